@@ -14,7 +14,7 @@ from typing import Any
 from absl import app
 
 from experiments.activations import plot as activations
-from experiments.common.records import read_rows
+from experiments.common import records
 from experiments.hetero import plot as hetero
 from experiments.hosts import plot as hosts
 from experiments.perfmodel import plot as perfmodel
@@ -38,26 +38,18 @@ FIGURES: dict[str, Callable[[Sequence[Any], Any], None]] = {
 
 
 def draw_figures(paths: Sequence[str]) -> list[pathlib.Path]:
-  """Draws the figures of files of rows, and returns where they are.
-
-  Args:
-    paths: files of rows; those without a figure are passed over.
-  """
+  """Draws the figures of files of rows, and returns where they are."""
   drawn = []
   for path in map(pathlib.Path, paths):
     for pattern, draw in FIGURES.items():
       if fnmatch.fnmatch(path.stem, pattern):
         drawn.append(path.with_suffix(".png"))
-        draw(read_rows(path), drawn[-1])
+        draw(records.read_rows(path), drawn[-1])
   return drawn
 
 
 def main(argv: Sequence[str]) -> None:
-  """Draws, and prints the path of each figure.
-
-  Args:
-    argv: name of the program, then paths of files of rows.
-  """
+  """Draws, and prints the path of each figure."""
   if len(argv) < 2:
     raise app.UsageError("Name at least one file of rows, got none.")
   for path in draw_figures(argv[1:]):

@@ -29,10 +29,7 @@ import optax
 from absl import flags
 
 import jaxmotion
-from experiments.common import records, shared_flags
-from experiments.common.console import JobError, make_console
-from experiments.common.records import Row
-from experiments.common.tables import Table
+from experiments.common import console, records, shared_flags, tables
 from jaxmotion import codecs, wire
 
 _COMMIT = flags.DEFINE_string("commit", None, "Commit; that of git by default.")
@@ -104,13 +101,8 @@ def measure_steps(repeats: int) -> tuple[Times, Times, Times]:
 
 def make_rows(
   commit: str, found: Sequence[tuple[str, str, Times]]
-) -> list[Row]:
-  """Returns a row for each ratio to the baseline of its turn.
-
-  Args:
-    commit: short name of the commit.
-    found: metric, name of the baseline, and times of all cases.
-  """
+) -> list[records.Row]:
+  """Returns a row for each ratio to the baseline of its turn."""
   date = datetime.datetime.now(datetime.UTC).date()
   rows = []
   for metric, baseline, times in found:
@@ -120,7 +112,7 @@ def make_rows(
       ratios = [a / b for a, b in zip(own, times[baseline], strict=True)]
       noise = statistics.stdev(ratios) if len(ratios) > 1 else None
       rows.append(
-        Row(
+        records.Row(
           f"history_{date}_{commit}",
           case,
           metric,
@@ -136,12 +128,9 @@ def make_rows(
   return rows
 
 
-def summary_table(rows: Sequence[Row]) -> Table:
-  """Returns a line for each ratio, and a column for each of the last commits.
-
-  Args:
-    rows: of any commits, in the order of time.
-  """
+def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns a line for each ratio, and a column for each of the last
+  commits."""
   commits = list(dict.fromkeys(row.experiment for row in rows))[-_COLUMNS:]
   lines = []
   for metric, case in dict.fromkeys((row.metric, row.case) for row in rows):
@@ -154,10 +143,10 @@ def summary_table(rows: Sequence[Row]) -> Table:
     lines.append([metric, case, *cells])
   names = [commit.removeprefix("history_") for commit in commits]
   header = ("ratio", "case", *(name.replace("_", " ") for name in names))
-  return Table(header, lines, text_columns=(0, 1))
+  return tables.Table(header, lines, text_columns=(0, 1))
 
 
-def _format_cell(row: Row | None) -> str:
+def _format_cell(row: records.Row | None) -> str:
   if row is None:
     return ""
   noise = "" if row.noise is None else f" ± {row.noise:.2f}"
@@ -169,7 +158,7 @@ def _find_commit() -> str:
   command = ["git", "rev-parse", "--short", "HEAD"]
   done = subprocess.run(command, capture_output=True, text=True)
   if done.returncode:
-    raise JobError("`--commit` must be given where git knows none.")
+    raise console.JobError("`--commit` must be given where git knows none.")
   return done.stdout.strip()
 
 
@@ -178,7 +167,7 @@ def main() -> None:
   # Of CPUs alone: other devices are there in their number.
   jax.config.update("jax_num_cpu_devices", _WORKERS)
   commit = _COMMIT.value or _find_commit()
-  known: list[Row] = []
+  known: list[records.Row] = []
   if _JSON.value and os.path.exists(_JSON.value):
     known = records.read_rows(_JSON.value)
   repeats = _REPEATS.value
@@ -194,7 +183,7 @@ def main() -> None:
     ],
   )
   rows = [r for r in known if not r.experiment.endswith(f"_{commit}")] + rows
-  make_console().print(summary_table(rows).to_console())
+  console.make_console().print(summary_table(rows).to_console())
   if _JSON.value:
     records.write_rows(_JSON.value, rows)
 

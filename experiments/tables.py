@@ -13,8 +13,7 @@ from absl import app
 from experiments import history
 from experiments.activations import tables as activations
 from experiments.codecs import tables as codecs
-from experiments.common.records import Row, read_rows
-from experiments.common.tables import Table
+from experiments.common import records, tables
 from experiments.gpu import tables as gpu
 from experiments.hetero import tables as hetero
 from experiments.hosts import tables as hosts
@@ -25,7 +24,7 @@ from experiments.study import tables as study
 from experiments.train import tables as train
 from experiments.weights import tables as weights
 
-_SUMMARIES: dict[str, Callable[[Sequence[Row]], Table]] = {
+_SUMMARIES: dict[str, Callable[[Sequence[records.Row]], tables.Table]] = {
   "activations": activations.summary_table,
   "codecs": codecs.summary_table,
   "gpu": gpu.summary_table,
@@ -41,16 +40,8 @@ _SUMMARIES: dict[str, Callable[[Sequence[Row]], Table]] = {
 }
 
 
-def render_markdown(rows: Sequence[Row]) -> str:
-  """Returns the table that the docs show of these rows, as Markdown.
-
-  Args:
-    rows: of one subject, at least one.
-
-  Raises:
-    ValueError: no rows, no table is known for their subject, or it needs
-      other rows.
-  """
+def render_markdown(rows: Sequence[records.Row]) -> str:
+  """Returns the table that the docs show of these rows, as Markdown."""
   if not rows:
     raise ValueError("`rows` must hold at least one row, got none.")
   subject = rows[0].experiment.split("_")[0]
@@ -73,21 +64,12 @@ def render_markdown(rows: Sequence[Row]) -> str:
 
 
 def main(argv: Sequence[str]) -> None:
-  """Prints one table for each file of rows.
-
-  Args:
-    argv: name of the program, then paths of the files.
-
-  Raises:
-    absl.app.UsageError: no file is named.
-    SystemExit: a file is not there, empty, cut or of no known subject; the
-      message is one line.
-  """
+  """Prints one table for each file of rows."""
   if len(argv) < 2:
     raise app.UsageError("Name at least one file of rows, got none.")
   for path in argv[1:]:
     try:
-      text = render_markdown(read_rows(path))
+      text = render_markdown(records.read_rows(path))
     except ValueError as error:
       raise SystemExit(f"No table of {path}: {error}") from error
     print(text)

@@ -16,15 +16,14 @@ value; the other codes are lossless.
 
 from absl import flags
 
+from experiments.activations import run, tables
 from experiments.activations.rows import make_rows
-from experiments.activations.run import check_steps, measure_networks
-from experiments.activations.tables import gain_table, ratio_table
 from experiments.common import list_flags, records, shared_flags
 from experiments.common.console import make_console
-from experiments.models.training import NARROW_WIDTHS
+from experiments.models import training
 
 _NETS = list_flags.define_names(
-  "nets", NARROW_WIDTHS, NARROW_WIDTHS, "Names of networks."
+  "nets", training.NARROW_WIDTHS, training.NARROW_WIDTHS, "Names of networks."
 )
 _DATA = flags.DEFINE_enum(
   "data", "digits", ["digits", "photographs"], "Images to train on."
@@ -37,7 +36,7 @@ _LOOKS = list_flags.define_numbers(
   [0, 5, 15, 40, 120],
   "Steps at which to measure; they ascend.",
   low=0,
-  check=check_steps,
+  check=run.check_steps,
 )
 _BATCH = flags.DEFINE_integer(
   "batch", 32, "Images in a batch.", 1, allow_override=True
@@ -52,7 +51,7 @@ _PLOT = shared_flags.define_plot()
 def main() -> None:
   """Measures the networks, prints tables, writes rows and a plot."""
   console = make_console()
-  measured = measure_networks(
+  measured = run.measure_networks(
     _NETS.value,
     data=_DATA.value,
     image=_IMAGE.value,
@@ -62,8 +61,8 @@ def main() -> None:
     console=console,
   )
   rows = make_rows(measured)
-  console.print(ratio_table(rows).to_console())
-  console.print(gain_table(rows).to_console())
+  console.print(tables.ratio_table(rows).to_console())
+  console.print(tables.gain_table(rows).to_console())
   if _JSON.value:
     records.write_rows(_JSON.value, rows)
   if _PLOT.value:

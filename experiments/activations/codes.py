@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmotion import wire
-from jaxmotion.codecs import zero_value
+from jaxmotion import codecs, wire
 from jaxmotion.core import Array
 
 TILE = 1024
@@ -65,14 +64,10 @@ def zero_value_bytes(values: np.ndarray) -> int:
 
 
 def entropy_bytes(values: np.ndarray) -> int:
-  """Returns the bytes of the mask and of the words' byte planes under zlib.
-
-  The first plane has the first bytes of all words that are not zero, the second
-  plane their second bytes, and so on. Exponents compress; mantissas do not.
-
-  Args:
-    values: flat array of words.
-  """
+  """Returns the bytes of the mask and of the words' byte planes under zlib."""
+  # The first plane has the first bytes of all words that are not zero, the
+  # second plane their second bytes, and so on. Exponents compress; mantissas do
+  # not.
   kept = values[values != 0]
   planes = kept.view(np.uint8).reshape(-1, kept.itemsize).T
   parts = np.packbits(values != 0), *planes
@@ -80,18 +75,11 @@ def entropy_bytes(values: np.ndarray) -> int:
 
 
 def spread_tiles(x: Array) -> Array:
-  """Cuts an array into tiles of elements that are far apart.
-
-  Elements that are not zero have neighbors that are not zero. So the fullest
-  tile of neighbors needs much more room than the mean tile, and it decides the
-  room of all. Tiles of elements from all over the array are about equally full.
-
-  Args:
-    x: array, channels last.
-
-  Returns:
-    `(tiles, 1024)`: the elements of the array, then zeros.
-  """
+  """Cuts an array into tiles of elements that are far apart."""
+  # Elements that are not zero have neighbors that are not zero. So the fullest
+  # tile of neighbors needs much more room than the mean tile, and it decides
+  # the room of all. Tiles of elements from all over the array are about equally
+  # full.
   columns = _count_tiles(x)
   flat = jnp.pad(x.reshape(-1), (0, TILE * columns - x.size))
   return flat.reshape(TILE, columns).T
@@ -111,12 +99,7 @@ def _count_tiles(x: Array | np.ndarray) -> int:
 
 
 def calibrate_room(tiles: np.ndarray, margin: float) -> int:
-  """Returns the nonzero words of the fullest tile, plus a margin.
-
-  Args:
-    tiles: words `(tiles, 1024)` of calibration data.
-    margin: room to add, relative to the nonzero words.
-  """
+  """Returns the nonzero words of the fullest tile, plus a margin."""
   fullest = int(np.count_nonzero(tiles, axis=1).max())
   return min(TILE, max(1, math.ceil((1 + margin) * fullest)))
 
@@ -127,12 +110,7 @@ def count_overflows(tiles: np.ndarray, room: int) -> int:
 
 
 def cut_tiles(x: np.ndarray, layout: str) -> np.ndarray:
-  """Returns the words of an activation in tiles.
-
-  Args:
-    x: activation, channels last.
-    layout: "nhwc" for tiles of neighbors, or "spread" for `spread_tiles`.
-  """
+  """Returns the words of an activation in tiles."""
   flat = to_words(x)
   if layout == "spread":
     columns = _count_tiles(x)
@@ -148,6 +126,6 @@ def payload_bytes(tiles: int, room: int, dtype: str) -> int:
   return wire.payload_bytes(make_codec(room), like)
 
 
-def make_codec(room: int) -> zero_value:
+def make_codec(room: int) -> codecs.zero_value:
   """Returns the codec whose tiles have room for that many elements."""
-  return zero_value(capacity=room / TILE, tile=TILE)
+  return codecs.zero_value(capacity=room / TILE, tile=TILE)

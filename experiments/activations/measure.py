@@ -6,9 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.activations import codes
-from experiments.activations.cases import OURS, PUBLISHED_CODE
-from experiments.activations.sampling import Snapshot
+from experiments.activations import cases, codes, sampling
 
 MARGIN = 0.1
 """Room of a tile beyond the calibrated room, relative to that."""
@@ -81,15 +79,9 @@ class Measured(NamedTuple):
     return plain / sum(layer.code_bytes[code] for layer in self.layers)
 
 
-def measure_snapshot(net: str, snapshot: Snapshot) -> Measured:
-  """Measures the held-out activations of a snapshot.
-
-  The room of tiles is calibrated with the snapshot's training images.
-
-  Args:
-    net: name of the network.
-    snapshot: activations of the network.
-  """
+def measure_snapshot(net: str, snapshot: sampling.Snapshot) -> Measured:
+  """Measures the held-out activations of a snapshot."""
+  # The room of tiles is calibrated with the snapshot's training images.
   layers = [
     measure_layer(name, snapshot.calibration[name], x)
     for name, x in snapshot.held_out.items()
@@ -98,25 +90,19 @@ def measure_snapshot(net: str, snapshot: Snapshot) -> Measured:
 
 
 def measure_layer(name: str, calibration: np.ndarray, x: np.ndarray) -> Layer:
-  """Measures one activation under every code.
-
-  Args:
-    name: name of the layer.
-    calibration: float32 activations of other images; decides the room of tiles.
-    x: float32 activations, channels last.
-  """
+  """Measures one activation under every code."""
   flat = codes.to_words(x)
   first = codes.to_words(np.moveaxis(x, -1, 1))
   narrow = x.astype(jnp.bfloat16)
   layouts = {
     "zero_value_nhwc": (calibration, x, "nhwc"),
     "zero_value": (calibration, x, "spread"),
-    OURS: (calibration.astype(jnp.bfloat16), narrow, "spread"),
+    cases.OURS: (calibration.astype(jnp.bfloat16), narrow, "spread"),
   }
   ours = {
     code: _measure_zero_value(*layout) for code, layout in layouts.items()
   }
-  tiles, _, overflows = ours[OURS]
+  tiles, _, overflows = ours[cases.OURS]
   return Layer(
     name,
     x.size,
@@ -124,7 +110,7 @@ def measure_layer(name: str, calibration: np.ndarray, x: np.ndarray) -> Layer:
     {
       "rle_nhwc": codes.run_length_bytes(flat),
       "rle_nchw": codes.run_length_bytes(first),
-      PUBLISHED_CODE: codes.zero_value_bytes(flat),
+      cases.PUBLISHED_CODE: codes.zero_value_bytes(flat),
       "zvc16": codes.zero_value_bytes(codes.to_words(narrow)),
       **{code: code_bytes for code, (_, code_bytes, _) in ours.items()},
       "planes_zlib": codes.entropy_bytes(flat),
@@ -153,18 +139,9 @@ def _relative_error(y: np.ndarray, x: np.ndarray) -> float:
   return float(np.linalg.norm(y - x)) / norm if norm else 0.0
 
 
-def check_largest(snapshot: Snapshot) -> tuple[str, int]:
-  """Encodes a snapshot's largest activation, decodes it and compares.
-
-  Args:
-    snapshot: activations of a network.
-
-  Returns:
-    The name of the activation, and the bytes of the payload's buffers.
-
-  Raises:
-    AssertionError: the decoded elements or the bytes are not those expected.
-  """
+def check_largest(snapshot: sampling.Snapshot) -> tuple[str, int]:
+  """Encodes a snapshot's largest activation, decodes it and compares."""
+  # Returns the name of the activation, and the bytes of the payload's buffers.
   name = max(snapshot.held_out, key=lambda name: snapshot.held_out[name].size)
   x = jnp.asarray(snapshot.held_out[name], "bfloat16")
   room = codes.calibrate_room(codes.cut_tiles(np.asarray(x), "spread"), MARGIN)

@@ -15,21 +15,22 @@ import jax
 from experiments import models
 from jaxmotion import perfmodel
 from jaxmotion.core import Array, PyTree, ShapedLike
-from jaxmotion.perfmodel import Device, Link, Platform, Rate, gbyte_per_s
 
 _TITAN_X = "NVIDIA GeForce GTX TITAN X (Maxwell) specifications, 2015"
 _PCIE3 = "PCI Express Base Specification 3.0: 8 GT/s, 128b/130b, 16 lanes"
 _ASSUMED = "assumed, not measured"
 
 
-def _titan_x() -> Platform:
+def _titan_x() -> perfmodel.Platform:
   """Returns the GPU that cDMA was evaluated for: 3072 cores at 1 GHz."""
-  host = Link(latency_s=1e-5, rate=Rate(bytes_per_s=8e9 * 16 * 128 / 130 / 8))
-  device = Device(
+  host = perfmodel.Link(
+    latency_s=1e-5, rate=perfmodel.Rate(bytes_per_s=8e9 * 16 * 128 / 130 / 8)
+  )
+  device = perfmodel.Device(
     name="GTX TITAN X (Maxwell)",
     matmul_flops_per_s={"float32": 6.144e12},
     vector_flops_per_s=6.144e12,
-    memory_rate=gbyte_per_s(336.5),
+    memory_rate=perfmodel.gbyte_per_s(336.5),
     memory_bytes=12e9,
     kernel_s=2e-6,
   )
@@ -45,7 +46,7 @@ def _titan_x() -> Platform:
       for figure, source in (("rate", _PCIE3), ("latency_s", _ASSUMED))
     },
   }
-  return Platform(
+  return perfmodel.Platform(
     name="titan_x",
     device=device,
     to_host=host,
@@ -80,15 +81,9 @@ class Stage(NamedTuple):
 
 
 def predict_stages(
-  net: models.Network, batch: int, device: Device
+  net: models.Network, batch: int, device: perfmodel.Device
 ) -> list[Stage]:
-  """Predicts the stages of a network by the roofline.
-
-  Args:
-    net: network of any size, whose blocks do not repeat; nothing is computed.
-    batch: number of images in the batch.
-    device: device to predict for.
-  """
+  """Predicts the stages of a network by the roofline."""
   found = []
   params, (x, _) = net.params, net.batch(batch)
   seen = jax.eval_shape(net.activations, params, x)
@@ -108,15 +103,11 @@ def predict_stages(
 
 
 def predict_step(
-  stages: list[Stage], platform: Platform, ratios: Mapping[str, float] | float
+  stages: list[Stage],
+  platform: perfmodel.Platform,
+  ratios: Mapping[str, float] | float,
 ) -> float:
-  """Predicts the seconds of a forward and a backward pass with offloading.
-
-  Args:
-    stages: made by `predict_stages`, for the platform's device.
-    platform: platform whose links to the host are used.
-    ratios: compression ratio of all activations, or of each by its name.
-  """
+  """Predicts the seconds of a forward and a backward pass with offloading."""
   total = 0.0
   for stage in stages:
     sent = sum(
@@ -133,7 +124,7 @@ def sum_compute(stages: list[Stage]) -> float:
   return sum(stage.forward_s + stage.backward_s for stage in stages)
 
 
-def _transfer_seconds(link: Link | None, sent: float) -> float:
+def _transfer_seconds(link: perfmodel.Link | None, sent: float) -> float:
   return link.transfer_seconds(sent) if link and sent else 0.0
 
 
@@ -146,6 +137,6 @@ def _run_backward(
 
 
 def _predict_pass(
-  device: Device, fn: Callable[..., PyTree], *args: ShapedLike
+  device: perfmodel.Device, fn: Callable[..., PyTree], *args: ShapedLike
 ) -> float:
   return perfmodel.predict_seconds(perfmodel.predict_cost(fn, *args), device)

@@ -3,30 +3,27 @@
 import os
 from collections.abc import Sequence
 
-from experiments.activations import paper
-from experiments.activations.cases import OURS, PUBLISHED_CODE
+from experiments.activations import cases, paper
 from experiments.activations.rows import list_networks
-from experiments.common.figures import make_figure, save_figure
-from experiments.common.records import Row
+from experiments.common import figures, records
 
 
-def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
-  """Draws the share of zeros and the ratios over training.
-
-  Args:
-    rows: made by `rows.make_rows`.
-    path: file of the image; its suffix chooses the format.
-  """
-  figure = make_figure(11, 4.5)
+def save_plot(
+  rows: Sequence[records.Row], path: str | os.PathLike[str]
+) -> None:
+  """Draws the share of zeros and the ratios over training."""
+  figure = figures.make_figure(11, 4.5)
   zeros, ratios = figure.subplots(1, 2)
   for i, net in enumerate(list_networks(rows)):
     zeros.plot(*_read_curve(rows, net, "sparsity"), f"C{i}o-", label=net)
-    for code, style in ((OURS, "-"), (PUBLISHED_CODE, ":")):
+    for code, style in ((cases.OURS, "-"), (cases.PUBLISHED_CODE, ":")):
       ratios.plot(*_read_curve(rows, net, f"{code}_ratio"), f"C{i}{style}")
   zeros.set_ylabel("share of zeros of all activations")
-  ratios.set_ylabel(f"ratio: {OURS} (solid), {PUBLISHED_CODE} (dotted)")
+  ratios.set_ylabel(
+    f"ratio: {cases.OURS} (solid), {cases.PUBLISHED_CODE} (dotted)"
+  )
   ratios.axhline(paper.MEAN_RATIO, color="black", linewidth=0.8)
-  label = f"{PUBLISHED_CODE}, mean of {paper.SOURCE}"
+  label = f"{cases.PUBLISHED_CODE}, mean of {paper.SOURCE}"
   ratios.annotate(label, (0, paper.MEAN_RATIO), va="bottom")
   for axes in (zeros, ratios):
     axes.set_xscale("symlog", linthresh=10)
@@ -36,11 +33,11 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   handles, labels = zeros.get_legend_handles_labels()
   figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
   figure.suptitle("Zeros among activations, and the ratio that they allow")
-  save_figure(figure, path)
+  figures.save_figure(figure, path)
 
 
 def _read_curve(
-  rows: Sequence[Row], net: str, metric: str
+  rows: Sequence[records.Row], net: str, metric: str
 ) -> tuple[list[int], list[float]]:
   """Returns the steps of a network, and a metric at each of them."""
   start = f"{net}_step"

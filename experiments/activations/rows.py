@@ -7,11 +7,8 @@ import jax
 import numpy as np
 
 from experiments import models
-from experiments.activations import offload, paper
-from experiments.activations.cases import CODES, OURS, PUBLISHED_CODE
-from experiments.activations.measure import Measured
+from experiments.activations import cases, measure, offload, paper
 from experiments.common import records
-from experiments.common.records import Row
 
 EXPERIMENT = "activations"
 MEAN = "mean"
@@ -29,17 +26,12 @@ class _Found(NamedTuple):
   baseline: float | None = None
 
 
-def make_rows(measured: Sequence[Measured]) -> list[Row]:
-  """Returns the rows of all networks, of their mean, and of the paper.
-
-  The baseline of a ratio is the ratio of cDMA's code on the same activations.
-  A network's ratios are means over its snapshots, those of `mean` are means
-  over networks. The unit of a predicted figure says that it is predicted.
-
-  Args:
-    measured: networks at their snapshots, in the order of training.
-  """
-  nets: dict[str, list[Measured]] = {}
+def make_rows(measured: Sequence[measure.Measured]) -> list[records.Row]:
+  """Returns the rows of all networks, of their mean, and of the paper."""
+  # The baseline of a ratio is the ratio of cDMA's code on the same activations.
+  # A network's ratios are means over its snapshots, those of `mean` are means
+  # over networks. The unit of a predicted figure says that it is predicted.
+  nets: dict[str, list[measure.Measured]] = {}
   for each in measured:
     nets.setdefault(each.net, []).append(each)
   found = [row for own in nets.values() for row in _list_network(own)]
@@ -51,14 +43,14 @@ def make_rows(measured: Sequence[Measured]) -> list[Row]:
   ]
 
 
-def _make_row(found: _Found, machine: str, version: str) -> Row:
+def _make_row(found: _Found, machine: str, version: str) -> records.Row:
   case, metric, value, unit, baseline = found
   ratio = float(value) / baseline if baseline else None
   named = EXPERIMENT, case, metric, value, unit
-  return Row(*named, baseline, ratio, None, machine, version)
+  return records.Row(*named, baseline, ratio, None, machine, version)
 
 
-def _list_network(snapshots: list[Measured]) -> Iterator[_Found]:
+def _list_network(snapshots: list[measure.Measured]) -> Iterator[_Found]:
   last = snapshots[-1]
   net = last.net
   yield _Found(net, "test_accuracy", last.accuracy, "%")
@@ -68,8 +60,8 @@ def _list_network(snapshots: list[Measured]) -> Iterator[_Found]:
   )
   yield from _list_ratios(net, snapshots)
   layers = [layer for each in snapshots for layer in each.layers]
-  most = max(layer.ratio(PUBLISHED_CODE) for layer in layers)
-  yield _Found(net, f"{PUBLISHED_CODE}_max_ratio", most, "x")
+  most = max(layer.ratio(cases.PUBLISHED_CODE) for layer in layers)
+  yield _Found(net, f"{cases.PUBLISHED_CODE}_max_ratio", most, "x")
   error = max(layer.bf16_error for layer in layers)
   yield _Found(net, "bf16_error", error, "share of the norm")
   overflows = _average(each.overflow_rate for each in snapshots)
@@ -82,19 +74,21 @@ def _list_network(snapshots: list[Measured]) -> Iterator[_Found]:
   for layer in last.layers:
     case = f"{net}/{layer.name}"
     yield _Found(case, "sparsity", layer.sparsity, "share")
-    base = layer.ratio(PUBLISHED_CODE)
-    for code in (PUBLISHED_CODE, OURS):
+    base = layer.ratio(cases.PUBLISHED_CODE)
+    for code in (cases.PUBLISHED_CODE, cases.OURS):
       yield _Found(case, f"{code}_ratio", layer.ratio(code), "x", base)
 
 
-def _list_ratios(case: str, snapshots: list[Measured]) -> Iterator[_Found]:
-  base = _average(each.ratio(PUBLISHED_CODE) for each in snapshots)
-  for code in CODES:
+def _list_ratios(
+  case: str, snapshots: list[measure.Measured]
+) -> Iterator[_Found]:
+  base = _average(each.ratio(cases.PUBLISHED_CODE) for each in snapshots)
+  for code in cases.CODES:
     ratio = _average(each.ratio(code) for each in snapshots)
     yield _Found(case, f"{code}_ratio", ratio, "x", base)
 
 
-def _predict_gains(measured: Measured) -> Iterator[_Found]:
+def _predict_gains(measured: measure.Measured) -> Iterator[_Found]:
   """Yields gains of the full-size network, with the narrow one's ratios."""
   net = models.make_network(measured.net)
   for name, platform in offload.PLATFORMS.items():
@@ -106,7 +100,7 @@ def _predict_gains(measured: Measured) -> Iterator[_Found]:
       measured.net, f"{metric}_step_ms", 1e3 * plain, "ms (predicted)"
     )
     gains = {"no_transfer": 100 * (plain / bound - 1)}
-    for code in (PUBLISHED_CODE, OURS):
+    for code in (cases.PUBLISHED_CODE, cases.OURS):
       ratios = {layer.name: layer.ratio(code) for layer in measured.layers}
       coded = offload.predict_step(stages, platform, ratios)
       gains[code] = 100 * (plain / coded - 1)
@@ -132,8 +126,10 @@ def _average_networks(found: list[_Found], nets: list[str]) -> Iterator[_Found]:
 def _list_published() -> list[_Found]:
   gain = "offload_gain"
   return [
-    _Found(PUBLISHED, f"{PUBLISHED_CODE}_ratio", paper.MEAN_RATIO, "x"),
-    _Found(PUBLISHED, f"{PUBLISHED_CODE}_max_ratio", paper.MAX_RATIO, "x"),
+    _Found(PUBLISHED, f"{cases.PUBLISHED_CODE}_ratio", paper.MEAN_RATIO, "x"),
+    _Found(
+      PUBLISHED, f"{cases.PUBLISHED_CODE}_max_ratio", paper.MAX_RATIO, "x"
+    ),
     _Found(PUBLISHED, gain, paper.MEAN_GAIN, "%"),
     _Found(PUBLISHED, f"max_{gain}", paper.MAX_GAIN, "%"),
   ]
@@ -143,6 +139,6 @@ def _average(values: Iterable[float]) -> float:
   return float(np.mean(list(values)))
 
 
-def list_networks(rows: Sequence[Row]) -> list[str]:
+def list_networks(rows: Sequence[records.Row]) -> list[str]:
   """Returns the names of the networks that rows measure, in order."""
   return [row.case for row in rows if row.metric == "gpu_gain"]

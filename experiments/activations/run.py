@@ -6,19 +6,12 @@ import rich.console
 
 from experiments import models
 from experiments.activations import measure, sampling
-from experiments.common.progress import Display
-from experiments.models.training import NARROW_WIDTHS, load_color_images
+from experiments.common import progress
+from experiments.models import training
 
 
 def check_steps(steps: Sequence[int]) -> None:
-  """Raises unless steps ascend, and a schedule can end at the last.
-
-  Args:
-    steps: steps at which to measure.
-
-  Raises:
-    ValueError: they do not, or it cannot.
-  """
+  """Raises unless steps ascend, and a schedule can end at the last."""
   # The learning rate rises for a step, and falls for another.
   if list(steps) != sorted(set(steps)) or steps[-1] < 2:
     got = ", ".join(map(str, steps))
@@ -35,23 +28,16 @@ def measure_networks(
   seed: int,
   console: rich.console.Console,
 ) -> list[measure.Measured]:
-  """Trains networks and measures their activations several times on the way.
-
-  Args:
-    nets: names of networks, keys of `NARROW_WIDTHS`.
-    data: "digits" or "photographs".
-    image: height and width of the images in pixels.
-    steps: steps at which to measure, ascending; the last ends the training.
-    batch: number of images in a batch.
-    seed: seed of parameters and batches.
-    console: shows the progress.
-  """
-  images = load_color_images(data, image)
+  """Trains networks and measures their activations several times on the way."""
+  images = training.load_color_images(data, image)
   measured = []
-  with Display(console, steps=steps[-1], runs=len(nets)) as display:
+  with progress.Display(console, steps=steps[-1], runs=len(nets)) as display:
     for name in nets:
       net = models.make_network(
-        name, image=image, classes=images.classes, width=NARROW_WIDTHS[name]
+        name,
+        image=image,
+        classes=images.classes,
+        width=training.NARROW_WIDTHS[name],
       )
 
       def on_snapshot(snapshot: sampling.Snapshot, name: str = name) -> None:

@@ -9,13 +9,9 @@ import numpy as np
 import optax
 
 from experiments import models
-from experiments.common.loop import OnStep, run_steps
-from experiments.data.labels import ImageData, Images
-from experiments.models.training import (
-  make_batches,
-  make_optimizer,
-  select_batch,
-)
+from experiments.common import loop
+from experiments.data import labels
+from experiments.models import training
 from jaxmotion.core import Array, PyTree
 
 _SCORED = 1024  # Held-out images that are scored, at most.
@@ -42,31 +38,18 @@ class Snapshot(NamedTuple):
 
 def train_network(
   net: models.Network,
-  images: ImageData,
+  images: labels.ImageData,
   *,
   steps: Sequence[int],
   batch: int,
   seed: int,
   on_snapshot: Callable[[Snapshot], None],
-  on_step: OnStep,
+  on_step: loop.OnStep,
 ) -> float:
-  """Trains a network with Adam and takes snapshots at some steps.
-
-  Args:
-    net: network to train.
-    images: images to train on and to hold out.
-    steps: steps at which to take a snapshot, ascending; the last one ends the
-      training.
-    batch: number of images in a batch; a snapshot has as many, up to 32.
-    seed: seed of the parameters and the batches.
-    on_snapshot: called with each snapshot.
-    on_step: called with the number of steps done and the loss.
-
-  Returns:
-    The mean time of a step, milliseconds.
-  """
+  """Trains a network with Adam and takes snapshots at some steps."""
+  # Returns the mean time of a step, milliseconds.
   last = steps[-1]
-  optimizer = make_optimizer(last)
+  optimizer = training.make_optimizer(last)
   params = jax.jit(net.init)(jax.random.key(seed))
 
   @jax.jit
@@ -91,10 +74,10 @@ def train_network(
 
   state = params, jax.jit(optimizer.init)(params)
   take_snapshot(0, state)
-  _, log = run_steps(
+  _, log = loop.run_steps(
     state,
     step,
-    make_batches(images.train, batch, seed),
+    training.make_batches(images.train, batch, seed),
     steps=last,
     checkpoint_every=max(1, last),
     evaluate=take_snapshot,
@@ -106,7 +89,7 @@ def train_network(
 class _Sampler:
   """Takes snapshots of always the same images."""
 
-  def __init__(self, net: models.Network, images: ImageData, batch: int):
+  def __init__(self, net: models.Network, images: labels.ImageData, batch: int):
     self._images = images
     self._batch = batch
 
@@ -135,7 +118,7 @@ class _Sampler:
     )
     return Snapshot(step, float(loss), accuracy, *sampled)
 
-  def _run_batch(self, images: Images, i: int, params: PyTree) -> tuple:
+  def _run_batch(self, images: labels.Images, i: int, params: PyTree) -> tuple:
     """Returns loss, hits and activations of the i-th batch."""
     chosen = np.arange(i * self._batch, (i + 1) * self._batch)
-    return self._run(params, select_batch(images, chosen))
+    return self._run(params, training.select_batch(images, chosen))

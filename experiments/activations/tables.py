@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from experiments.activations import offload, paper
 from experiments.activations.cases import CODES, OURS, PUBLISHED_CODE
 from experiments.activations.rows import MEAN, PUBLISHED, list_networks
-from experiments.common.records import Row
-from experiments.common.tables import Table, index_rows
+from experiments.common import records, tables
 
 # Metrics that the docs show, and the names of their lines.
 _SUMMARY = {
@@ -21,12 +20,8 @@ _SUMMARY = {
 }
 
 
-def ratio_table(rows: Sequence[Row]) -> Table:
-  """Returns the accuracy, the zeros and the ratio of each code by network.
-
-  Args:
-    rows: made by `rows.make_rows`.
-  """
+def ratio_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns the accuracy, the zeros and the ratio of each code by network."""
   metrics = (
     "test_accuracy",
     "sparsity",
@@ -34,7 +29,7 @@ def ratio_table(rows: Sequence[Row]) -> Table:
     f"{PUBLISHED_CODE}_max_ratio",
   )
   codes = [code.replace("_", " ") for code in CODES]
-  return Table(
+  return tables.Table(
     ("network", "accuracy, %", "zeros", *codes, "greatest zvc32"),
     _list_lines(rows, (*list_networks(rows), MEAN, PUBLISHED), metrics),
     title="Bytes of float32 activations over the bytes of a code, mean over"
@@ -44,12 +39,8 @@ def ratio_table(rows: Sequence[Row]) -> Table:
   )
 
 
-def gain_table(rows: Sequence[Row]) -> Table:
-  """Returns the predicted gain of a step that offloads all activations.
-
-  Args:
-    rows: made by `rows.make_rows`.
-  """
+def gain_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns the predicted gain of a step that offloads all activations."""
   metrics = [
     f"predicted_{platform}_{code}_gain"
     for platform in offload.PLATFORMS
@@ -59,7 +50,7 @@ def gain_table(rows: Sequence[Row]) -> Table:
     metric.removeprefix("predicted_").removesuffix("_gain").replace("_", " ")
     for metric in metrics
   ]
-  return Table(
+  return tables.Table(
     ("network", *headings),
     _list_lines(rows, (*list_networks(rows), MEAN), metrics),
     title="Per cent by which a step that offloads all activations is faster"
@@ -71,10 +62,10 @@ def gain_table(rows: Sequence[Row]) -> Table:
 
 
 def _list_lines(
-  rows: Sequence[Row], cases: Sequence[str], metrics: Sequence[str]
+  rows: Sequence[records.Row], cases: Sequence[str], metrics: Sequence[str]
 ) -> list[list[str]]:
   """Returns a line for each case; a missing figure is empty."""
-  found = index_rows(rows)
+  found = tables.index_rows(rows)
 
   def format_cell(case: str, metric: str) -> str:
     row = found.get((case, metric))
@@ -85,13 +76,9 @@ def _list_lines(
   ]
 
 
-def summary_table(rows: Sequence[Row]) -> Table:
-  """Returns the ratio of each code, a line for each code.
-
-  Args:
-    rows: made by `rows.make_rows`.
-  """
-  found = index_rows(rows)
+def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns the ratio of each code, a line for each code."""
+  found = tables.index_rows(rows)
   cases = [
     case
     for case, metric in found
@@ -101,4 +88,4 @@ def summary_table(rows: Sequence[Row]) -> Table:
     (name, *(f"{float(found[case, metric].value):.2f}" for case in cases))
     for metric, name in _SUMMARY.items()
   ]
-  return Table(("code", *cases), lines)
+  return tables.Table(("code", *cases), lines)

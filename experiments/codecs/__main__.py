@@ -18,11 +18,9 @@ the first time cost more than the codec. The copy has such a buffer too.
 
 from absl import flags
 
+from experiments.codecs import run, tables
 from experiments.codecs.rows import make_rows
-from experiments.codecs.run import measure_codecs
-from experiments.codecs.tables import summary_table
-from experiments.common import list_flags, records, shared_flags
-from experiments.common.console import make_console
+from experiments.common import console, list_flags, records, shared_flags
 
 _ELEMENTS = flags.DEFINE_integer("elements", 1 << 24, "Floats to encode.", 1)
 _COLUMNS = flags.DEFINE_integer("columns", 4096, "Length of a row of them.", 1)
@@ -37,11 +35,13 @@ _JSON = shared_flags.define_rows()
 
 def main() -> None:
   """Measures the codecs, prints the table and writes rows."""
-  results = measure_codecs(
+  results = run.measure_codecs(
     _ELEMENTS.value, _COLUMNS.value, _LEAVES.value, _REPEATS.value
   )
   rows = make_rows(results)
-  make_console().print(summary_table(rows, show_noise=True).to_console())
+  console.make_console().print(
+    tables.summary_table(rows, show_noise=True).to_console()
+  )
   if _JSON.value:
     records.write_rows(_JSON.value, rows)
 

@@ -4,25 +4,20 @@ from collections.abc import Iterator, Sequence
 
 import jax
 
-from experiments.codecs.run import Result
+from experiments.codecs import run
 from experiments.common import records
-from experiments.common.records import Row
 
 
-def make_rows(results: Sequence[Result]) -> list[Row]:
-  """Returns two rows for each result: the ratio, and its times in ms.
-
-  Args:
-    results: made by `measure_codecs`.
-  """
+def make_rows(results: Sequence[run.Result]) -> list[records.Row]:
+  """Returns two rows for each result: the ratio, and its times in ms."""
   return [row for result in results for row in _make_pair(result)]
 
 
-def _make_pair(result: Result) -> Iterator[Row]:
+def _make_pair(result: run.Result) -> Iterator[records.Row]:
   stamp = (records.describe_machine(), jax.__version__)
   stem, _, kind = result.metric.rpartition("_")
   unit = "copies" if kind == "copies" else "x"
-  yield Row(
+  yield records.Row(
     "codecs",
     result.case,
     result.metric,
@@ -35,7 +30,7 @@ def _make_pair(result: Result) -> Iterator[Row]:
   )
   # Ratios are medians within repeats: the time that follows from the median
   # ratio is less noisy than the median time.
-  yield Row(
+  yield records.Row(
     "codecs",
     result.case,
     f"{stem}_ms",

@@ -9,13 +9,7 @@ import numpy as np
 import rich.progress
 
 from experiments.codecs.cases import CODECS, TREES, UPDATES
-from experiments.common.console import JobError
-from experiments.common.timing import (
-  InPlace,
-  TimedCalls,
-  make_copy,
-  measure_times,
-)
+from experiments.common import console, timing
 from jaxmotion import codecs, make_key
 
 _BASELINE = "baseline"
@@ -42,20 +36,10 @@ class Result(NamedTuple):
 def measure_codecs(
   elements: int, columns: int, leaves: Sequence[int], repeats: int
 ) -> list[Result]:
-  """Measures every metric of every codec it covers.
-
-  Args:
-    elements: number of float32 elements in all.
-    columns: length of a row; divides `elements`.
-    leaves: numbers of leaves of the trees; each divides the number of rows.
-    repeats: number of interleaved repeats.
-
-  Raises:
-    JobError: the elements do not fill the rows, or the rows the leaves.
-  """
+  """Measures every metric of every codec it covers."""
   for count in leaves:
     if elements % (columns * count):
-      raise JobError(
+      raise console.JobError(
         "`elements` must be a multiple of `columns` * `leaves`, got "
         f"{elements} for {columns} * {count}."
       )
@@ -65,7 +49,7 @@ def measure_codecs(
   total = 3 + len(leaves) * len(TREES)
   results = []
   for metric, baseline, cases in rich.progress.track(groups, total=total):
-    times = measure_times({_BASELINE: baseline, **cases}, repeats)
+    times = timing.measure_times({_BASELINE: baseline, **cases}, repeats)
     for case in cases:
       ratio, noise = times.ratio(_BASELINE, case)
       base = times.median(_BASELINE)
@@ -73,7 +57,7 @@ def measure_codecs(
   return results
 
 
-def time_encode(codec: codecs.Codec, x: Any) -> TimedCalls:
+def time_encode(codec: codecs.Codec, x: Any) -> timing.TimedCalls:
   """Returns the encoding of a tree, with state carried from call to call."""
   every_leaf = codecs.rules(((".*", codec),))
 
@@ -86,7 +70,7 @@ def time_encode(codec: codecs.Codec, x: Any) -> TimedCalls:
 
 def time_update(
   codec: codecs.Codec, x: jax.Array, workers: int = 2
-) -> TimedCalls:
+) -> timing.TimedCalls:
   """Returns an SGD update with the decoded mean of the workers' payloads."""
   payload, _ = jax.jit(codec.encode)(x, (), make_key(0))
   payloads = jax.tree.map(lambda a: jnp.stack([a] * workers), payload)
@@ -97,23 +81,25 @@ def time_update(
   return _run_in_place(fn, x, payloads)
 
 
-def time_plain_update(x: jax.Array) -> TimedCalls:
+def time_plain_update(x: jax.Array) -> timing.TimedCalls:
   """Returns an SGD update with a gradient that needs no decoding."""
   return _run_in_place(lambda params, grads: params - 0.1 * grads, x, x)
 
 
 def _run_in_place(
   fn: Callable[..., Any], outputs: Any, *args: Any
-) -> TimedCalls:
-  return InPlace(jax.jit(fn, donate_argnums=0, keep_unused=True), outputs, args)
+) -> timing.TimedCalls:
+  return timing.InPlace(
+    jax.jit(fn, donate_argnums=0, keep_unused=True), outputs, args
+  )
 
 
 def _make_groups(
   x: jax.Array, flat: jax.Array, leaves: Sequence[int]
-) -> Iterator[tuple[str, TimedCalls, dict[str, TimedCalls]]]:
+) -> Iterator[tuple[str, timing.TimedCalls, dict[str, timing.TimedCalls]]]:
   """Yields a metric, its baseline and its cases at a time."""
   encoders = {case: time_encode(codec, x) for case, codec in CODECS.items()}
-  yield "encode_copies", make_copy(2 * x.nbytes), encoders
+  yield "encode_copies", timing.make_copy(2 * x.nbytes), encoders
   for metric, array in (("update_ratio", x), ("vector_ratio", flat)):
     updates = {case: time_update(CODECS[case], array) for case in UPDATES}
     yield metric, time_plain_update(array), updates

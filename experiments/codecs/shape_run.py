@@ -9,18 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import rich.progress
 
-from experiments.codecs.run import time_encode
-from experiments.codecs.shape_cases import (
-  AWKWARD,
-  CODECS,
-  PLAIN,
-  Awkward,
-  count_values,
-  find_friendly,
-)
-from experiments.common.timing import InPlace, TimedCalls, measure_times
-from jaxmotion import codecs, collectives, make_key
-from jaxmotion.core import pack_worker, unpack_worker
+from experiments.codecs import run, shape_cases
+from experiments.common import timing
+from jaxmotion import codecs, collectives, core, make_key
 
 METRICS = ("encode", "update", "exchange")
 """What is timed of each shape with each codec."""
@@ -59,15 +50,7 @@ def measure_shapes(
   repeats: int,
   done: Collection[tuple[str, str]] = (),
 ) -> Iterator[Result]:
-  """Yields each shape's time beside the friendly shape of as many values.
-
-  Args:
-    names: which of `AWKWARD` to measure.
-    codec_names: which of `CODECS` to measure.
-    metrics: which of `METRICS` to measure.
-    repeats: number of interleaved repeats.
-    done: pairs (case, metric) that are not measured again.
-  """
+  """Yields each shape's time beside the friendly shape of as many values."""
   work = [
     (metric, codec, friendly, name)
     for metric, codec, friendly, name in _list_work(names, codec_names, metrics)
@@ -75,12 +58,12 @@ def measure_shapes(
   ]
   time_friendly = functools.lru_cache(maxsize=1)(_time_shape)
   for metric, codec, friendly, name in rich.progress.track(work):
-    awkward = AWKWARD[name]
+    awkward = shape_cases.AWKWARD[name]
     cases = {
       "friendly": time_friendly(metric, codec, friendly),
       name: _time_shape(metric, codec, awkward),
     }
-    times = measure_times(cases, repeats)
+    times = timing.measure_times(cases, repeats)
     ratio, noise = times.ratio("friendly", name)
     share = _count_work(metric, friendly) / _count_work(metric, awkward)
     yield Result(
@@ -94,14 +77,8 @@ def measure_shapes(
 
 def time_exchange(
   codec: codecs.Codec, shapes: Sequence[tuple[int, ...]], workers: int
-) -> TimedCalls:
-  """Returns SGD updates with the mean of gradients of emulated workers.
-
-  Args:
-    codec: encodes every array.
-    shapes: shapes of the float32 arrays.
-    workers: number of devices.
-  """
+) -> timing.TimedCalls:
+  """Returns SGD updates with the mean of gradients of emulated workers."""
   mesh = jax.sharding.Mesh(np.array(jax.devices()[:workers]), (_AXIS,))
   # Outer dimension: the gradients of all workers.
   likes = [jax.ShapeDtypeStruct((workers, *s), jnp.float32) for s in shapes]
@@ -112,7 +89,7 @@ def time_exchange(
   def make_state() -> Any:
     own = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
     state = collectives.all_reduce_init(own, _AXIS, codec)
-    return pack_worker(state)
+    return core.pack_worker(state)
 
   @functools.partial(
     jax.shard_map,
@@ -126,11 +103,11 @@ def time_exchange(
       [g[0] for g in grads],
       _AXIS,
       codec,
-      state=unpack_worker(state),
+      state=core.unpack_worker(state),
       key=make_key(0),
     )
     update = lambda p, m: p - 0.1 * m
-    return jax.tree.map(update, params, mean), pack_worker(state)
+    return jax.tree.map(update, params, mean), core.pack_worker(state)
 
   def place(tree: Any, spec: Any) -> Any:
     sharding = jax.sharding.NamedSharding(mesh, spec)
@@ -147,18 +124,13 @@ def time_exchange(
     jax.sharding.NamedSharding(mesh, jax.P(_AXIS)),
   )
   jitted = jax.jit(step, donate_argnums=0, keep_unused=True)
-  return InPlace(jitted, (params, state), (grads,), _IN_FLIGHT)
+  return timing.InPlace(jitted, (params, state), (grads,), _IN_FLIGHT)
 
 
 def time_update(
   codec: codecs.Codec, shapes: Sequence[tuple[int, ...]]
-) -> TimedCalls:
-  """Returns SGD updates with the decoded mean of two workers' payloads.
-
-  Args:
-    codec: encodes every array.
-    shapes: shapes of the float32 arrays.
-  """
+) -> timing.TimedCalls:
+  """Returns SGD updates with the decoded mean of two workers' payloads."""
   params = _make_arrays(shapes)
 
   def encode(x: jax.Array) -> Any:
@@ -173,29 +145,32 @@ def time_update(
 
   payloads = jax.jit(lambda xs: [encode(x) for x in xs])(params)
   jitted = jax.jit(fn, donate_argnums=0, keep_unused=True)
-  return InPlace(jitted, params, (payloads,))
+  return timing.InPlace(jitted, params, (payloads,))
 
 
 def _list_work(
   names: Sequence[str], codec_names: Sequence[str], metrics: Sequence[str]
-) -> Iterator[tuple[str, str, Awkward, str]]:
-  """Yields (metric, codec, friendly shape, name), by friendly shapes.
-
-  Encoding and decoding know no workers, so a tree is timed once; friendly
-  trees are not timed beside themselves. Without a codec nothing is encoded. A
-  codec that joins arrays is timed where there are several to exchange.
-  """
-  friends = {n: find_friendly(count_values(AWKWARD[n].shapes)) for n in names}
+) -> Iterator[tuple[str, str, shape_cases.Awkward, str]]:
+  """Yields (metric, codec, friendly shape, name), by friendly shapes."""
+  # Encoding and decoding know no workers, so a tree is timed once; friendly
+  # trees are not timed beside themselves. Without a codec nothing is encoded. A
+  # codec that joins arrays is timed where there are several to exchange.
+  friends = {
+    n: shape_cases.find_friendly(
+      shape_cases.count_values(shape_cases.AWKWARD[n].shapes)
+    )
+    for n in names
+  }
   for metric in metrics:
     for codec in codec_names:
-      if (metric, codec) == ("encode", PLAIN):
+      if (metric, codec) == ("encode", shape_cases.PLAIN):
         continue
-      joins = CODECS[codec].is_tree
+      joins = shape_cases.CODECS[codec].is_tree
       if joins and metric != "exchange":
         continue
       seen = {friend.shapes for friend in friends.values()}
       for name in sorted(names, key=lambda n: friends[n].shapes):
-        shapes = AWKWARD[name].shapes
+        shapes = shape_cases.AWKWARD[name].shapes
         if joins and len(shapes) == 1:
           continue
         if metric == "exchange" or shapes not in seen:
@@ -203,18 +178,20 @@ def _list_work(
         seen.add(shapes)
 
 
-def _time_shape(metric: str, codec_name: str, awkward: Awkward) -> TimedCalls:
-  codec, shapes = CODECS[codec_name], awkward.shapes
+def _time_shape(
+  metric: str, codec_name: str, awkward: shape_cases.Awkward
+) -> timing.TimedCalls:
+  codec, shapes = shape_cases.CODECS[codec_name], awkward.shapes
   if metric == "exchange":
     return time_exchange(codec, shapes, awkward.workers)
   if metric == "update":
     return time_update(codec, shapes)
   arrays = _make_arrays(shapes)
-  return time_encode(codec, {f"{i:04d}": x for i, x in enumerate(arrays)})
+  return run.time_encode(codec, {f"{i:04d}": x for i, x in enumerate(arrays)})
 
 
-def _count_work(metric: str, awkward: Awkward) -> int:
-  values = count_values(awkward.shapes)
+def _count_work(metric: str, awkward: shape_cases.Awkward) -> int:
+  values = shape_cases.count_values(awkward.shapes)
   return values * (awkward.workers if metric == "exchange" else 1)
 
 

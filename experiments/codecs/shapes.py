@@ -22,22 +22,18 @@ Rows of the same machine, sources and JAX are not measured again, unless with
 import jax
 from absl import flags
 
-from experiments.codecs.shape_cases import AWKWARD, CODECS
-from experiments.codecs.shape_rows import is_current, make_rows
-from experiments.codecs.shape_run import METRICS, measure_shapes
-from experiments.codecs.shape_tables import summary_table
-from experiments.common import list_flags, records, shared_flags
-from experiments.common.console import make_console
+from experiments.codecs import shape_cases, shape_rows, shape_run, shape_tables
+from experiments.common import console, list_flags, records, shared_flags
 from experiments.common.kept import read_cases
 
 _SHAPES = list_flags.define_names(
-  "only_shapes", AWKWARD, AWKWARD, "Shapes to time."
+  "only_shapes", shape_cases.AWKWARD, shape_cases.AWKWARD, "Shapes to time."
 )
 _CODECS = list_flags.define_names(
-  "only_codecs", CODECS, CODECS, "Codecs to time."
+  "only_codecs", shape_cases.CODECS, shape_cases.CODECS, "Codecs to time."
 )
 _METRICS = list_flags.define_names(
-  "only_metrics", METRICS, METRICS, "What to time."
+  "only_metrics", shape_run.METRICS, shape_run.METRICS, "What to time."
 )
 _REPEATS = flags.DEFINE_integer(
   "repeats", 9, "Interleaved repeats.", 1, allow_override=True
@@ -50,24 +46,24 @@ _JSON = shared_flags.define_rows()
 
 def main() -> None:
   """Times the shapes, writes rows as they come and prints the table."""
-  most = max(awkward.workers for awkward in AWKWARD.values())
+  most = max(awkward.workers for awkward in shape_cases.AWKWARD.values())
   jax.config.update("jax_num_cpu_devices", most)
   path = _JSON.value
   before = [row for rows in read_cases(path).values() for row in rows]
   kept = {(row.case, row.metric.removesuffix("_ns")): row for row in before}
-  done = {key for key, row in kept.items() if is_current(row)}
-  for result in measure_shapes(
+  done = {key for key, row in kept.items() if shape_rows.is_current(row)}
+  for result in shape_run.measure_shapes(
     _SHAPES.value,
     _CODECS.value,
     _METRICS.value,
     _REPEATS.value,
     () if _FRESH.value else done,
   ):
-    (kept[result.case, result.metric],) = make_rows([result])
+    (kept[result.case, result.metric],) = shape_rows.make_rows([result])
     if path:
       records.write_rows(path, kept.values())
   rows = list(kept.values())
-  make_console().print(summary_table(rows).to_console())
+  console.make_console().print(shape_tables.summary_table(rows).to_console())
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@ import re
 from collections.abc import Sequence
 
 from experiments.codecs import shape_tables
-from experiments.common.records import Row
-from experiments.common.tables import Table, format_noise, index_rows
+from experiments.common import records, tables
 
 _HEADINGS = {
   "encode_copies": "encode, copies",
@@ -15,16 +14,13 @@ _HEADINGS = {
 _LEAVES = re.compile(r"leaves(\d+)_ratio")
 
 
-def summary_table(rows: Sequence[Row], *, show_noise: bool = False) -> Table:
-  """Returns the ratios, a line for each codec and a column for each metric.
-
-  Args:
-    rows: made by `rows.make_rows`, or by `shape_rows.make_rows`.
-    show_noise: whether to show the standard deviation of each ratio.
-  """
+def summary_table(
+  rows: Sequence[records.Row], *, show_noise: bool = False
+) -> tables.Table:
+  """Returns the ratios, a line for each codec and a column for each metric."""
   if rows[0].experiment == shape_tables.EXPERIMENT:
     return shape_tables.summary_table(rows)
-  found = index_rows(rows)
+  found = tables.index_rows(rows)
   metrics = {
     metric: heading
     for metric in dict.fromkeys(row.metric for row in rows)
@@ -37,9 +33,9 @@ def summary_table(rows: Sequence[Row], *, show_noise: bool = False) -> Table:
       row = found.get((case, metric))
       if row is not None and not show_noise:
         row = row._replace(noise=None)
-      line.append("" if row is None else format_noise(row))
+      line.append("" if row is None else tables.format_noise(row))
     lines.append(line)
-  return Table(
+  return tables.Table(
     ("codec", *metrics.values()),
     lines,
     title=f"{rows[0].machine}, JAX {rows[0].jax}",

@@ -36,18 +36,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from experiments.common.console import (
-  JobError,
-  describe_failure,
-  print_notice,
-)
-from experiments.common.manifest import (
-  BrokenFileError,
-  check_manifest,
-  remove_folder,
-  sync_folder,
-  write_manifest,
-)
+from experiments.common import console, manifest
 
 _STATE, _FACTS = "state", "facts"  # Folders of a checkpoint.
 _KEPT = 2  # Checkpoints of a run.
@@ -104,53 +93,32 @@ class CheckpointStore:
       self._orbax = ocp.Checkpointer(handler)
 
   def save(self, tree: Any, log: Log, layout: Any = None) -> None:
-    """Writes the state after `len(log.loss)` steps and waits for the disk.
-
-    Args:
-      tree: pytree of arrays.
-      log: losses and times of the steps.
-      layout: description of the state, plain data.
-
-    Raises:
-      JobError: the disk is full, or the system refuses for another reason.
-    """
+    """Writes the state after `len(log.loss)` steps and waits for the disk."""
     step = len(log.loss)
     try:
       self._write_step(step, tree, log, layout)
     except OSError as error:
-      raise JobError(
+      raise console.JobError(
         f"the checkpoint of step {step} cannot be written to"
-        f" {str(self._folder)!r}: {describe_failure(error)}"
+        f" {str(self._folder)!r}: {console.describe_failure(error)}"
       ) from error
 
   def restore(
     self, like: Any, elastic: Elastic | None = None
   ) -> tuple[Any, Log]:
-    """Reads the latest checkpoint that is as it was written.
-
-    A checkpoint that is not is moved aside, and a line says so.
-
-    Args:
-      like: a pytree of arrays with the wanted structure, shapes, dtypes and
-        shardings.
-      elastic: continues a state that was saved with another layout, if given.
-
-    Returns:
-      The saved tree and log; `like` and an empty log if nothing is saved.
-
-    Raises:
-      JobError: the checkpoint belongs to a program with other leaves, or only
-        some processes can read it.
-    """
+    """Reads the latest checkpoint that is as it was written."""
+    # A checkpoint that is not is moved aside, and a line says so.
+    # Returns the saved tree and log; `like` and an empty log if nothing is
+    # saved.
     step = _agree_on(self._find_latest() if self._is_first else 0)
     if not step:
       return like, Log([], [])
     path = self._folder / str(step)
     if not self._is_first:
       try:
-        check_manifest(path)
-      except BrokenFileError as error:
-        raise JobError(
+        manifest.check_manifest(path)
+      except manifest.BrokenFileError as error:
+        raise console.JobError(
           f"process 0 alone can read step {step}: {error}"
         ) from error
     facts = self._load(path, {_FACTS: ocp.args.JsonRestore()})[_FACTS]
@@ -173,7 +141,7 @@ class CheckpointStore:
     if elastic:
       tree = elastic.resize(tree, layout)
     if self._is_first:
-      print_notice(f"{self._folder.name}: resumed from step {step}.")
+      console.print_notice(f"{self._folder.name}: resumed from step {step}.")
     return tree, Log(**facts["log"])
 
   def list_steps(self) -> list[int]:
@@ -204,13 +172,13 @@ class CheckpointStore:
       with _catch_failures():
         self._orbax.save(partial.absolute(), ocp.args.Composite(**items))
       if self._is_first:
-        write_manifest(partial, str(step))
+        manifest.write_manifest(partial, str(step))
         os.rename(partial, self._folder / str(step))
     except OSError:
       self._remove_leftovers()  # Frees what they took.
       raise
     if self._is_first:
-      sync_folder(self._folder)
+      manifest.sync_folder(self._folder)
       for old in self.list_steps()[_KEPT:]:
         self._remove_step(old)
 
@@ -222,13 +190,13 @@ class CheckpointStore:
     # Renamed first: half a folder would be a broken checkpoint.
     old = self._folder / f"{step}.old"
     os.rename(self._folder / str(step), old)
-    remove_folder(old)
+    manifest.remove_folder(old)
 
   def _remove_leftovers(self) -> None:
     """Removes what killed jobs have left."""
     for pattern in ("*.partial-*", "*.old"):
       for path in self._folder.glob(pattern):
-        remove_folder(path)
+        manifest.remove_folder(path)
 
   def _find_latest(self) -> int:
     """Returns the latest step that can be read, 0 if there is none."""
@@ -236,10 +204,10 @@ class CheckpointStore:
     for step, before in itertools.pairwise([*steps, 0]):
       path = self._folder / str(step)
       try:
-        check_manifest(path)
+        manifest.check_manifest(path)
         return step
-      except BrokenFileError as error:
-        print_notice(
+      except manifest.BrokenFileError as error:
+        console.print_notice(
           f"Checkpoint {path} is broken: {error}."
           f" The run goes on from step {before}."
         )
@@ -250,11 +218,11 @@ class CheckpointStore:
     # Not removed, so that it can be examined.
     aside = path.with_name(f"{path.name}.broken")
     try:
-      remove_folder(aside)
+      manifest.remove_folder(aside)
       os.rename(path, aside)
     except OSError as error:
-      raise JobError(
-        f"{path} cannot be moved aside: {describe_failure(error)}"
+      raise console.JobError(
+        f"{path} cannot be moved aside: {console.describe_failure(error)}"
       ) from error
 
   def _check_leaves(
@@ -270,28 +238,20 @@ class CheckpointStore:
       if differ
       else f"it has {len(saved)} leaves, not {len(wanted)}"
     )
-    raise JobError(
+    raise console.JobError(
       f"the checkpoint of step {step} in {str(self._folder)!r} is of another"
       f" program: {where}. Use another `workdir`."
     )
 
 
 def read_log(path: pathlib.Path) -> Log:
-  """Returns the log of one checkpoint, without starting JAX.
-
-  Args:
-    path: folder of a checkpoint that is as it was written.
-  """
+  """Returns the log of one checkpoint, without starting JAX."""
   text = (path / _FACTS / "metadata").read_text()
   return Log(**json.loads(text)["log"])
 
 
 def read_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """Returns the arrays of one checkpoint by their numbers.
-
-  Args:
-    path: folder of a checkpoint that is as it was written.
-  """
+  """Returns the arrays of one checkpoint by their numbers."""
   folder = (path / _STATE).absolute()
   with _mute_logs():
     checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())

@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from experiments.common.console import JobError
+from experiments.common import console
 
 _COUNTS = (
   "steps",
@@ -15,30 +15,21 @@ _COUNTS = (
 
 
 def check_fields(config: ConfigDict, cases: str) -> None:
-  """Raises unless a job of a configuration has something to do.
-
-  Args:
-    config: made by a `get_config()`.
-    cases: name of the field whose names are compared.
-
-  Raises:
-    JobError: a count is not positive, there is no case or no seed, one is there
-      twice, or the workers do not divide the batch.
-  """
+  """Raises unless a job of a configuration has something to do."""
   for name in _COUNTS:
     if name in config and config[name] < 1:
-      raise JobError(
+      raise console.JobError(
         f"`config.{name}` must be an integer >= 1, got {config[name]}."
       )
   for name in (cases, "seeds"):
     found = tuple(getattr(config, name))
     if not found or len(set(found)) < len(found):
-      raise JobError(
+      raise console.JobError(
         f"`config.{name}` must have one item or more, each once, got {found}."
       )
   workers = config.get("workers", 1)
   if config.batch_size % workers:
-    raise JobError(
+    raise console.JobError(
       f"`config.batch_size` must be a multiple of the {workers} workers, got"
       f" {config.batch_size}."
     )

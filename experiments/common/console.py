@@ -26,25 +26,14 @@ def print_notice(text: str) -> None:
 
 
 def describe_failure(error: OSError) -> str:
-  """Returns what the system refused, and for which file, as one line.
-
-  Args:
-    error: error of a call to the system.
-  """
+  """Returns what the system refused, and for which file, as one line."""
   reason = error.strerror or str(error) or type(error).__name__
   where = f" ({error.filename})" if error.filename else ""
   return " ".join(f"{reason}{where}".split())
 
 
 def describe_missing_field(error: BaseException) -> str | None:
-  """Returns the line for a field that a configuration lacks.
-
-  Args:
-    error: any error of a runner.
-
-  Returns:
-    One line; None if the error says something else.
-  """
+  """Returns the line for a field that a configuration lacks."""
   package = sys.modules.get("ml_collections")
   frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
   if not package or not frames or not isinstance(error, AttributeError):

@@ -44,11 +44,7 @@ from typing import Any
 import jax
 from absl import flags
 
-from experiments.common.console import (
-  JobError,
-  describe_failure,
-  describe_missing_field,
-)
+from experiments.common import console
 
 INITIALIZATION_TIMEOUT_S = 60
 # Some processes find their programs in the compilation cache, others compile.
@@ -83,19 +79,12 @@ _DETECT = flags.DEFINE_bool(
 
 @contextlib.contextmanager
 def join_job() -> Iterator[int]:
-  """Joins this process to a job, as the flags and the environment say.
-
-  Enter the context before JAX starts. In a job of several processes, an
-  exception in the body ends the process at once, with exit code 1 and one line:
-  an ordinary exit would wait for the other processes.
-
-  Yields:
-    The number of processes, 1 if no flag and no variable asks for several.
-
-  Raises:
-    JobError: some but not all of the arguments are given, or they
-      contradict each other.
-  """
+  """Joins this process to a job, as the flags and the environment say."""
+  # Enter the context before JAX starts. In a job of several processes, an
+  # exception in the body ends the process at once, with exit code 1 and one
+  # line: an ordinary exit would wait for the other processes.
+  # Yields: The number of processes, 1 if no flag and no variable asks for
+  # several.
   arguments = _read_arguments()
   if arguments is None:
     yield 1
@@ -112,11 +101,7 @@ def join_job() -> Iterator[int]:
 
 
 def initialize(**arguments: Any) -> None:
-  """Calls `jax.distributed.initialize` with short timeouts.
-
-  Args:
-    **arguments: arguments of that function, without its timeouts.
-  """
+  """Calls `jax.distributed.initialize` with short timeouts."""
   # It tells of each start, on standard error.
   logging.getLogger("jax._src.distributed").setLevel(logging.WARNING)
   # JAX's preemption service would catch SIGTERM and let the process go on.
@@ -134,16 +119,8 @@ def initialize(**arguments: Any) -> None:
 
 
 def wait_for_processes(name: str) -> None:
-  """Waits until all processes have come this far, however long they compile.
-
-  A collective would take a process that compiles for one that stalls.
-
-  Args:
-    name: name of the place, used once in a job.
-
-  Raises:
-    JaxRuntimeError: a process did not come in `COMPILATION_TIMEOUT_S`.
-  """
+  """Waits until all processes have come this far, however long they compile."""
+  # A collective would take a process that compiles for one that stalls.
   from jax._src.distributed import global_state
 
   if global_state.client is not None:
@@ -152,12 +129,11 @@ def wait_for_processes(name: str) -> None:
 
 
 def _bind_narrowly(arguments: dict[str, Any]) -> dict[str, Any]:
-  """Adds the address that process 0 listens on, if it is known to be its own.
-
-  JAX listens on all addresses of the host, and lets in whoever connects. A name
-  may mean another address on its own host than on the others, so only an
-  address in numbers is taken; JAX_COORDINATOR_BIND_ADDRESS overrides it.
-  """
+  """Adds the address that process 0 listens on, if it is known to be its
+  own."""
+  # JAX listens on all addresses of the host, and lets in whoever connects. A
+  # name may mean another address on its own host than on the others, so only an
+  # address in numbers is taken; JAX_COORDINATOR_BIND_ADDRESS overrides it.
   host, _, port = str(arguments.get("coordinator_address")).rpartition(":")
   if "JAX_COORDINATOR_BIND_ADDRESS" in os.environ or not port.isdigit():
     return arguments
@@ -188,12 +164,12 @@ def _read_arguments() -> dict[str, Any] | None:
     return None
   if address is None or count is None or index is None:
     missing = [f"`--{name}`" for name in given if name not in known]
-    raise JobError(
+    raise console.JobError(
       f"{' and '.join(missing)} must be given with the other arguments of a"
       f" job of several processes (or `--distributed`), got {known}."
     )
   if not 0 <= index < count:
-    raise JobError(
+    raise console.JobError(
       "`--process_id` must be at least 0 and less than `--num_processes` ="
       f" {count}, got {index}."
     )
@@ -208,16 +184,14 @@ def _read_number(flag: flags.FlagHolder, variable: str) -> int | None:
   if text is None:
     return None
   if not text.isdigit():
-    raise JobError(f"`{variable}` must be a number, got {text!r}.")
+    raise console.JobError(f"`{variable}` must be a number, got {text!r}.")
   return int(text)
 
 
 def _read_membership() -> tuple[int, int]:
-  """Returns the number of processes and this one's index, before JAX starts.
-
-  `jax.process_count()` would start JAX, and with it the CPU backend, whose
-  number of devices depends on the number of processes.
-  """
+  """Returns the number of processes and this one's index, before JAX starts."""
+  # `jax.process_count()` would start JAX, and with it the CPU backend, whose
+  # number of devices depends on the number of processes.
   from jax._src.distributed import global_state
 
   return global_state.num_processes, global_state.process_id
@@ -227,13 +201,13 @@ def _end_process(who: str, error: BaseException) -> None:
   """Ends the process without the barrier of an ordinary exit."""
   text = " ".join(str(error).split())
   reason = f"{type(error).__name__}: {text}"
-  if isinstance(error, SystemExit | JobError):
+  if isinstance(error, SystemExit | console.JobError):
     reason = text
   elif isinstance(error, OSError):
-    reason = describe_failure(error)
+    reason = console.describe_failure(error)
   elif _is_loss(error, text):
     reason = f"another process died, stalled or was cut off ({reason})"
-  elif line := describe_missing_field(error):
+  elif line := console.describe_missing_field(error):
     reason = line
   else:
     traceback.print_exception(error)

@@ -14,26 +14,15 @@ _COLORS = 64
 
 
 def make_figure(width: float, height: float) -> Figure:
-  """Returns an empty figure, in which nothing covers anything else.
-
-  Args:
-    width: inches.
-    height: inches.
-  """
+  """Returns an empty figure, in which nothing covers anything else."""
   figure = Figure(figsize=(width, height), layout="constrained")
   FigureCanvasAgg(figure)
   return figure
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
-  """Writes a figure to a file, whose folder is made if it is not there.
-
-  A PNG gets a palette of 64 colors.
-
-  Args:
-    figure: the figure.
-    path: file of the image; its suffix chooses the format.
-  """
+  """Writes a figure to a file, whose folder is made if it is not there."""
+  # A PNG gets a palette of 64 colors.
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   if path.suffix != ".png":

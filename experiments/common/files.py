@@ -9,10 +9,10 @@ import pathlib
 import tempfile
 from typing import Any
 
-from experiments.common.console import JobError
+from experiments.common import console
 
 
-class FileError(JobError):
+class FileError(console.JobError):
   """A file that cannot be read or written; the message is one line."""
 
 
@@ -21,15 +21,7 @@ class MissingFileError(FileError, FileNotFoundError):
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-  """Returns the text of a UTF-8 file.
-
-  Args:
-    path: path of the file.
-
-  Raises:
-    MissingFileError: there is no such file.
-    FileError: the file cannot be read, or is not UTF-8.
-  """
+  """Returns the text of a UTF-8 file."""
   try:
     return pathlib.Path(path).read_bytes().decode()
   except FileNotFoundError as error:
@@ -75,15 +67,7 @@ def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check_output(path: str | os.PathLike[str]) -> None:
-  """Raises unless a file can be written, and leaves nothing behind.
-
-  Args:
-    path: file that will be written; missing folders will be made.
-
-  Raises:
-    FileError: the path is a folder, or a folder of it is not one or does not
-      permit writing.
-  """
+  """Raises unless a file can be written, and leaves nothing behind."""
   path = pathlib.Path(path)
   if not path.name or path.is_dir():
     raise FileError(_describe(path, "be a file, and is a folder"))
@@ -93,14 +77,7 @@ def check_output(path: str | os.PathLike[str]) -> None:
 
 
 def check_folder(path: str | os.PathLike[str]) -> None:
-  """Raises unless files can be written to a folder, or to one made for them.
-
-  Args:
-    path: the folder; missing folders will be made.
-
-  Raises:
-    FileError: a folder of the path is a file or does not permit writing.
-  """
+  """Raises unless files can be written to a folder, or to one made for them."""
   folder = pathlib.Path(path).absolute()
   try:
     while not folder.exists():
@@ -114,14 +91,7 @@ def check_folder(path: str | os.PathLike[str]) -> None:
 
 
 def check_plot(path: str | os.PathLike[str]) -> None:
-  """Raises unless a plot can be written to a file.
-
-  Args:
-    path: file that will be written; its suffix chooses the format.
-
-  Raises:
-    FileError: no plot has such a suffix, or the file cannot be written.
-  """
+  """Raises unless a plot can be written to a file."""
   # Takes 0.5 s to import.
   from matplotlib.backends.backend_agg import FigureCanvasAgg
 

@@ -15,7 +15,7 @@ import socket
 import weakref
 from typing import Any
 
-from experiments.common.console import JobError, print_notice
+from experiments.common import console
 
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
@@ -51,7 +51,7 @@ class JobLock:
       if held.get("host") == here and _is_alive(held.get("process")):
         raise self._refuse(held) from None
     if held and held.get("host") != here:
-      print_notice(
+      console.print_notice(
         f"The lock {self._path} of process {held.get('process')} on host"
         f" {held.get('host')} is taken over. End that process if it lives:"
         " this file system may not share locks between hosts."
@@ -78,13 +78,13 @@ class JobLock:
       return {}
     return held if isinstance(held, dict) else {}
 
-  def _refuse(self, held: dict[str, Any]) -> JobError:
+  def _refuse(self, held: dict[str, Any]) -> console.JobError:
     who = (
       f"process {held['process']} on host {held['host']}"
       if held.keys() >= {"process", "host"}
       else "another process"
     )
-    return JobError(
+    return console.JobError(
       "`workdir` must be a folder that no other job uses, got"
       f" {str(self._path.parent)!r}, which {who} uses. Wait for its end, end"
       " it, or use another folder."
@@ -92,15 +92,7 @@ class JobLock:
 
 
 def lock_folder(folder: pathlib.Path) -> JobLock:
-  """Returns the lock of a folder, new or held by this process already.
-
-  Args:
-    folder: folder that exists.
-
-  Raises:
-    JobError: another process holds the lock.
-    OSError: the system refuses the file of the lock.
-  """
+  """Returns the lock of a folder, new or held by this process already."""
   name = str(folder.resolve())
   lock = _HELD.get(name)
   if lock is None:

@@ -8,18 +8,13 @@ import subprocess
 
 import jaxmotion
 from experiments.common import records
-from experiments.common.records import Row
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
 
 @functools.cache
 def describe_sources(paths: tuple[str, ...]) -> str:
-  """Returns the last commit of sources; without git, the library's version.
-
-  Args:
-    paths: files and folders, relative to the root of the repository.
-  """
+  """Returns the last commit of sources; without git, the library's version."""
 
   def run_git(*words: str) -> str:
     command = ["git", "-C", str(_ROOT), *words, "--", *paths]
@@ -49,13 +44,11 @@ def drop_sources(machine: str) -> str:
   return re.sub(r"; (commit|version) [^;]*$", "", machine)
 
 
-def read_cases(path: str | os.PathLike[str] | None) -> dict[str, list[Row]]:
-  """Reads the rows of a file by case; an absent file has none.
-
-  Args:
-    path: path of the file, if any.
-  """
-  kept: dict[str, list[Row]] = {}
+def read_cases(
+  path: str | os.PathLike[str] | None,
+) -> dict[str, list[records.Row]]:
+  """Reads the rows of a file by case; an absent file has none."""
+  kept: dict[str, list[records.Row]] = {}
   if path is not None and os.path.exists(path):
     for row in records.read_rows(path):
       kept.setdefault(row.case, []).append(row)

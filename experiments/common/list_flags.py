@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 
 from absl import flags
 
-from experiments.common.names import check_name
-from jaxmotion.core import check_int, check_number
+from experiments.common import names
+from jaxmotion import core
 
 flags.disclaim_key_flags()  # They are key flags of the runner that asks.
 
@@ -27,18 +27,10 @@ def define_names(
   *,
   least: int = 1,
 ) -> flags.FlagHolder[list[str]]:
-  """Defines a flag whose items are names.
-
-  Args:
-    name: name of the flag.
-    default: names by default.
-    known: names that exist.
-    text: help text.
-    least: fewest names.
-  """
+  """Defines a flag whose items are names."""
 
   def parse(item: str) -> str:
-    check_name(item, known)
+    names.check_name(item, known)
     return item
 
   return define_items(name, tuple(default), parse, text, least=least)
@@ -56,26 +48,14 @@ def define_numbers(
   may_repeat: bool = False,
   check: Callable[[list[Any]], None] | None = None,
 ) -> flags.FlagHolder[list[Any]]:
-  """Defines a flag whose items are numbers.
-
-  Args:
-    name: name of the flag.
-    default: numbers by default; integers if all items must be integers.
-    text: help text.
-    low: smallest number.
-    high: largest number, for numbers that need not be integers.
-    above_low: whether `low` itself is refused.
-    least: fewest numbers.
-    may_repeat: whether a number may be there twice.
-    check: function that raises ValueError if the numbers do not go together.
-  """
+  """Defines a flag whose items are numbers."""
 
   def parse(item: str) -> float:
     value = _read_number(item)
     if all(type(number) is int for number in default):
-      check_int(name, value, int(low))
+      core.check_int(name, value, int(low))
     else:
-      check_number(name, value, low, high, open_low=above_low)
+      core.check_number(name, value, low, high, open_low=above_low)
     return value
 
   return define_items(
@@ -99,18 +79,7 @@ def define_items(
   may_repeat: bool = False,
   check: Callable[[list[T]], None] | None = None,
 ) -> flags.FlagHolder[list[T]]:
-  """Defines a flag of items with commas between them.
-
-  Args:
-    name: name of the flag.
-    default: texts of the items by default.
-    parse: function of the text of an item. It returns the item, and raises
-      ValueError with what the text must be and what it was.
-    text: help text.
-    least: fewest items.
-    may_repeat: whether an item may be there twice.
-    check: function that raises ValueError if the items do not go together.
-  """
+  """Defines a flag of items with commas between them."""
   parser = _ItemsParser(parse, least, may_repeat, check)
   return _define_parsed(name, ",".join(default), parser, text)
 
@@ -118,14 +87,7 @@ def define_items(
 def define_item(
   name: str, default: str | None, parse: Callable[[str], T], text: str
 ) -> flags.FlagHolder[T]:
-  """Defines a flag of one item.
-
-  Args:
-    name: name of the flag.
-    default: text of the item by default; None for no item.
-    parse: as of `define_items`.
-    text: help text.
-  """
+  """Defines a flag of one item."""
   return _define_parsed(name, default, _ItemParser(parse), text)
 
 

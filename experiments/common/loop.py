@@ -5,8 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from experiments.common.checkpoint import CheckpointStore, Elastic, Log
-from experiments.common.progress import Display
+from experiments.common import checkpoint, progress
 from experiments.common.workdir import Workdir
 
 State = TypeVar("State")
@@ -25,35 +24,17 @@ def run_steps(
   *,
   steps: int,
   checkpoint_every: int,
-  store: CheckpointStore | None = None,
-  elastic: Elastic | None = None,
+  store: checkpoint.CheckpointStore | None = None,
+  elastic: checkpoint.Elastic | None = None,
   stop: int | None = None,
   evaluate: Callable[[int, State], None] | None = None,
   on_step: OnStep = ignore_step,
-) -> tuple[State, Log]:
-  """Runs the steps of one run, from its latest checkpoint if there is one.
-
-  A loss that is not finite ends the run after that step, which is in the log
-  but neither evaluated nor in a checkpoint.
-
-  Args:
-    state: pytree of arrays at the start of the run.
-    step: `step(state, batch)` returns the new state and the loss, when both
-      have been computed. Its time is logged.
-    load_batch: returns the batch of a step, counted from 0; not timed.
-    steps: number of steps of the whole run.
-    checkpoint_every: steps between two checkpoints; the last step has one too.
-    store: checkpoints to read and write, if any.
-    elastic: continues a state that other workers saved, if given.
-    stop: number of steps to end after, instead of `steps`.
-    evaluate: called with the number of steps done and the state, before the
-      checkpoint; may write into NumPy arrays of the state.
-    on_step: called with the number of steps done and the loss.
-
-  Returns:
-    The state after the last step, and the log from the first step on.
-  """
-  log = Log([], [])
+) -> tuple[State, checkpoint.Log]:
+  """Runs the steps of one run, from its latest checkpoint if there is one."""
+  # A loss that is not finite ends the run after that step, which is in the log
+  # but neither evaluated nor in a checkpoint.
+  # Returns the state after the last step, and the log from the first step on.
+  log = checkpoint.Log([], [])
   if store:
     state, log = store.restore(state, elastic)
   for done in range(len(log.loss) + 1, (steps if stop is None else stop) + 1):
@@ -75,29 +56,18 @@ def run_steps(
 def run_cases(
   cases: Iterable[str],
   seeds: Iterable[int],
-  run_case: Callable[[str, int, CheckpointStore | None, OnStep], Any],
+  run_case: Callable[
+    [str, int, checkpoint.CheckpointStore | None, OnStep], Any
+  ],
   score_run: Callable[[Any], tuple[float, float]],
   *,
   workdir: Workdir | None = None,
-  display: Display | None = None,
+  display: progress.Display | None = None,
 ) -> list[Any]:
-  """Runs every case with every seed, except runs that `workdir` already has.
-
-  Seeds are the outer loop, so that a slow minute of the machine falls on all
-  cases alike.
-
-  Args:
-    cases: names of the cases.
-    seeds: seeds of the parameters and of the batches.
-    run_case: `run_case(case, seed, store, on_step)` trains one run and returns
-      its record, a NamedTuple whose first fields are the case and the seed.
-    score_run: returns score and milliseconds per step of a record.
-    workdir: folder of checkpoints and finished runs, if any.
-    display: shows the progress, if given.
-
-  Returns:
-    One record for each case and seed.
-  """
+  """Runs every case with every seed, except runs that `workdir` already has."""
+  # Seeds are the outer loop, so that a slow minute of the machine falls on all
+  # cases alike.
+  # `score_run`: returns score and milliseconds per step of a record.
   finished = workdir.read_runs() if workdir else []
   records = {(run[0], run[1]): run for run in finished}
   cases = tuple(cases)

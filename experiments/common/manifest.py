@@ -23,15 +23,7 @@ class BrokenFileError(Exception):
 
 
 def write_manifest(folder: pathlib.Path, name: str) -> None:
-  """Writes the checksums of a folder and waits until the disk has its files.
-
-  Args:
-    folder: folder of files that nobody writes to any more.
-    name: name that the folder will have, which the checksums cover.
-
-  Raises:
-    OSError: the disk is full, or the system refuses for another reason.
-  """
+  """Writes the checksums of a folder and waits until the disk has its files."""
   paths = _list_files(folder)
   # The disk takes many files at once in the time of a few.
   with ThreadPoolExecutor(_THREADS) as pool:
@@ -49,17 +41,7 @@ def write_manifest(folder: pathlib.Path, name: str) -> None:
 
 
 def check_manifest(folder: pathlib.Path) -> dict[str, str]:
-  """Checks that a folder has the files of its manifest and no others.
-
-  Args:
-    folder: folder with a manifest.
-
-  Returns:
-    The checksum of each file, by its path in the folder.
-
-  Raises:
-    BrokenFileError: a file cannot be read or does not match its checksum.
-  """
+  """Checks that a folder has the files of its manifest and no others."""
   wanted = _read_manifest(folder)
   found = set(_list_files(folder))
   for path in sorted(found | set(wanted)):
@@ -77,11 +59,7 @@ def check_manifest(folder: pathlib.Path) -> dict[str, str]:
 
 
 def sync_folder(folder: pathlib.Path) -> None:
-  """Waits until the disk has the names in a folder.
-
-  Args:
-    folder: folder whose names have changed.
-  """
+  """Waits until the disk has the names in a folder."""
   descriptor = os.open(folder, os.O_RDONLY)
   try:
     os.fsync(descriptor)
@@ -92,11 +70,7 @@ def sync_folder(folder: pathlib.Path) -> None:
 
 
 def remove_folder(folder: pathlib.Path) -> None:
-  """Removes a folder and its files, as far as the system lets it.
-
-  Args:
-    folder: folder to remove; may be absent.
-  """
+  """Removes a folder and its files, as far as the system lets it."""
   with ThreadPoolExecutor(_THREADS) as pool:
     for path in _list_files(folder):
       pool.submit(os.unlink, folder / path)  # `rmtree` tries again.

@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 
-from experiments.common.console import JobError
+from experiments.common import console
 
 
 def check_name(text: str, known: Iterable[str], what: str = "") -> None:
@@ -31,7 +31,9 @@ did you mean 'int4'?
   near = difflib.get_close_matches(text, names, n=1)
   end = f"; did you mean {near[0]!r}?" if near else "."
   place = f"{what} " if what else ""
-  raise JobError(f"{place}must be one of {', '.join(names)}, got {text!r}{end}")
+  raise console.JobError(
+    f"{place}must be one of {', '.join(names)}, got {text!r}{end}"
+  )
 
 
 def parse_options(
@@ -62,7 +64,7 @@ def parse_options(
       continue
     is_number = type(options[name]) in (int, float)
     if not is_number or not 0 < options[name] < math.inf:
-      raise JobError(
+      raise console.JobError(
         f"{name} of {what} must be a positive number, true or false, got"
         f" {value!r}."
       )

@@ -9,12 +9,7 @@ from typing import NamedTuple
 
 import jax
 
-from experiments.common.files import (
-  FileError,
-  MissingFileError,
-  parse_object,
-  read_text,
-)
+from experiments.common import files
 
 _NUMBER_OR_NOTHING = (int, float, type(None))
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -71,15 +66,7 @@ def write_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[Row]:
-  """Reads rows that `write_rows` wrote.
-
-  Args:
-    path: path of the file.
-
-  Raises:
-    MissingFileError: there is no such file.
-    FileError: a line is not a row; the message has the file and the line.
-  """
+  """Reads rows that `write_rows` wrote."""
   return [
     _make_row(f"{str(path)!r} line {number}", line)
     for number, line in enumerate(_parse_lines(path), 1)
@@ -89,14 +76,16 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
 def _make_row(where: str, fields: dict) -> Row:
   if set(fields) != set(Row._fields):
     wrong = sorted(set(fields) ^ set(Row._fields))
-    raise FileError(
+    raise files.FileError(
       f"{where} must have the fields {', '.join(Row._fields)}, and differs in"
       f" {', '.join(map(repr, wrong))}."
     )
   for name, value in fields.items():
     if type(value) not in _TYPES.get(name, (str,)):
       kinds = " or ".join(t.__name__ for t in _TYPES.get(name, (str,)))
-      raise FileError(f"{where}: `{name}` must be {kinds}, got {value!r}.")
+      raise files.FileError(
+        f"{where}: `{name}` must be {kinds}, got {value!r}."
+      )
   return Row(**fields)
 
 
@@ -114,23 +103,15 @@ def write_lines(path: str | os.PathLike[str], lines: Iterable[dict]) -> None:
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[dict]:
-  """Reads one JSON object a line; an absent file has none.
-
-  Args:
-    path: path of the file.
-
-  Raises:
-    FileError: a line is not a JSON object; the message has the file and the
-      line.
-  """
+  """Reads one JSON object a line; an absent file has none."""
   try:
     return _parse_lines(path)
-  except MissingFileError:
+  except files.MissingFileError:
     return []
 
 
 def _parse_lines(path: str | os.PathLike[str]) -> list[dict]:
-  lines = read_text(path).removesuffix("\n").split("\n")
+  lines = files.read_text(path).removesuffix("\n").split("\n")
   if lines == [""]:
     return []
   return [_parse_line(path, i, line) for i, line in enumerate(lines, 1)]
@@ -138,8 +119,8 @@ def _parse_lines(path: str | os.PathLike[str]) -> list[dict]:
 
 def _parse_line(path: str | os.PathLike[str], number: int, line: str) -> dict:
   try:
-    return parse_object(line)
+    return files.parse_object(line)
   except ValueError as error:
-    raise FileError(
+    raise files.FileError(
       f"{str(path)!r} line {number} must be a JSON object: {error}."
     ) from error

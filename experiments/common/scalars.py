@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.common.console import JobError
+from experiments.common import console
 
 
 class ScalarWriter:
@@ -24,19 +24,14 @@ class ScalarWriter:
     try:
       import tensorboardX
     except ImportError as error:
-      raise JobError(
+      raise console.JobError(
         "`--tensorboard` needs tensorboardX: pip install tensorboardX, or the"
         " extra `experiments`."
       ) from error
     self._make = tensorboardX.SummaryWriter
 
   def write(self, step: int, scalars: Mapping[str, Any]) -> None:
-    """Writes scalars of one step.
-
-    Args:
-      step: number of steps done.
-      scalars: value of each name, as Python or JAX scalars.
-    """
+    """Writes scalars of one step."""
     if self._is_quiet:
       return
     if self._writer is None:

@@ -14,12 +14,7 @@ from typing import Any
 
 from absl import app, flags, logging
 
-from experiments.common import files, signals
-from experiments.common.console import (
-  JobError,
-  describe_failure,
-  describe_missing_field,
-)
+from experiments.common import console, files, signals
 
 flags.disclaim_key_flags()  # They are key flags of the runner that asks.
 
@@ -27,31 +22,20 @@ _CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 
 
 def run_main(main: Callable[[], None]) -> None:
-  """Parses the flags of the command line, then calls a runner's `main`.
-
-  Does not return: the process exits with the runner's exit code.
-
-  Args:
-    main: function without arguments that reads the parsed flags.
-
-  Raises:
-    SystemExit: always; a flag that does not exist or a positional argument
-      prints the usage and gives exit code 1. A value that a flag cannot have,
-      and a job that is refused, stopped by a signal, or refused a file by the
-      system, end with one line.
-  """
+  """Parses the flags of the command line, then calls a runner's `main`."""
+  # Does not return: the process exits with the runner's exit code.
 
   def call(argv: Sequence[str]) -> None:
     if len(argv) > 1:
       raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
     try:
       main()
-    except JobError as error:
+    except console.JobError as error:
       raise SystemExit(f"Stopped: {error}") from error
     except OSError as error:
-      raise SystemExit(f"Stopped: {describe_failure(error)}") from error
+      raise SystemExit(f"Stopped: {console.describe_failure(error)}") from error
     except AttributeError as error:
-      if line := describe_missing_field(error):
+      if line := console.describe_missing_field(error):
         raise SystemExit(f"Stopped: {line}") from error
       raise
     except KeyboardInterrupt as error:
@@ -76,13 +60,8 @@ def _parse_flags(argv: list[str]) -> list[str]:
 
 
 def _split_names(config: Any) -> None:
-  """Takes names apart that a flag gives with commas, as in `fp32,lion`.
-
-  The parser of tuples leaves words with commas as one.
-
-  Args:
-    config: configuration whose fields the flags have set.
-  """
+  """Takes names apart that a flag gives with commas, as in `fp32,lion`."""
+  # The parser of tuples leaves words with commas as one.
   for name, value in config.items():
     if type(value) is tuple and all(type(one) is str for one in value):
       config[name] = tuple(word for one in value for word in one.split(","))
@@ -99,12 +78,7 @@ class _ConfigParser(flags.ArgumentParser):
   """Runs a configuration file and returns what its `get_config` returns."""
 
   def parse(self, path: str) -> Any:
-    """Returns the configuration; errors are one line.
-
-    Args:
-      path: path of the file, and after a colon the argument of `get_config`,
-        if any.
-    """
+    """Returns the configuration; errors are one line."""
     from ml_collections import ConfigDict
 
     path, *argument = path.split(":", 1)
@@ -139,12 +113,7 @@ def _locate_error(error: Exception, path: str) -> str:
 def define_config(
   name: str, text: str = "Configuration to run."
 ) -> flags.FlagHolder[Any]:
-  """Defines the flag `--config`, whose file is run as Python.
-
-  Args:
-    name: name of the default file in `configs`.
-    text: help text.
-  """
+  """Defines the flag `--config`, whose file is run as Python."""
   # Kernels are timed on machines that have few packages.
   from ml_collections import config_flags
 
@@ -179,14 +148,7 @@ def define_output(
   check: Callable[[str], None] = files.check_output,
   default: str | None = None,
 ) -> flags.FlagHolder[str | None]:
-  """Defines the flag of a file that a runner writes.
-
-  Args:
-    name: name of the flag.
-    text: help text.
-    check: function that raises `FileError` if the file cannot be written.
-    default: path by default.
-  """
+  """Defines the flag of a file that a runner writes."""
   holder = flags.DEFINE_string(name, default, text, allow_override=True)
 
   def is_valid(path: str | None) -> bool:

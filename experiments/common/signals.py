@@ -12,15 +12,13 @@ _NUMBERS = signal.SIGINT, signal.SIGTERM
 
 
 def end_on_signals() -> None:
-  """Makes SIGINT and SIGTERM end this process at once, with one line.
-
-  Python runs handlers only between its own instructions. A compilation, or a
-  collective whose other workers are gone, can keep the main thread from its
-  handler. An exception of a handler is lost if it is raised in a callback of
-  another library. Therefore a thread ends the process. A job may end at any
-  moment: checkpoints get their names when they are complete. Nothing undoes
-  this, so call it only where a program starts.
-  """
+  """Makes SIGINT and SIGTERM end this process at once, with one line."""
+  # Python runs handlers only between its own instructions. A compilation, or a
+  # collective whose other workers are gone, can keep the main thread from its
+  # handler. An exception of a handler is lost if it is raised in a callback of
+  # another library. Therefore a thread ends the process. A job may end at any
+  # moment: checkpoints get their names when they are complete. Nothing undoes
+  # this, so call it only where a program starts.
   if threading.current_thread() is not threading.main_thread():
     return
   reader, writer = os.pipe()
@@ -34,11 +32,10 @@ def end_on_signals() -> None:
 
 
 def exit_on_sigterm() -> None:
-  """Makes SIGTERM an exception that ends this process with one line.
-
-  What the process has started, such as other processes, ends with it. Use it
-  where `end_on_signals`, which leaves no context, would leave something behind.
-  """
+  """Makes SIGTERM an exception that ends this process with one line."""
+  # What the process has started, such as other processes, ends with it. Use it
+  # where `end_on_signals`, which leaves no context, would leave something
+  # behind.
   if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
     signal.signal(signal.SIGTERM, _exit_process)
 
@@ -49,11 +46,7 @@ def _exit_process(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def describe_stop(number: int) -> str:
-  """Returns the line of a process that a signal has stopped.
-
-  Args:
-    number: number of the signal.
-  """
+  """Returns the line of a process that a signal has stopped."""
   return f"Stopped by {signal.Signals(number).name}."
 
 

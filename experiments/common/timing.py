@@ -43,11 +43,9 @@ class Times(NamedTuple):
 
 
 def measure_times(cases: Mapping[str, TimedCalls], repeats: int) -> Times:
-  """Times all cases in turns, `repeats` times.
-
-  Short calls are repeated back to back, so that starting the first call and
-  waiting for the last one does not dominate the time.
-  """
+  """Times all cases in turns, `repeats` times."""
+  # Short calls are repeated back to back, so that starting the first call and
+  # waiting for the last one does not dominate the time.
   calls = {case: _count_calls(timed) for case, timed in cases.items()}
   ms: dict[str, list[float]] = {case: [] for case in cases}
   for _ in range(repeats):
@@ -112,13 +110,8 @@ def _make_zeros(like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def make_copy(size_bytes: int) -> TimedCalls:
-  """Returns a copy that reads half of the bytes and writes the other half.
-
-  On a host, numpy copies between existing buffers.
-
-  Args:
-    size_bytes: bytes read and written by one copy.
-  """
+  """Returns a copy that reads half of the bytes and writes the other half."""
+  # On a host, numpy copies between existing buffers.
   some = np.random.default_rng(0).integers(0, 2**32, 1 << 20, dtype=np.uint32)
   size = max(1, size_bytes // 8)
   if jax.default_backend() != "cpu":

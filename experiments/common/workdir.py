@@ -11,14 +11,7 @@ import jax
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from experiments.common import records
-from experiments.common.checkpoint import CheckpointStore
-from experiments.common.console import (
-  JobError,
-  describe_failure,
-  print_notice,
-)
-from experiments.common.job_lock import lock_folder
+from experiments.common import checkpoint, console, job_lock, records
 
 # Fields that may change between two starts: a longer list only adds runs.
 FREE_FIELDS = ("cases", "exchanges", "seeds", "checkpoint_every")
@@ -95,19 +88,19 @@ class Workdir:
   def _make_folder(self) -> None:
     try:
       self._folder.mkdir(parents=True, exist_ok=True)
-      self._lock = lock_folder(self._folder)
+      self._lock = job_lock.lock_folder(self._folder)
     except (FileExistsError, NotADirectoryError) as error:
-      raise JobError(
+      raise console.JobError(
         f"`workdir` must be a folder, got {str(self._folder)!r}, where"
         f" {error.filename!r} is a file."
       ) from error
     except OSError as error:
       raise self._refuse_write(error) from error
 
-  def _refuse_write(self, error: OSError) -> JobError:
-    return JobError(
+  def _refuse_write(self, error: OSError) -> console.JobError:
+    return console.JobError(
       "`workdir` must be a folder that this process can write to, got"
-      f" {str(self._folder)!r}: {describe_failure(error)}"
+      f" {str(self._folder)!r}: {console.describe_failure(error)}"
     )
 
   def _claim_folder(self, config: ConfigDict) -> None:
@@ -116,7 +109,7 @@ class Workdir:
     path = self._folder / "config.json"
     if not path.exists():
       if self._runs.exists() or (self._folder / "checkpoints").exists():
-        raise JobError(
+        raise console.JobError(
           "`workdir` must be empty or have the config.json of its runs, got"
           f" {str(self._folder)!r}, which has runs only. Use another folder."
         )
@@ -125,20 +118,20 @@ class Workdir:
     found = read_sealed(path)
     theirs = found[0] if len(found) == 1 else None
     if theirs is None:
-      raise JobError(
+      raise console.JobError(
         "`workdir` must be empty or have a whole config.json, got"
         f" {str(path)!r}, which is cut or changed. Use another folder."
       )
     changed = sorted(k for k in ours | theirs if ours.get(k) != theirs.get(k))
     if changed:
-      raise JobError(
+      raise console.JobError(
         "`workdir` must be empty or belong to this configuration, got"
         f" {str(self._folder)!r}, which differs in {', '.join(changed)}."
       )
 
   def _find_claim(self, config: ConfigDict) -> None:
     if not (self._folder / "config.json").exists():
-      raise JobError(
+      raise console.JobError(
         "`workdir` must be a folder that all processes share, got"
         f" {str(self._folder)!r}, where process {jax.process_index()} does not"
         " find what process 0 has written."
@@ -146,16 +139,14 @@ class Workdir:
     self._claim_folder(config)
 
   def read_runs(self) -> list[Any]:
-    """Returns the finished runs, in the order they finished.
-
-    A run whose line is broken is left out: it is read from its last checkpoint
-    again.
-    """
+    """Returns the finished runs, in the order they finished."""
+    # A run whose line is broken is left out: it is read from its last
+    # checkpoint again.
     found = read_sealed(self._runs)
     if self._is_first:
       for number, line in enumerate(found, 1):
         if line is None:
-          print_notice(
+          console.print_notice(
             f"Line {number} of {self._runs} is cut or changed: its run is"
             " repeated from its last checkpoint."
           )
@@ -168,9 +159,11 @@ class Workdir:
     runs = [*self.read_runs(), run]
     self._write_lines(self._runs, [self._to_line(r) for r in runs])
 
-  def open_store(self, case: str, seed: int) -> CheckpointStore:
+  def open_store(self, case: str, seed: int) -> checkpoint.CheckpointStore:
     """Returns the checkpoints of one run."""
-    return CheckpointStore(self._folder / "checkpoints" / f"{case}-seed{seed}")
+    return checkpoint.CheckpointStore(
+      self._folder / "checkpoints" / f"{case}-seed{seed}"
+    )
 
   def _write_lines(self, path: pathlib.Path, lines: list[dict]) -> None:
     try:
@@ -180,15 +173,7 @@ class Workdir:
 
 
 def write_sealed(path: pathlib.Path, lines: list[dict]) -> None:
-  """Writes one JSON object a line, each with its digest.
-
-  Args:
-    path: file of a work folder.
-    lines: objects to write.
-
-  Raises:
-    OSError: the system refuses.
-  """
+  """Writes one JSON object a line, each with its digest."""
   sealed = ({"digest": _digest(line), "line": line} for line in lines)
   records.write_lines(path, sealed)
 
@@ -199,11 +184,7 @@ def _digest(line: Any) -> str:
 
 
 def read_sealed(path: pathlib.Path) -> list[Any]:
-  """Returns the lines of a file, None for each that is not as written.
-
-  Args:
-    path: file of a work folder; an absent one has no lines.
-  """
+  """Returns the lines of a file, None for each that is not as written."""
   if not path.exists():
     return []
   found = []

@@ -29,23 +29,8 @@ _IMAGE_MODES = frozenset(
 
 
 def load_cifar10(folder: pathlib.Path) -> ImageData:
-  """Reads CIFAR-10 from its binary files, or from one `.npz` file.
-
-  The version with pickled batches is not read, because a pickle can run code.
-
-  Args:
-    folder: holds `data_batch_*.bin` and `test_batch.bin`, or a single
-      `.npz` with `x_train`, `y_train`, `x_test`, `y_test`; the
-      `.npz` file itself may be named instead.
-
-  Returns:
-    The split that the files define.
-
-  Raises:
-    MissingFileError: neither form exists.
-    FileError: a file is cut or damaged, or pixels are not uint8, or labels are
-      not the ten classes or not as many as the images.
-  """
+  """Reads CIFAR-10 from its binary files, or from one `.npz` file."""
+  # The version with pickled batches is not read, because a pickle can run code.
   if folder.suffix == ".npz":
     return _read_npz(_require_path(folder))
   _require_path(folder)
@@ -73,24 +58,11 @@ def load_cifar10(folder: pathlib.Path) -> ImageData:
 
 
 def load_image_folder(folder: pathlib.Path, size: int) -> ImageData:
-  """Reads a tree with one folder of images for each class, resized to a square.
-
-  Two layouts are read: `train/CLASS/*` beside `val/CLASS/*` (or
-  `test/CLASS/*`), and plain `CLASS/*`, of which the files whose path
-  hashes into the lowest fifth are held out.
-
-  Args:
-    folder: the root of the tree.
-    size: height and width after resizing, in pixels.
-
-  Returns:
-    The split of the images; labels number the class folders in sorted order.
-
-  Raises:
-    MissingFileError: a folder is missing or holds no images.
-    FileError: an image is cut or damaged, or has more than 8 bits a channel;
-      the message names the file.
-  """
+  """Reads a tree with one folder of images for each class, resized to a
+  square."""
+  # Two layouts are read: `train/CLASS/*` beside `val/CLASS/*` (or
+  # `test/CLASS/*`), and plain `CLASS/*`, of which the files whose path hashes
+  # into the lowest fifth are held out.
   _require_path(folder)
   held_out = [folder / n for n in ("val", "test") if (folder / n).is_dir()]
   if (folder / "train").is_dir():
@@ -176,11 +148,9 @@ def _read_npz(path: pathlib.Path) -> ImageData:
 
 
 def _read_member(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-  """Returns an array of an archive, all of whose bytes have been checked.
-
-  numpy reads as many bytes as the header of the array asks for, and so misses
-  the checksum at the end of a member whose header asks for fewer.
-  """
+  """Returns an array of an archive, all of whose bytes have been checked."""
+  # numpy reads as many bytes as the header of the array asks for, and so misses
+  # the checksum at the end of a member whose header asks for fewer.
   stream = io.BytesIO(archive.read(f"{name}.npy"))
   array = np.lib.format.read_array(stream, allow_pickle=False)
   if stream.read(1):

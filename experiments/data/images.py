@@ -7,39 +7,27 @@ import numpy as np
 from ml_collections import ConfigDict
 from PIL import Image
 
-from experiments.common.console import JobError
-from experiments.data.image_files import load_cifar10, load_image_folder
+from experiments.common import console
+from experiments.data import image_files
 from experiments.data.labels import ImageData, Images
 
 _SPLIT_SEED = 0  # The held-out images are the same for every run and seed.
 
 
 def load_images(config: ConfigDict) -> ImageData:
-  """Reads the images that a configuration names.
-
-  Args:
-    config: with `data` (`digits`, `photographs`, `cifar10` or
-      `imagefolder`), `data_dir` and, for `imagefolder`, `image_size` in
-      pixels.
-
-  Returns:
-    The split of the images.
-
-  Raises:
-    JobError: `config.data` is not one of the four.
-    MissingFileError: a file or folder is missing; the message names it.
-    FileError: a file does not hold such images; the message names it.
-  """
+  """Reads the images that a configuration names."""
   match config.data:
     case "digits":
       return load_digits()
     case "photographs":
       return load_photographs()
     case "cifar10":
-      return load_cifar10(pathlib.Path(config.data_dir))
+      return image_files.load_cifar10(pathlib.Path(config.data_dir))
     case "imagefolder":
-      return load_image_folder(pathlib.Path(config.data_dir), config.image_size)
-  raise JobError(
+      return image_files.load_image_folder(
+        pathlib.Path(config.data_dir), config.image_size
+      )
+  raise console.JobError(
     "`config.data` must be one of digits, photographs, cifar10, imagefolder"
     f" for an image model, got {config.data!r}."
   )
@@ -61,20 +49,11 @@ def load_digits() -> ImageData:
 
 
 def load_photographs(size: int = 32, stride: int = 8) -> ImageData:
-  """Cuts scikit-learn's two photographs into crops, each at four rotations.
-
-  The label is the photograph of a crop and its rotation. Each photograph is
-  divided into squares of twice the crop's size. A random third of the squares
-  is held out. Crops stay within a square, so that no pixel is in both halves of
-  the split.
-
-  Args:
-    size: height and width of a crop, pixels.
-    stride: pixels between one crop of a square and the next.
-
-  Returns:
-    The split of the crops, with 8 classes.
-  """
+  """Cuts scikit-learn's two photographs into crops, each at four rotations."""
+  # The label is the photograph of a crop and its rotation. Each photograph is
+  # divided into squares of twice the crop's size. A random third of the squares
+  # is held out. Crops stay within a square, so that no pixel is in both halves
+  # of the split.
   from sklearn import datasets  # Takes 1.5 s to import.
 
   random = np.random.default_rng(_SPLIT_SEED)
@@ -92,34 +71,18 @@ def load_photographs(size: int = 32, stride: int = 8) -> ImageData:
 
 
 def resize_images(data: ImageData, size: int) -> ImageData:
-  """Returns the images at another size.
-
-  Args:
-    data: images of any size.
-    size: new height and width, pixels.
-  """
+  """Returns the images at another size."""
   return data._replace(
     train=_resize_pixels(data.train, size), test=_resize_pixels(data.test, size)
   )
 
 
 def batch_indices(count: int, size: int, seed: int, step: int) -> np.ndarray:
-  """Returns the examples of one step: a pure function of its arguments.
-
-  Every epoch is one permutation drawn from `(seed, epoch)`, cut into whole
-  batches, so a run that is killed and resumed sees the same batches.
-
-  Args:
-    count: number of examples in all.
-    size: number of examples in a batch, at most `count`.
-    seed: seed of the run.
-    step: step of the run, from 0.
-
-  Returns:
-    int64 indices `(size,)`, distinct.
-  """
+  """Returns the examples of one step: a pure function of its arguments."""
+  # Every epoch is one permutation drawn from `(seed, epoch)`, cut into whole
+  # batches, so a run that is killed and resumed sees the same batches.
   if not 0 < size <= count:
-    raise JobError(
+    raise console.JobError(
       f"`size` must be between 1 and the {count} examples there are, got"
       f" {size}."
     )

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.common.files import FileError
+from experiments.common import files
 
 
 class Images(NamedTuple):
@@ -36,37 +36,27 @@ class ImageData(NamedTuple):
 def make_images(
   name: str, pixels: np.ndarray, labels: np.ndarray, classes: int
 ) -> Images:
-  """Returns images whose pixels and labels have been checked.
-
-  Args:
-    name: where they are from, for the message.
-    pixels: uint8 `(count, height, width, channels)`, with 1 or 3 channels.
-    labels: integers `(count,)` or `(count, 1)` in [0, classes).
-    classes: number of labels.
-
-  Raises:
-    FileError: one of these does not hold; a jitted loss would not notice.
-  """
+  """Returns images whose pixels and labels have been checked."""
   if pixels.dtype != np.uint8 or pixels.ndim != 4:
-    raise FileError(
+    raise files.FileError(
       f"pixels of {name} must be uint8 (count, height, width, channels), from"
       f" 0 to 255, got {pixels.dtype} {pixels.shape}."
     )
   if 0 in pixels.shape or pixels.shape[3] not in (1, 3):
-    raise FileError(
+    raise files.FileError(
       f"pixels of {name} must be at least one image with 1 or 3 channels, got"
       f" {pixels.shape}."
     )
   count = len(pixels)
   is_integer = np.issubdtype(labels.dtype, np.integer)
   if not is_integer or labels.shape not in ((count,), (count, 1)):
-    raise FileError(
+    raise files.FileError(
       f"labels of {name} must be an integer for each of its {count} images, got"
       f" {labels.dtype} {labels.shape}."
     )
   low, high = int(labels.min()), int(labels.max())
   if low < 0 or high >= classes:
-    raise FileError(
+    raise files.FileError(
       f"labels of {name} must be from 0 to {classes - 1}, got {low} to {high}."
     )
   return Images(pixels, labels.reshape(-1).astype(np.int32))
@@ -75,20 +65,10 @@ def make_images(
 def make_data(
   name: str, train: Images, test: Images, classes: int
 ) -> ImageData:
-  """Returns a split whose halves have images of one shape.
-
-  Args:
-    name: where they are from, for the message.
-    train: images to train on.
-    test: images that are held out.
-    classes: number of labels.
-
-  Raises:
-    FileError: the shapes differ.
-  """
+  """Returns a split whose halves have images of one shape."""
   shapes = [images.pixels.shape[1:] for images in (train, test)]
   if shapes[0] != shapes[1]:
-    raise FileError(
+    raise files.FileError(
       f"images of {name} must have one shape, got {shapes[0]} to train on and"
       f" {shapes[1]} held out."
     )

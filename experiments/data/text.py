@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments.common.console import JobError
+from experiments.common import console
 from experiments.common.files import FileError, MissingFileError
 
 _SKIPPED_FOLDERS = frozenset(
@@ -32,23 +32,9 @@ class TextData(NamedTuple):
 
 
 def load_text(config: ConfigDict) -> TextData:
-  """Reads the corpus that a configuration names.
-
-  Args:
-    config: with `data` (`stdlib`), `data_dir` (a folder to read instead
-      of the standard library, or empty), `train_bytes` and `test_bytes`
-      (upper bounds).
-
-  Returns:
-    The split; the hash of its relative path decides if a file is held out.
-
-  Raises:
-    JobError: `config.data` is not `stdlib`.
-    MissingFileError: one half of the split is empty.
-    FileError: a file cannot be read; the message names it.
-  """
+  """Reads the corpus that a configuration names."""
   if config.data != "stdlib":
-    raise JobError(
+    raise console.JobError(
       f"`config.data` must be stdlib for a text model, got {config.data!r}."
     )
   root = pathlib.Path(config.data_dir or sysconfig.get_paths()["stdlib"])
@@ -94,19 +80,7 @@ def zlib_bits_per_byte(text: np.ndarray) -> float:
 
 
 def cut_windows(text: np.ndarray, length: int) -> np.ndarray:
-  """Cuts text into windows that predict every byte except the first.
-
-  Args:
-    text: bytes, uint8 `(bytes,)`.
-    length: number of bytes that a window predicts.
-
-  Returns:
-    int32 `(count, length + 1)`; neighbors share one byte, and bytes that
-    do not fill a window are left out.
-
-  Raises:
-    JobError: `text` is shorter than one window.
-  """
+  """Cuts text into windows that predict every byte except the first."""
   _require_window(text, length)
   count = (text.size - 1) // length
   index = np.arange(count)[:, None] * length + np.arange(length + 1)[None, :]
@@ -116,21 +90,7 @@ def cut_windows(text: np.ndarray, length: int) -> np.ndarray:
 def draw_windows(
   text: np.ndarray, length: int, size: int, seed: int, step: int
 ) -> np.ndarray:
-  """Returns the windows of one step: a pure function of its arguments.
-
-  Args:
-    text: bytes, uint8 `(bytes,)`.
-    length: number of bytes that a window predicts.
-    size: number of windows in a batch.
-    seed: seed of the run.
-    step: step of the run, from 0.
-
-  Returns:
-    int32 `(size, length + 1)`.
-
-  Raises:
-    JobError: `text` is shorter than one window.
-  """
+  """Returns the windows of one step: a pure function of its arguments."""
   _require_window(text, length)
   random = np.random.default_rng([seed, step])
   start = random.integers(0, text.size - length, size)
@@ -140,7 +100,7 @@ def draw_windows(
 
 def _require_window(text: np.ndarray, length: int) -> None:
   if text.size <= length:
-    raise JobError(
+    raise console.JobError(
       f"`text` must be longer than one window of {length} bytes, got"
       f" {text.size}."
     )

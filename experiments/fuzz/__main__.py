@@ -18,6 +18,8 @@ import rich.markup
 import rich.progress
 from absl import flags
 
+from experiments.fuzz import rounds, run, subjects, tables
+
 # Before JAX starts, here and in the processes that are started: exchanges need
 # several workers.
 os.environ["XLA_FLAGS"] = (
@@ -26,17 +28,13 @@ os.environ["XLA_FLAGS"] = (
 
 from experiments.common import list_flags, records, shared_flags
 from experiments.common.console import make_console
-from experiments.fuzz.rounds import Defect
 from experiments.fuzz.rows import make_rows
-from experiments.fuzz.run import Tally, run_guarded, run_subjects
-from experiments.fuzz.subjects import SHARES, SUBJECTS, parse_round
-from experiments.fuzz.tables import summary_table
 
 _MINUTES = flags.DEFINE_float(
   "minutes", 1.0, "Time after which no round starts.", lower_bound=0
 )
 _SUBJECTS = list_flags.define_names(
-  "subjects", SUBJECTS, SUBJECTS, "Subjects to check."
+  "subjects", subjects.SUBJECTS, subjects.SUBJECTS, "Subjects to check."
 )
 _SEED = flags.DEFINE_integer(
   "seed", 0, "Seed of the first round.", allow_override=True
@@ -45,7 +43,10 @@ _PROCESSES = flags.DEFINE_integer(
   "processes", os.cpu_count() or 1, "Rounds at the same time.", lower_bound=1
 )
 _ROUND = list_flags.define_item(
-  "round", None, parse_round, "One round to run, SUBJECT:SEED, instead of all."
+  "round",
+  None,
+  subjects.parse_round,
+  "One round to run, SUBJECT:SEED, instead of all.",
 )
 _JSON = shared_flags.define_rows()
 
@@ -54,13 +55,13 @@ def main() -> None:
   """Runs the rounds, prints defects and counts, and writes rows."""
   console = make_console()
 
-  def show(defect: Defect) -> None:
+  def show(defect: rounds.Defect) -> None:
     text = rich.markup.escape(f"{defect.case}\n{defect.detail.rstrip()}")
     console.print(f"[bold]Broken: {rich.markup.escape(defect.law)}[/]\n{text}")
 
   if _ROUND.value:
     name, seed = _ROUND.value
-    found = run_guarded(SUBJECTS[name], name, seed)
+    found = run.run_guarded(subjects.SUBJECTS[name], name, seed)
     for defect in found.defects:
       show(defect)
     console.print(f"{found.cases} cases, {len(found.defects)} defects")
@@ -74,22 +75,24 @@ def main() -> None:
   ) as progress:
     line = progress.add_task("starting", total=None)
 
-    def report(tallies: Mapping[str, Tally], defect: Defect | None) -> None:
+    def report(
+      tallies: Mapping[str, run.Tally], defect: rounds.Defect | None
+    ) -> None:
       if defect:
         show(defect)
       counts = ", ".join(f"{n} {t.cases:,}" for n, t in tallies.items())
       progress.update(line, description=f"cases: {counts}")
 
-    tallies = run_subjects(
-      {name: SUBJECTS[name] for name in _SUBJECTS.value},
+    tallies = run.run_subjects(
+      {name: subjects.SUBJECTS[name] for name in _SUBJECTS.value},
       60 * _MINUTES.value,
-      shares=SHARES,
+      shares=subjects.SHARES,
       first_seed=_SEED.value,
       processes=_PROCESSES.value,
       report=report,
     )
   rows = make_rows(tallies)
-  console.print(summary_table(rows).to_console())
+  console.print(tables.summary_table(rows).to_console())
   if _JSON.value:
     records.write_rows(_JSON.value, rows)
   sys.exit(any(tally.defects for tally in tallies.values()))

@@ -6,9 +6,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmotion import codecs
-from jaxmotion.codecs import Codec
-from jaxmotion.testing import make_rows
+from jaxmotion import codecs, testing
 
 _SHAPES = ((), (1,), (2,), (5,), (20,), (31,), (33,), (65,), (128,), (300,))
 _MATRICES = ((1, 7), (7, 1), (3, 4, 5), (16, 32), (9, 65), (64, 8), (2, 257))
@@ -25,7 +23,7 @@ class Setup:
     dtype: name of a floating-point dtype.
   """
 
-  codec: Codec
+  codec: codecs.Codec
   shape: tuple[int, ...]
   dtype: str
 
@@ -37,7 +35,7 @@ def draw_setup(rng: np.random.Generator) -> Setup:
   return Setup(draw_codec(rng), shape, _DTYPES[rng.integers(len(_DTYPES))])
 
 
-def draw_codec(rng: np.random.Generator) -> Codec:
+def draw_codec(rng: np.random.Generator) -> codecs.Codec:
   """Returns a codec of arrays, without error memory."""
   kind = rng.integers(5)
   if kind == 4:
@@ -54,13 +52,13 @@ def _draw_block(rng: np.random.Generator) -> int:
   return int(rng.choice((1, 2, 4, 7, 16, 33, 64, 512)))
 
 
-def _draw_rotate(rng: np.random.Generator) -> Codec:
+def _draw_rotate(rng: np.random.Generator) -> codecs.Codec:
   return codecs.rotate(
     block=int(rng.choice((32, 64, 128))), seed=int(rng.integers(1 << 32))
   )
 
 
-def _draw_sparse(rng: np.random.Generator) -> Codec:
+def _draw_sparse(rng: np.random.Generator) -> codecs.Codec:
   density = float(rng.choice((0.01, 0.1, 0.3, 0.5, 1.0)))
   match rng.integers(5):
     case 0:
@@ -75,7 +73,7 @@ def _draw_sparse(rng: np.random.Generator) -> Codec:
   return codecs.identity()
 
 
-def _draw_tiled(rng: np.random.Generator) -> Codec:
+def _draw_tiled(rng: np.random.Generator) -> codecs.Codec:
   """Returns a codec of tiles or columns, as DeMo and SparseLoCo have them."""
   chunk = int(rng.choice((1, 3, 8, 16, 64)))
   fit = ("pad", "divide")[rng.integers(2)]
@@ -108,7 +106,7 @@ def _draw_tiled(rng: np.random.Generator) -> Codec:
   return kinds[rng.integers(len(kinds))]
 
 
-def _draw_dense(rng: np.random.Generator) -> Codec:
+def _draw_dense(rng: np.random.Generator) -> codecs.Codec:
   block = _draw_block(rng)
   match rng.integers(8):
     case 0:
@@ -141,7 +139,7 @@ def _draw_dense(rng: np.random.Generator) -> Codec:
   return codecs.nonnegative(bits=bits, block=block, rounding=rounding)
 
 
-def draw_tree_codec(rng: np.random.Generator) -> Codec:
+def draw_tree_codec(rng: np.random.Generator) -> codecs.Codec:
   """Returns a codec of the trees that `draw_tree` makes."""
   inner = codecs.rules((("a", draw_codec(rng)), ("b|c", draw_codec(rng))))
   size = int(rng.choice((1, 8, 100)))
@@ -166,7 +164,7 @@ def draw_rows(setup: Setup, count: int, rng: np.random.Generator) -> np.ndarray:
   rows: list[np.ndarray] = []
   while len(rows) < count:
     base = _draw_elements(size, dtype, rng)
-    rows += list(make_rows(base.reshape(setup.shape)))
+    rows += list(testing.make_rows(base.reshape(setup.shape)))
   return np.stack(rows[:count])
 
 

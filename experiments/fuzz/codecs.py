@@ -15,18 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.fuzz.codec_setups import (
-  Setup,
-  draw_codec,
-  draw_rows,
-  draw_setup,
-  draw_tree,
-  draw_tree_codec,
-)
+from experiments.fuzz import codec_setups
 from experiments.fuzz.rounds import Defect, Round
-from jaxmotion import codecs, make_key
-from jaxmotion.codecs import Codec
-from jaxmotion.testing import find_breaches
+from jaxmotion import codecs, make_key, testing
 
 # Arrays of one program; each is a case.
 _ROWS = 126
@@ -35,54 +26,41 @@ _STEPS = 6
 
 
 def run_round(seed: int) -> Round:
-  """Draws codecs and checks their laws.
-
-  Args:
-    seed: determines the codecs and all elements.
-  """
+  """Draws codecs and checks their laws."""
   rng = np.random.default_rng(seed)
-  rounds = [check_laws(draw_setup(rng), seed) for _ in range(3)]
-  setup = draw_setup(rng)
+  rounds = [check_laws(codec_setups.draw_setup(rng), seed) for _ in range(3)]
+  setup = codec_setups.draw_setup(rng)
   rounds.append(check_memory(setup, seed))
-  rounds.append(check_tree(draw_tree_codec(rng), seed))
+  rounds.append(check_tree(codec_setups.draw_tree_codec(rng), seed))
   if seed % 4 == 0:
-    rounds.append(check_eager(draw_codec(rng), seed))
+    rounds.append(check_eager(codec_setups.draw_codec(rng), seed))
   defects = itertools.chain.from_iterable(r.defects for r in rounds)
   return Round(sum(r.cases for r in rounds), tuple(defects))
 
 
-def check_laws(setup: Setup, seed: int, count: int = _ROWS) -> Round:
-  """Checks every law that a codec states, on many arrays.
-
-  Args:
-    setup: the codec and its arrays.
-    seed: determines the elements.
-    count: number of arrays.
-  """
+def check_laws(
+  setup: codec_setups.Setup, seed: int, count: int = _ROWS
+) -> Round:
+  """Checks every law that a codec states, on many arrays."""
   case = f"check_laws({setup!r}, {seed}, {count})"
-  rows = draw_rows(setup, count, np.random.default_rng((seed, 1)))
+  rows = codec_setups.draw_rows(setup, count, np.random.default_rng((seed, 1)))
   with _wide_floats(setup.dtype):
-    breaches = find_breaches(setup.codec, jnp.asarray(rows), seed=seed)
+    breaches = testing.find_breaches(setup.codec, jnp.asarray(rows), seed=seed)
   found = [
     Defect(law, case, f"row {row}: {detail}") for law, row, detail in breaches
   ]
   return Round(len(rows), tuple(found))
 
 
-def check_memory(setup: Setup, seed: int) -> Round:
-  """Checks what error feedback sends and remembers over several steps.
-
-  Args:
-    setup: the codec that is wrapped, and its arrays.
-    seed: determines the elements.
-  """
+def check_memory(setup: codec_setups.Setup, seed: int) -> Round:
+  """Checks what error feedback sends and remembers over several steps."""
   case = f"check_memory({setup!r}, {seed})"
   rng = np.random.default_rng((seed, 2))
   decay = float(rng.choice((1.0, 0.75)))
   if not setup.codec.laws.bounds_memory:
     return _check_refusal(setup.codec, case)
   codec = codecs.feedback(setup.codec, decay=decay)
-  rows = draw_rows(setup, _FEW_ROWS, rng)
+  rows = codec_setups.draw_rows(setup, _FEW_ROWS, rng)
   given = np.stack([np.roll(rows, step, 0) for step in range(_STEPS)])
   with _wide_floats(setup.dtype):
     left, sent = _run_memory(codec, jnp.asarray(given))
@@ -108,7 +86,7 @@ def check_memory(setup: Setup, seed: int) -> Round:
   return Round(_FEW_ROWS * _STEPS, tuple(found))
 
 
-def _check_refusal(codec: Codec, case: str) -> Round:
+def _check_refusal(codec: codecs.Codec, case: str) -> Round:
   try:
     codecs.feedback(codec)
   except ValueError as error:
@@ -138,15 +116,10 @@ def _run_memory(codec: Any, given: jax.Array) -> tuple[np.ndarray, np.ndarray]:
   return np.asarray(left, np.float64), np.asarray(sent, np.float64)
 
 
-def check_tree(codec: Codec, seed: int) -> Round:
-  """Checks that a tree comes back leaf by leaf, within the stated error.
-
-  Args:
-    codec: codec of trees with leaves "a", "b" and "c".
-    seed: determines the leaves.
-  """
+def check_tree(codec: codecs.Codec, seed: int) -> Round:
+  """Checks that a tree comes back leaf by leaf, within the stated error."""
   case = f"check_tree({codec!r}, {seed})"
-  tree = draw_tree(np.random.default_rng((seed, 3)))
+  tree = codec_setups.draw_tree(np.random.default_rng((seed, 3)))
 
   @jax.jit
   def trip(tree: Any, key: Any) -> Any:
@@ -179,13 +152,8 @@ def _may_drop(codec: Any) -> bool:
   return any(word in repr(codec) for word in ("threshold(", "zero_value("))
 
 
-def check_eager(codec: Codec, seed: int) -> Round:
-  """Checks that a call decodes to the same array whether compiled or not.
-
-  Args:
-    codec: codec of arrays.
-    seed: determines the array.
-  """
+def check_eager(codec: codecs.Codec, seed: int) -> Round:
+  """Checks that a call decodes to the same array whether compiled or not."""
   case = f"check_eager({codec!r}, {seed})"
   x = jnp.asarray(
     np.random.default_rng((seed, 4)).normal(size=(5, 13)), jnp.float32

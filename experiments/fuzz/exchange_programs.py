@@ -10,9 +10,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import jaxmotion
-from experiments.fuzz.exchange_setups import Setup
+from experiments.fuzz import exchange_setups
 from jaxmotion import codecs, make_key, wire
-from jaxmotion.codecs import Codec
 from jaxmotion.codecs.extend import Division, partition
 from jaxmotion.collectives.extend import (
   choose_methods,
@@ -51,7 +50,7 @@ class Programs:
     compiled_bytes: bytes of the compiled update, for each level.
   """
 
-  def __init__(self, setup: Setup) -> None:
+  def __init__(self, setup: exchange_setups.Setup) -> None:
     self.setup = setup
     self._models: dict[int, Any] = {}
     axes: Any = ("host", "device") if setup.devices else "host"
@@ -99,14 +98,8 @@ class Programs:
   def update(
     self, x: PyTree, state: Any, weights: np.ndarray, level: int
   ) -> Result:
-    """Runs one update on the workers.
-
-    Args:
-      x: gradients, each (workers, ...).
-      state: state before the update.
-      weights: float32[workers].
-      level: index of the codec.
-    """
+    """Runs one update on the workers."""
+    # `weights`: float32[workers].
     y, state = self._compiled(*self._place(x, state, weights, level))
     copies = {
       tuple(
@@ -139,11 +132,9 @@ class Programs:
     )
 
   def errors(self, state: Any) -> list[tuple[Any, Any] | None]:
-    """Returns the error memory of every array, of both encodings.
-
-    Each has a leading axis of workers, and that of the first encoding in two
-    phases one of shards behind it. None stands for an array without memory.
-    """
+    """Returns the error memory of every array, of both encodings."""
+    # Each has a leading axis of workers, and that of the first encoding in two
+    # phases one of shards behind it. None stands for an array without memory.
     found = self._read_errors(state.codec_state.value)
     return jax.tree.map(np.asarray, found)
 
@@ -209,12 +200,7 @@ class Programs:
 
 
 def predict_bytes(programs: Programs, level: int) -> float:
-  """Returns the bytes that a worker sends between hosts, from the payloads.
-
-  Args:
-    programs: programs of an exchange.
-    level: index of the codec.
-  """
+  """Returns the bytes that a worker sends between hosts, from the payloads."""
   hosts = programs.setup.hosts
   divided = programs.divided[level]
   total = 0.0
@@ -245,18 +231,7 @@ def predict_bytes(programs: Programs, level: int) -> float:
 
 
 def model_means(programs: Programs, level: int) -> Any:
-  """Returns a jitted model of an exchange without codec state, unmapped.
-
-  Args:
-    programs: programs of an exchange without a local axis.
-    level: index of the codec.
-
-  Returns:
-    (xs, count) -> for each array its mean (variants, ...): as computed, and
-    with the mean before a second encoding a few roundings smaller and greater.
-    None stands for an array whose codec has state. `xs` are arrays
-    (workers, ...), `count` is the number of updates before.
-  """
+  """Returns a jitted model of an exchange without codec state, unmapped."""
   setup, divided = programs.setup, programs.divided[level]
 
   @jax.jit
@@ -283,12 +258,12 @@ def model_means(programs: Programs, level: int) -> Any:
   return means
 
 
-def _code(codec: Codec, x: jax.Array, key: Any) -> jax.Array:
+def _code(codec: codecs.Codec, x: jax.Array, key: Any) -> jax.Array:
   return codec.decode(codec.encode(x, codec.init(x), key)[0], x)
 
 
 def _model_divided(
-  codec: Codec, division: Division, x: jax.Array, keys: list[Any]
+  codec: codecs.Codec, division: Division, x: jax.Array, keys: list[Any]
 ) -> Any:
   workers = x.shape[0]
   payloads = [
@@ -311,7 +286,9 @@ def _model_divided(
   return jnp.stack(variants)
 
 
-def _model_two_phases(codec: Codec, x: jax.Array, keys: list[Any]) -> Any:
+def _model_two_phases(
+  codec: codecs.Codec, x: jax.Array, keys: list[Any]
+) -> Any:
   workers = x.shape[0]
   if division := find_division(codec, x[0], workers):
     return _model_divided(codec, division, x, keys)

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 
 from jaxmotion import codecs
-from jaxmotion.codecs import Codec
 
 _BASES = (
   codecs.identity(),
@@ -52,7 +51,7 @@ class Setup:
   """
 
   hosts: int
-  codec: Codec | tuple[Codec, ...]
+  codec: codecs.Codec | tuple[codecs.Codec, ...]
   shapes: tuple[tuple[int, ...], ...]
   dtypes: tuple[str, ...]
   devices: int = 0
@@ -60,7 +59,7 @@ class Setup:
   method: str | None = None
   nonfinite: str = "propagate"
   weighted: bool = False
-  local_codec: Codec | None = None
+  local_codec: codecs.Codec | None = None
   seed: int = 0
 
   @property
@@ -69,9 +68,9 @@ class Setup:
     return self.hosts * max(self.devices, 1)
 
   @property
-  def levels(self) -> tuple[Codec, ...]:
+  def levels(self) -> tuple[codecs.Codec, ...]:
     """The codec of each level."""
-    return (self.codec,) if isinstance(self.codec, Codec) else self.codec
+    return (self.codec,) if isinstance(self.codec, codecs.Codec) else self.codec
 
   @property
   def likes(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -144,11 +143,11 @@ def _draw_workers(rng: np.random.Generator) -> tuple[int, int]:
 
 def _draw_codec(
   leaves: int, rng: np.random.Generator
-) -> Codec | tuple[Codec, ...]:
-  def draw_base() -> Codec:
+) -> codecs.Codec | tuple[codecs.Codec, ...]:
+  def draw_base() -> codecs.Codec:
     return _BASES[rng.integers(len(_BASES))]
 
-  def wrap(codec: Codec, decay: float, form: str) -> Codec:
+  def wrap(codec: codecs.Codec, decay: float, form: str) -> codecs.Codec:
     if not codec.laws.bounds_memory:
       return codec
     return codecs.feedback(codec, decay=decay, form=form)

@@ -13,48 +13,33 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.fuzz.exchange_programs import (
-  Programs,
-  Result,
-  model_means,
-  predict_bytes,
-)
-from experiments.fuzz.exchange_setups import (
-  Setup,
-  draw_setup,
-  draw_values,
-  draw_weights,
-)
-from experiments.fuzz.rounds import Defect, Round
-from jaxmotion.codecs import feedback, identity
+from experiments.fuzz import exchange_programs, exchange_setups, rounds
+from jaxmotion import codecs
 from jaxmotion.collectives.extend import is_sharded, row_like
 
 _STEPS = ("finite", "finite", "nan", "finite", "inf", "weight", "finite")
 
 
-def run_round(seed: int) -> Round:
-  """Draws one exchange and checks its laws.
-
-  Args:
-    seed: determines the exchange and all values.
-  """
-  return check_exchange(draw_setup(np.random.default_rng(seed)), seed)
+def run_round(seed: int) -> rounds.Round:
+  """Draws one exchange and checks its laws."""
+  return check_exchange(
+    exchange_setups.draw_setup(np.random.default_rng(seed)), seed
+  )
 
 
-def check_exchange(setup: Setup, seed: int) -> Round:
-  """Runs several updates of an exchange and checks the laws of each.
-
-  Args:
-    setup: the exchange.
-    seed: determines the values.
-  """
+def check_exchange(setup: exchange_setups.Setup, seed: int) -> rounds.Round:
+  """Runs several updates of an exchange and checks the laws of each."""
   case = f"check_exchange({setup!r}, {seed})"
   try:
-    programs = Programs(setup)
+    programs = exchange_programs.Programs(setup)
   except Exception as error:  # Every exchange that is drawn is a valid one.
     detail = f"{type(error).__name__}: {error}"[:600]
-    return Round(1, (Defect("an exchange compiles", case, detail),))
-  found = [Defect(law, case, detail) for law, detail in _check_bytes(programs)]
+    return rounds.Round(
+      1, (rounds.Defect("an exchange compiles", case, detail),)
+    )
+  found = [
+    rounds.Defect(law, case, detail) for law, detail in _check_bytes(programs)
+  ]
   rng = np.random.default_rng((seed, 1))
   state, cases = programs.start, 1
   for i, kind in enumerate(_STEPS):
@@ -62,14 +47,16 @@ def check_exchange(setup: Setup, seed: int) -> Round:
       continue
     checker = _Step(programs, kind, rng, state)
     found += [
-      Defect(law, f"{case}, step {i} ({kind})", detail)
+      rounds.Defect(law, f"{case}, step {i} ({kind})", detail)
       for law, detail in checker.check()
     ]
     state, cases = checker.result.state, cases + 1
-  return Round(cases, tuple(found))
+  return rounds.Round(cases, tuple(found))
 
 
-def _check_bytes(programs: Programs) -> Iterator[tuple[str, str]]:
+def _check_bytes(
+  programs: exchange_programs.Programs,
+) -> Iterator[tuple[str, str]]:
   """Yields where predicted, traced and compiled bytes differ."""
   setup = programs.setup
   for level in range(len(setup.levels)):
@@ -89,7 +76,7 @@ def _check_bytes(programs: Programs) -> Iterator[tuple[str, str]]:
         "traced bytes are the compiled program's",
         f"level {level}: {widened} for {traced}, {compiled}",
       )
-    predicted = predict_bytes(programs, level)
+    predicted = exchange_programs.predict_bytes(programs, level)
     if not setup.devices:
       scalars = (setup.nonfinite == "skip") + (
         setup.weighted and setup.op == "mean"
@@ -119,13 +106,17 @@ class _Step:
   """
 
   def __init__(
-    self, programs: Programs, kind: str, rng: np.random.Generator, state: Any
+    self,
+    programs: exchange_programs.Programs,
+    kind: str,
+    rng: np.random.Generator,
+    state: Any,
   ) -> None:
     self.programs, self.setup, self.kind = programs, programs.setup, kind
     self.before = state
     self.level = int(rng.integers(len(self.setup.levels)))
-    self.clean = draw_values(self.setup, rng)
-    self.clean_weights = draw_weights(self.setup, rng)
+    self.clean = exchange_setups.draw_values(self.setup, rng)
+    self.clean_weights = exchange_setups.draw_weights(self.setup, rng)
     self.x, self.weights = self.clean, self.clean_weights
     self.spoiled: str = ""
     if kind == "weight":
@@ -156,7 +147,7 @@ class _Step:
       self.weights = np.where(self.weights == 0, 1, self.weights)
       self.clean_weights = self.weights
 
-  def _update(self, x: Any, weights: np.ndarray) -> Result:
+  def _update(self, x: Any, weights: np.ndarray) -> exchange_programs.Result:
     return self.programs.update(x, self.before, weights, self.level)
 
   def check(self) -> Iterator[tuple[str, str]]:
@@ -230,7 +221,9 @@ class _Step:
         return
     if setup.local_codec is not None:
       return
-    plain = setup.codec == identity() and not (setup.weighted or setup.devices)
+    plain = setup.codec == codecs.identity() and not (
+      setup.weighted or setup.devices
+    )
     # An exchange adds up float16 in float32; the uncompressed one may overflow.
     if (
       plain
@@ -270,7 +263,9 @@ class _Step:
       if self.setup.weighted:
         x = x * self._shares().reshape(-1, *[1] * len(like.shape))
       xs.append(x.astype(like.dtype) if group.codec.keeps_dtype else x)
-    model = self.programs.cached_model(self.level, model_means)
+    model = self.programs.cached_model(
+      self.level, exchange_programs.model_means
+    )
     means = jax.tree.map(np.asarray, model(xs, np.int32(self.before.count)))
     for group, mean in zip(divided.leaf_groups, means, strict=True):
       if mean is None:
@@ -337,13 +332,7 @@ class _HostArrays:
     return flat.reshape(self._devices, *row.shape)[self._device]
 
   def find_loss(self, index: int, was: Any, now: Any) -> str | None:
-    """Returns where an array lost or gained something, or None.
-
-    Args:
-      index: position of the array.
-      was: its error memory before the update.
-      now: its error memory after it.
-    """
+    """Returns where an array lost or gained something, or None."""
     group = self._divided.leaf_groups[index]
     names = [self._divided.leaves[i][0] for i in group.leaves]
     if (
@@ -356,7 +345,7 @@ class _HostArrays:
     ):
       return None  # All devices take the first one's result.
     codec = group.codec
-    if not isinstance(codec, feedback):
+    if not isinstance(codec, codecs.feedback):
       return None
     x = np.concatenate(
       [self._x[name].reshape(self._hosts, -1) for name in names], axis=1

@@ -11,53 +11,47 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from experiments.fuzz.fault_jobs import Ended, Outcome, Rig, read_outcome
-from experiments.fuzz.rounds import Defect, Round
+from experiments.fuzz import fault_jobs, rounds
 
 _PAGE = 4096  # Bytes that a file takes a multiple of.
 _START_S = 120  # A job has a checkpoint by then.
 
 
-Fault = Callable[[Rig, pathlib.Path, random.Random], str]
+Fault = Callable[[fault_jobs.Rig, pathlib.Path, random.Random], str]
 """Runs a job and returns what is wrong with how it ended."""
 
 
 def run_faults(
-  rig: Rig, expected: Outcome, seed: int, faults: dict[str, Fault]
-) -> Round:
-  """Runs a job under each fault and compares its end.
-
-  Args:
-    rig: starts jobs.
-    expected: state at the end of a job without faults.
-    seed: seed of what is broken.
-    faults: `FAULTS` for jobs of one process, `PART_FAULTS` for any.
-
-  Returns:
-    One case for each fault.
-  """
+  rig: fault_jobs.Rig,
+  expected: fault_jobs.Outcome,
+  seed: int,
+  faults: dict[str, Fault],
+) -> rounds.Round:
+  """Runs a job under each fault and compares its end."""
   chooser = random.Random(seed)
-  defects: list[Defect] = []
+  defects: list[rounds.Defect] = []
   for name, fault in faults.items():
     workdir = rig.folder / f"fault-{name}"
     shutil.rmtree(workdir, ignore_errors=True)
     detail = fault(rig, workdir, chooser) or _resume(rig, workdir, expected)
     if detail:
       law = "a fault ends a job with one line, and it goes on bit for bit"
-      defects.append(Defect(law, f"{name}, seed {seed}", detail))
-  return Round(len(faults), tuple(defects))
+      defects.append(rounds.Defect(law, f"{name}, seed {seed}", detail))
+  return rounds.Round(len(faults), tuple(defects))
 
 
-def _resume(rig: Rig, workdir: pathlib.Path, expected: Outcome) -> str:
+def _resume(
+  rig: fault_jobs.Rig, workdir: pathlib.Path, expected: fault_jobs.Outcome
+) -> str:
   """Returns what is wrong with a job after its fault, if anything."""
   ended = rig.start(workdir).finish()
   if any(end.code for end in ended):
     return f"it does not go on: {ended}"
-  found = read_outcome(workdir)
+  found = fault_jobs.read_outcome(workdir)
   return "" if found == expected else f"it ends with {found}, not {expected}"
 
 
-def _expect_line(ended: Ended, pattern: str) -> str:
+def _expect_line(ended: fault_jobs.Ended, pattern: str) -> str:
   """Returns what is wrong with the end of a refused job, if anything."""
   lines = ended.said.splitlines()
   if ended.code == 1 and len(lines) == 1 and re.search(pattern, lines[0]):
@@ -65,7 +59,9 @@ def _expect_line(ended: Ended, pattern: str) -> str:
   return f"no line like {pattern!r}: {ended}"
 
 
-def _interrupt(rig: Rig, workdir: pathlib.Path, checkpoints: int = 1) -> None:
+def _interrupt(
+  rig: fault_jobs.Rig, workdir: pathlib.Path, checkpoints: int = 1
+) -> None:
   """Kills a job that has some checkpoints."""
   job = rig.start(workdir)
   deadline = time.monotonic() + _START_S
@@ -89,7 +85,9 @@ def _list_files(workdir: pathlib.Path) -> list[pathlib.Path]:
   return [path for path in paths if path.is_file()]
 
 
-def fill_disk(rig: Rig, workdir: pathlib.Path, chooser: random.Random) -> str:
+def fill_disk(
+  rig: fault_jobs.Rig, workdir: pathlib.Path, chooser: random.Random
+) -> str:
   """Runs a job on a disk that is full after its second checkpoint."""
   _interrupt(rig, workdir)
   sizes = [path.stat().st_size for path in _list_files(workdir)]
@@ -122,14 +120,16 @@ def fill_disk(rig: Rig, workdir: pathlib.Path, chooser: random.Random) -> str:
 
 
 def refuse_writes(
-  rig: Rig, workdir: pathlib.Path, chooser: random.Random
+  rig: fault_jobs.Rig, workdir: pathlib.Path, chooser: random.Random
 ) -> str:
   """Runs a job on a folder that takes no files."""
   (ended,) = rig.start(pathlib.Path("/proc/self/none")).finish()
   return _expect_line(ended, "`workdir` must be a folder that this process can")
 
 
-def give_file(rig: Rig, workdir: pathlib.Path, chooser: random.Random) -> str:
+def give_file(
+  rig: fault_jobs.Rig, workdir: pathlib.Path, chooser: random.Random
+) -> str:
   """Runs a job on a file instead of a folder."""
   workdir.write_bytes(b"")
   (ended,) = rig.start(workdir).finish()
@@ -138,7 +138,7 @@ def give_file(rig: Rig, workdir: pathlib.Path, chooser: random.Random) -> str:
 
 
 def share_folder(
-  rig: Rig, workdir: pathlib.Path, chooser: random.Random
+  rig: fault_jobs.Rig, workdir: pathlib.Path, chooser: random.Random
 ) -> str:
   """Runs a second job on the folder of a job that has been stopped."""
   job = rig.start(workdir)
@@ -155,7 +155,7 @@ def share_folder(
 
 
 def break_checkpoint(
-  rig: Rig, workdir: pathlib.Path, chooser: random.Random
+  rig: fault_jobs.Rig, workdir: pathlib.Path, chooser: random.Random
 ) -> str:
   """Flips a bit of the last checkpoint of a killed job and goes on."""
   _interrupt(rig, workdir, checkpoints=2)
@@ -172,7 +172,9 @@ def break_checkpoint(
   return f"no single line about the broken checkpoint: {ended} {others}"
 
 
-def move_times(rig: Rig, workdir: pathlib.Path, chooser: random.Random) -> str:
+def move_times(
+  rig: fault_jobs.Rig, workdir: pathlib.Path, chooser: random.Random
+) -> str:
   """Gives the files of a killed job times in the past and in the future."""
   _interrupt(rig, workdir, checkpoints=2)
   for path in workdir.rglob("*"):
@@ -181,7 +183,9 @@ def move_times(rig: Rig, workdir: pathlib.Path, chooser: random.Random) -> str:
   return ""
 
 
-def jump_clock(rig: Rig, workdir: pathlib.Path, chooser: random.Random) -> str:
+def jump_clock(
+  rig: fault_jobs.Rig, workdir: pathlib.Path, chooser: random.Random
+) -> str:
   """Runs a job whose wall clock jumps at every look, as Python sees it."""
   seed = chooser.random()
 

@@ -10,29 +10,23 @@ from collections.abc import Callable
 
 import numpy as np
 
-from experiments.common.checkpoint import CheckpointStore, Log
-from experiments.common.console import JobError
-from experiments.common.workdir import read_sealed, write_sealed
-from experiments.fuzz.rounds import Defect, Round
+from experiments.common import checkpoint, console, workdir
+from experiments.fuzz import rounds
 
 _CASES = 60
 _STEPS = 3
 _DTYPES = np.float32, np.float16, np.int8, np.uint32, np.bool_
 
 
-def run_round(seed: int) -> Round:
-  """Breaks saved files at random and reads them again.
-
-  Args:
-    seed: seed of the saved values and of what is broken.
-  """
+def run_round(seed: int) -> rounds.Round:
+  """Breaks saved files at random and reads them again."""
   random_array = np.random.default_rng(seed)
-  defects: list[Defect] = []
+  defects: list[rounds.Defect] = []
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
     saved = _save_steps(folder / "whole", random_array)
     lines = [{"run": i, "loss": float(random_array.random())} for i in range(3)]
-    write_sealed(folder / "lines", lines)
+    workdir.write_sealed(folder / "lines", lines)
     for case in range(_CASES):
       # A chooser of its own: sizes of checkpoints vary from run to run, and
       # would change what is drawn for the cases that follow.
@@ -44,24 +38,24 @@ def run_round(seed: int) -> Round:
       if detail:
         law = "no broken file is read as if it were whole"
         text = f"run_round({seed}), case {case}: {what}"
-        defects.append(Defect(law, text, detail))
-  return Round(_CASES, tuple(defects))
+        defects.append(rounds.Defect(law, text, detail))
+  return rounds.Round(_CASES, tuple(defects))
 
 
 def _save_steps(
   folder: pathlib.Path, generator: np.random.Generator
-) -> list[tuple[list[np.ndarray], Log]]:
+) -> list[tuple[list[np.ndarray], checkpoint.Log]]:
   """Returns the trees and logs of steps that it has saved."""
-  store = CheckpointStore(folder)
+  store = checkpoint.CheckpointStore(folder)
   shapes = [
     tuple(generator.integers(0, 5, generator.integers(0, 4)))
     for _ in range(generator.integers(1, 5))
   ]
   kinds = generator.choice(len(_DTYPES), len(shapes))
   saved = []
-  log = Log([], [])
+  log = checkpoint.Log([], [])
   for _ in range(_STEPS):
-    log = Log([*log.loss, generator.random()], [*log.step_ms, 1.0])
+    log = checkpoint.Log([*log.loss, generator.random()], [*log.step_ms, 1.0])
     tree = [
       np.asarray(generator.integers(0, 100, shape)).astype(_DTYPES[kind])
       for shape, kind in zip(shapes, kinds, strict=True)
@@ -73,7 +67,7 @@ def _save_steps(
 
 def _check_run(
   folder: pathlib.Path,
-  saved: list[tuple[list[np.ndarray], Log]],
+  saved: list[tuple[list[np.ndarray], checkpoint.Log]],
   chooser: random.Random,
 ) -> tuple[str, str]:
   """Returns what is wrong with a run of broken files, and what was broken."""
@@ -91,11 +85,13 @@ def _check_run(
   said = io.StringIO()
   with contextlib.redirect_stderr(said):
     try:
-      tree, log = CheckpointStore(broken).restore(like)
-    except JobError as error:
+      tree, log = checkpoint.CheckpointStore(broken).restore(like)
+    except console.JobError as error:
       return f"it is refused as a whole: {error}", what
   step = max(whole, default=0)
-  wanted, wanted_log = saved[step - 1] if step else (like, Log([], []))
+  wanted, wanted_log = (
+    saved[step - 1] if step else (like, checkpoint.Log([], []))
+  )
   if log != wanted_log:
     return f"the log has {len(log.loss)} steps, not {step}", what
   for found, expected in zip(tree, wanted, strict=True):
@@ -112,7 +108,7 @@ def _check_lines(
   """Returns what is wrong with broken lines, and what was broken."""
   whole = path.read_bytes()
   what = _break_file(path, chooser)
-  found = read_sealed(path)
+  found = workdir.read_sealed(path)
   path.write_bytes(whole)
   kept = [line for line in found if line is not None]
   wrong = [line for line in kept if line not in lines]

@@ -18,9 +18,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from experiments.common import shared_flags
-from experiments.common.checkpoint import read_arrays, read_log
-from experiments.common.manifest import BrokenFileError, check_manifest
+from experiments.common import checkpoint, manifest, shared_flags
 from experiments.common.workdir import Run, read_sealed
 from experiments.hosts.processes import find_free_port
 
@@ -162,14 +160,7 @@ class Rig:
     is_cached: bool = True,
     prepare: Callable[[], None] = lambda: None,
   ) -> Job:
-    """Starts the processes of a job.
-
-    Args:
-      workdir: work folder of the job.
-      flags: more flags of the command.
-      is_cached: whether the job may use what another one has compiled.
-      prepare: called in each process before it trains.
-    """
+    """Starts the processes of a job."""
     self._started += 1
     port = find_free_port()
 
@@ -192,11 +183,7 @@ class Rig:
     return Job(starts, self.folder / f"output-{self._started}")
 
   def arguments(self, workdir: pathlib.Path) -> list[str]:
-    """Returns the flags of a job of one process.
-
-    Args:
-      workdir: work folder of the job.
-    """
+    """Returns the flags of a job of one process."""
     fields = {
       "channels": (4, 4),
       "hidden": 8,
@@ -228,25 +215,18 @@ class Rig:
 
 
 def read_outcome(workdir: pathlib.Path) -> Outcome:
-  """Returns the state of the one run in a work folder.
-
-  Args:
-    workdir: work folder of a job that does not run.
-
-  Raises:
-    BrokenFileError: its latest checkpoint is broken.
-  """
+  """Returns the state of the one run in a work folder."""
   runs = [
     Run(**line)._replace(compile_s=0.0, step_ms=0.0) if line else None
     for line in read_sealed(workdir / "runs.jsonl")
   ]
   if None in runs:
-    raise BrokenFileError("runs.jsonl has a broken line")
+    raise manifest.BrokenFileError("runs.jsonl has a broken line")
   folders = [p for p in workdir.glob("checkpoints/*/*") if p.name.isdigit()]
   if not folders:
     return Outcome([], "", [run for run in runs if run])
   latest = max(folders, key=lambda path: int(path.name))
-  check_manifest(latest)
+  manifest.check_manifest(latest)
   with tempfile.TemporaryDirectory() as folder:
     # In a process of its own, because orbax starts JAX.
     job = Job([lambda: print(_hash_arrays(latest))], pathlib.Path(folder))
@@ -254,7 +234,7 @@ def read_outcome(workdir: pathlib.Path) -> Outcome:
     if ended.code:
       raise RuntimeError(f"{latest} cannot be read: {ended.said}")
     digest = pathlib.Path(folder, "stdout-0").read_text().strip()
-  losses = read_log(latest).loss
+  losses = checkpoint.read_log(latest).loss
   return Outcome(losses, digest, [run for run in runs if run])
 
 
@@ -262,7 +242,7 @@ def _hash_arrays(path: pathlib.Path) -> str:
   """Returns a digest of the bits of all arrays of a checkpoint."""
   jax.config.update("jax_platforms", "cpu")
   digest = hashlib.sha256()
-  for name, array in sorted(read_arrays(path).items()):
+  for name, array in sorted(checkpoint.read_arrays(path).items()):
     digest.update(f"{name} {array.dtype} {array.shape}".encode())
     digest.update(array.tobytes())
   return digest.hexdigest()

@@ -8,10 +8,8 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from experiments.common import distributed
-from experiments.common.manifest import BrokenFileError
-from experiments.fuzz.fault_jobs import Ended, Job, Outcome, Rig, read_outcome
-from experiments.fuzz.rounds import Defect
+from experiments.common import distributed, manifest
+from experiments.fuzz import fault_jobs, rounds
 
 END_S = distributed.HEARTBEAT_TIMEOUT_S + 15
 """Seconds in which the other processes of a job end, at the latest."""
@@ -41,28 +39,19 @@ class Kills:
   starting: int = 0
   writing: int = 0
   longest_s: float = 0.0
-  defects: list[Defect] = dataclasses.field(default_factory=list)
+  defects: list[rounds.Defect] = dataclasses.field(default_factory=list)
 
 
 def run_kills(
-  rig: Rig,
+  rig: fault_jobs.Rig,
   kills: int,
   seed: int,
   signals: Sequence[signal.Signals] = (signal.SIGKILL,),
   report: Callable[[Kills], None] = lambda counts: None,
 ) -> Kills:
-  """Sends signals to jobs at random moments until they have been sent.
-
-  A job is started again on its work folder until it ends by itself. Then its
-  state is compared with that of a job that nothing interrupted.
-
-  Args:
-    rig: starts the jobs.
-    kills: number of signals to send.
-    seed: seed of the moments, processes and signals.
-    signals: signals to choose from.
-    report: called after each signal.
-  """
+  """Sends signals to jobs at random moments until they have been sent."""
+  # A job is started again on its work folder until it ends by itself. Then its
+  # state is compared with that of a job that nothing interrupted.
   chooser = random.Random(seed)
   counts = Kills()
   expected, seconds, stepping_s = _run_straight(rig, counts)
@@ -72,7 +61,7 @@ def run_kills(
     chain += 1
     workdir = rig.folder / f"killed-{chain}"
     before = counts.sent
-    done: list[Ended] | None = None
+    done: list[fault_jobs.Ended] | None = None
     while done is None:
       steps = find_step(workdir)
       partials = _list_partials(workdir)
@@ -97,7 +86,7 @@ def run_kills(
     detail = _compare_end(workdir, done, expected)
     if detail:
       law = "a killed job goes on bit for bit"
-      counts.defects.append(Defect(law, f"{case}: job {chain}", detail))
+      counts.defects.append(rounds.Defect(law, f"{case}: job {chain}", detail))
     else:
       counts.exact += counts.sent - before
       shutil.rmtree(workdir)
@@ -105,12 +94,12 @@ def run_kills(
   return counts
 
 
-def _run_straight(rig: Rig, counts: Kills) -> tuple[Outcome, float, float]:
-  """Returns the state that nothing interrupted, and the seconds it took.
-
-  Returns:
-    The state, the seconds of the job, and those after its first checkpoint.
-  """
+def _run_straight(
+  rig: fault_jobs.Rig, counts: Kills
+) -> tuple[fault_jobs.Outcome, float, float]:
+  """Returns the state that nothing interrupted, and the seconds it took."""
+  # Returns the state, the seconds of the job, and those after its first
+  # checkpoint.
   found = []
   for index in range(2):  # The first one compiles.
     workdir = rig.folder / f"straight-{index}"
@@ -123,14 +112,16 @@ def _run_straight(rig: Rig, counts: Kills) -> tuple[Outcome, float, float]:
     if any(end.code for end in ended):
       text = f"the job fails by itself: {[end.said[:500] for end in ended]}"
       raise RuntimeError(text)
-    found.append(read_outcome(workdir))
+    found.append(fault_jobs.read_outcome(workdir))
   if found[0] != found[1]:
     law = "a job gives the same bits twice"
-    counts.defects.append(Defect(law, "straight", _differ(*found)))
+    counts.defects.append(rounds.Defect(law, "straight", _differ(*found)))
   return found[0], seconds, time.monotonic() - first
 
 
-def wait_for_step(job: Job, workdir: pathlib.Path, step: int) -> None:
+def wait_for_step(
+  job: fault_jobs.Job, workdir: pathlib.Path, step: int
+) -> None:
   """Waits until a job has a checkpoint past a step, or has ended."""
   while not job.wait(0.0) and find_step(workdir) <= step:
     time.sleep(0.001)
@@ -143,7 +134,11 @@ def find_step(workdir: pathlib.Path) -> int:
 
 
 def _send_signal(
-  job: Job, victim: int, sent: signal.Signals, where: str, counts: Kills
+  job: fault_jobs.Job,
+  victim: int,
+  sent: signal.Signals,
+  where: str,
+  counts: Kills,
 ) -> None:
   """Sends a signal and sees how all processes end."""
   job.send(victim, sent)
@@ -161,7 +156,7 @@ def _send_signal(
   counts.longest_s = max(counts.longest_s, time.monotonic() - begin)
   if not others:
     law = f"a job ends in {END_S} s"
-    counts.defects.append(Defect(law, where, "it did not"))
+    counts.defects.append(rounds.Defect(law, where, "it did not"))
   for index, end in enumerate(job.kill()):
     law = "a process ends with one line and a code"
     if index == victim and sent in (signal.SIGKILL, signal.SIGSTOP):
@@ -171,10 +166,10 @@ def _send_signal(
     # It may have ended well before the signal came.
     if not is_plain or (index == victim and end.code not in (0, 1, 128 + sent)):
       text = f"process {index} ended with {end.code}: {end.said[-1500:]}"
-      counts.defects.append(Defect(law, where, text))
+      counts.defects.append(rounds.Defect(law, where, text))
 
 
-def _wait_for_others(job: Job, victim: int) -> bool:
+def _wait_for_others(job: fault_jobs.Job, victim: int) -> bool:
   """Returns whether all processes but one have ended in time."""
   deadline = time.monotonic() + END_S
   while time.monotonic() < deadline:
@@ -187,22 +182,22 @@ def _wait_for_others(job: Job, victim: int) -> bool:
 
 def _check_state(
   workdir: pathlib.Path,
-  expected: Outcome,
+  expected: fault_jobs.Outcome,
   steps: int,
   where: str,
   counts: Kills,
 ) -> None:
   """Checks that what a killed job has left is whole and right so far."""
   try:
-    left = read_outcome(workdir)
-  except BrokenFileError as error:
+    left = fault_jobs.read_outcome(workdir)
+  except manifest.BrokenFileError as error:
     law = "a kill leaves no broken checkpoint"
-    counts.defects.append(Defect(law, where, str(error)))
+    counts.defects.append(rounds.Defect(law, where, str(error)))
     return
   counts.starting += len(left.losses) == steps
   if left.losses != expected.losses[: len(left.losses)]:
     law = "every step is that of a job that nothing interrupted"
-    counts.defects.append(Defect(law, where, _differ(expected, left)))
+    counts.defects.append(rounds.Defect(law, where, _differ(expected, left)))
 
 
 def _list_partials(workdir: pathlib.Path) -> set[str]:
@@ -211,24 +206,26 @@ def _list_partials(workdir: pathlib.Path) -> set[str]:
 
 
 def _compare_end(
-  workdir: pathlib.Path, ended: list[Ended], expected: Outcome
+  workdir: pathlib.Path,
+  ended: list[fault_jobs.Ended],
+  expected: fault_jobs.Outcome,
 ) -> str:
   """Returns what is wrong with a job that was not interrupted any more."""
   if any(end.code for end in ended):
     return f"it fails: {ended}"
   if any("broken" in end.said for end in ended):
     return f"it finds a broken file: {ended}"
-  found = read_outcome(workdir)
+  found = fault_jobs.read_outcome(workdir)
   return "" if found == expected else _differ(expected, found)
 
 
-def _differ(expected: Outcome, found: Outcome) -> str:
+def _differ(expected: fault_jobs.Outcome, found: fault_jobs.Outcome) -> str:
   """Returns the first difference between two states, as text."""
   pairs = zip(expected.losses, found.losses, strict=False)
   for step, (ours, theirs) in enumerate(pairs):
     if ours != theirs:
       return f"loss {theirs} instead of {ours} at step {step}"
-  for name in Outcome._fields:
+  for name in fault_jobs.Outcome._fields:
     if getattr(expected, name) != getattr(found, name):
       return f"{name}: {getattr(found, name)}, not {getattr(expected, name)}"
   return "nothing differs"

@@ -7,10 +7,8 @@ import sys
 import time
 
 from experiments.common import distributed
-from experiments.fuzz.fault_jobs import Outcome, Rig, read_outcome
-from experiments.fuzz.rounds import Defect, Round
-from experiments.hosts.links import Host, linked_hosts
-from experiments.hosts.processes import find_free_port
+from experiments.fuzz import fault_jobs, rounds
+from experiments.hosts import links, processes
 
 SHORT_S = 5.0
 """Seconds that a link may carry nothing without an end of the job."""
@@ -22,24 +20,16 @@ _WAIT_S = 120.0
 _ROOT = pathlib.Path(__file__).parents[2]
 
 
-def run_links(rig: Rig, expected: Outcome) -> tuple[Round, float]:
-  """Cuts the link of a job of two hosts, for a while and for ever.
-
-  Args:
-    rig: describes jobs of two processes.
-    expected: state at the end of a job that nothing interrupted.
-
-  Returns:
-    Two cases, and the seconds in which the job ended on the dead link.
-
-  Raises:
-    RuntimeError: the system makes no links.
-  """
+def run_links(
+  rig: fault_jobs.Rig, expected: fault_jobs.Outcome
+) -> tuple[rounds.Round, float]:
+  """Cuts the link of a job of two hosts, for a while and for ever."""
+  # Returns two cases, and the seconds in which the job ended on the dead link.
   defects = []
   seconds = 0.0
   for is_short in (True, False):
     workdir = rig.folder / ("short" if is_short else "dead")
-    with linked_hosts(2) as hosts:
+    with links.linked_hosts(2) as hosts:
       jobs = _start_hosts(rig, workdir, hosts)
       try:
         _wait_for_checkpoint(workdir, jobs)
@@ -58,22 +48,22 @@ def run_links(rig: Rig, expected: Outcome) -> tuple[Round, float]:
     detail = _find_fault(rig, workdir, is_short, codes, seconds, expected)
     if detail:
       law = "a job outlives a short pause of its link, and no dead link"
-      defects.append(Defect(law, workdir.name, detail))
-  return Round(2, tuple(defects)), seconds
+      defects.append(rounds.Defect(law, workdir.name, detail))
+  return rounds.Round(2, tuple(defects)), seconds
 
 
 def _find_fault(
-  rig: Rig,
+  rig: fault_jobs.Rig,
   workdir: pathlib.Path,
   is_short: bool,
   codes: list[int],
   seconds: float,
-  expected: Outcome,
+  expected: fault_jobs.Outcome,
 ) -> str:
   """Returns what is wrong with how a job ended, if anything."""
   said = [_log_path(rig, workdir, i).read_text()[-1500:] for i in range(2)]
   if is_short:
-    is_exact = codes == [0, 0] and read_outcome(workdir) == expected
+    is_exact = codes == [0, 0] and fault_jobs.read_outcome(workdir) == expected
     return "" if is_exact else f"it ends with {codes}: {said}"
   if 0 in codes or seconds > END_S or any("Traceback" in s for s in said):
     return f"it ends with {codes} after {seconds:.0f} s: {said}"
@@ -81,10 +71,10 @@ def _find_fault(
 
 
 def _start_hosts(
-  rig: Rig, workdir: pathlib.Path, hosts: list[Host]
+  rig: fault_jobs.Rig, workdir: pathlib.Path, hosts: list[links.Host]
 ) -> list[subprocess.Popen]:
   """Starts a process of the job on each host."""
-  address = f"{hosts[0].address}:{find_free_port()}"
+  address = f"{hosts[0].address}:{processes.find_free_port()}"
   started = []
   for index, host in enumerate(hosts):
     program = [sys.executable, "-m", "experiments.train"]
@@ -107,7 +97,9 @@ def _start_hosts(
   return started
 
 
-def _log_path(rig: Rig, workdir: pathlib.Path, index: int) -> pathlib.Path:
+def _log_path(
+  rig: fault_jobs.Rig, workdir: pathlib.Path, index: int
+) -> pathlib.Path:
   return rig.folder / f"{workdir.name}-stderr-{index}"
 
 
@@ -121,7 +113,7 @@ def _wait_for_checkpoint(
     time.sleep(0.01)
 
 
-def _set_link(host: Host, state: str) -> None:
+def _set_link(host: links.Host, state: str) -> None:
   assert host.namespace is not None
   link = ["ip", "-n", host.namespace, "link", "set", host.interface, state]
   subprocess.run(link, check=True)

@@ -6,10 +6,8 @@ import random
 import signal
 from collections.abc import Callable
 
-from experiments.common.manifest import BrokenFileError
-from experiments.fuzz.fault_jobs import Ended, Rig, read_outcome
-from experiments.fuzz.fault_kills import Kills, wait_for_step
-from experiments.fuzz.rounds import Defect
+from experiments.common import manifest
+from experiments.fuzz import fault_jobs, fault_kills, rounds
 
 SIZES = ((1, 2), (1, 1), (2, 4), (1, 8), (2, 2), (1, 4))
 """Processes and workers of the jobs, in turn."""
@@ -23,23 +21,16 @@ def run_resizes(
   seed: int,
   *,
   steps: int,
-  report: Callable[[Kills], None] = lambda counts: None,
-) -> Kills:
-  """Kills jobs at random moments; each goes on with other workers.
-
-  No step may be lost or repeated with another loss: the losses in the
-  checkpoint that a killed job left are the first losses of the job that ends.
-
-  Args:
-    folder: folder for data, compiled programs and output.
-    kills: number of kills.
-    seed: seed of the moments.
-    steps: steps of a job.
-    report: called after each kill.
-  """
+  report: Callable[[fault_kills.Kills], None] = lambda counts: None,
+) -> fault_kills.Kills:
+  """Kills jobs at random moments; each goes on with other workers."""
+  # No step may be lost or repeated with another loss: the losses in the
+  # checkpoint that a killed job left are the first losses of the job that ends.
   chooser = random.Random(seed)
-  rigs = [Rig(folder, count, steps, workers) for count, workers in SIZES]
-  counts = Kills()
+  rigs = [
+    fault_jobs.Rig(folder, count, steps, workers) for count, workers in SIZES
+  ]
+  counts = fault_kills.Kills()
   chain = turn = 0
   while counts.sent < kills and len(counts.defects) < 10:
     chain += 1
@@ -47,14 +38,14 @@ def run_resizes(
     case = f"--resizes={kills} --seed={seed}: job {chain}"
     before = counts.sent
     left: list[float] = []
-    done: list[Ended] | None = None
+    done: list[fault_jobs.Ended] | None = None
     while done is None:
       job = rigs[turn % len(rigs)].start(workdir)
       turn += 1
       if counts.sent == kills:
         done = job.finish()
         break
-      wait_for_step(job, workdir, len(left))
+      fault_kills.wait_for_step(job, workdir, len(left))
       done = job.wait(chooser.uniform(0.0, 1.0))
       if done is None:
         job.send(chooser.randrange(len(job.pids)), signal.SIGKILL)
@@ -63,11 +54,11 @@ def run_resizes(
         report(counts)
         detail, left = _compare_losses(workdir, left)
         if detail:
-          counts.defects.append(Defect(_LAW, case, detail))
+          counts.defects.append(rounds.Defect(_LAW, case, detail))
           break
     detail = _compare_end(workdir, done, left, steps) if done else ""
     if detail:
-      counts.defects.append(Defect(_LAW, case, detail))
+      counts.defects.append(rounds.Defect(_LAW, case, detail))
     elif done:
       counts.exact += counts.sent - before
     report(counts)
@@ -79,8 +70,8 @@ def _compare_losses(
 ) -> tuple[str, list[float]]:
   """Returns what is wrong with the losses so far, and them."""
   try:
-    losses = read_outcome(workdir).losses
-  except BrokenFileError as error:
+    losses = fault_jobs.read_outcome(workdir).losses
+  except manifest.BrokenFileError as error:
     return f"a broken checkpoint: {error}", before
   if losses[: len(before)] != before:
     return f"{len(before)} losses became others", losses
@@ -88,7 +79,10 @@ def _compare_losses(
 
 
 def _compare_end(
-  workdir: pathlib.Path, ended: list[Ended], before: list[float], steps: int
+  workdir: pathlib.Path,
+  ended: list[fault_jobs.Ended],
+  before: list[float],
+  steps: int,
 ) -> str:
   """Returns what is wrong with a job that ended by itself."""
   if any(end.code for end in ended):

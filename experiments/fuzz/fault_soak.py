@@ -6,9 +6,7 @@ import shutil
 import time
 from typing import NamedTuple
 
-from experiments.fuzz.fault_jobs import CHECKPOINT_EVERY, Rig
-from experiments.fuzz.fault_kills import find_step
-from experiments.fuzz.rounds import Defect, Round
+from experiments.fuzz import fault_jobs, fault_kills, rounds
 
 _PERIOD_S = 0.5
 _STEPS = 10_000_000  # More than a soak makes.
@@ -45,19 +43,14 @@ class Soak(NamedTuple):
     saves: checkpoints that were written from the second quarter on.
   """
 
-  round: Round
+  round: rounds.Round
   growth: Sample
   saves: int
 
 
 def run_soak(folder: pathlib.Path, minutes: float) -> Soak:
-  """Runs a job for some minutes and watches what it holds.
-
-  Args:
-    folder: folder for the job.
-    minutes: minutes to run.
-  """
-  rig = Rig(folder, steps=_STEPS)
+  """Runs a job for some minutes and watches what it holds."""
+  rig = fault_jobs.Rig(folder, steps=_STEPS)
   workdir = folder / "soak"
   shutil.rmtree(workdir, ignore_errors=True)
   job = rig.start(workdir)
@@ -67,23 +60,25 @@ def run_soak(folder: pathlib.Path, minutes: float) -> Soak:
   while time.monotonic() < end:
     if job.wait(_PERIOD_S):
       detail = str(job.kill())
-      defect = Defect("a job goes on", f"--minutes={minutes}", detail)
-      return Soak(Round(len(samples), (defect,)), Sample(0.0, 0.0, 0.0, 0.0), 0)
-    if step := find_step(workdir):
+      defect = rounds.Defect("a job goes on", f"--minutes={minutes}", detail)
+      return Soak(
+        rounds.Round(len(samples), (defect,)), Sample(0.0, 0.0, 0.0, 0.0), 0
+      )
+    if step := fault_kills.find_step(workdir):
       steps.append(step)
       samples.append(_take_sample(job.pids[0], workdir))
   job.kill()
   growth = _measure_growth(samples)
   saves = 0
   if samples:
-    saves = (steps[-1] - steps[len(steps) // 4]) // CHECKPOINT_EVERY
+    saves = (steps[-1] - steps[len(steps) // 4]) // fault_jobs.CHECKPOINT_EVERY
   allowed = Sample(_GROWTH_KB + _SAVE_KB * saves, 0.0, 0.0, 0.0)
   defects = tuple(
-    Defect("nothing grows", f"--minutes={minutes}", f"{name} by {grown}")
+    rounds.Defect("nothing grows", f"--minutes={minutes}", f"{name} by {grown}")
     for name, grown, limit in zip(Sample._fields, growth, allowed, strict=True)
     if grown > limit
   )
-  return Soak(Round(len(samples), defects), growth, saves)
+  return Soak(rounds.Round(len(samples), defects), growth, saves)
 
 
 def _take_sample(pid: int, workdir: pathlib.Path) -> Sample:
@@ -101,10 +96,8 @@ def _take_sample(pid: int, workdir: pathlib.Path) -> Sample:
 
 
 def _measure_growth(samples: list[Sample]) -> Sample:
-  """Returns the least of the last quarter less that of the second quarter.
-
-  A save holds threads and files for a while: the least is held all the time.
-  """
+  """Returns the least of the last quarter less that of the second quarter."""
+  # A save holds threads and files for a while: the least is held all the time.
   quarter = len(samples) // 4
   if not quarter:
     return Sample(0.0, 0.0, 0.0, 0.0)

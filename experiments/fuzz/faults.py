@@ -19,17 +19,17 @@ import jax
 import rich.markup
 from absl import flags
 
-from experiments.common import list_flags, records, shared_flags
+from experiments.common import list_flags, records, shared_flags, tables
 from experiments.common.console import make_console
-from experiments.common.records import Row
-from experiments.common.tables import Table
-from experiments.fuzz.fault_cases import FAULTS, PART_FAULTS, run_faults
-from experiments.fuzz.fault_jobs import STEPS, Rig, read_outcome
-from experiments.fuzz.fault_kills import END_S, Kills, run_kills
-from experiments.fuzz.fault_links import run_links
-from experiments.fuzz.fault_resizes import run_resizes
-from experiments.fuzz.fault_soak import run_soak
-from experiments.fuzz.rounds import Defect
+from experiments.fuzz import (
+  fault_cases,
+  fault_jobs,
+  fault_kills,
+  fault_links,
+  fault_resizes,
+  fault_soak,
+  rounds,
+)
 
 _SIGNALS = {
   "kill": signal.SIGKILL,
@@ -59,7 +59,7 @@ _MINUTES = flags.DEFINE_float(
   "minutes", 0.0, "Minutes of a job that is watched.", 0, allow_override=True
 )
 _STEPS = flags.DEFINE_integer(
-  "steps", STEPS, "Steps of a job.", 20, allow_override=True
+  "steps", fault_jobs.STEPS, "Steps of a job.", 20, allow_override=True
 )
 _SEED = flags.DEFINE_integer(
   "seed", 0, "Seed of all choices.", allow_override=True
@@ -73,14 +73,14 @@ def main() -> None:
   """Runs the jobs, prints defects and counts, and writes rows."""
   console = make_console()
   facts: list[_Fact] = []
-  defects: list[Defect] = []
+  defects: list[rounds.Defect] = []
   with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as path:
     folder = pathlib.Path(path)
     for count in _PROCESSES.value:
       if not _KILLS.value:
         break
-      rig = Rig(folder / f"processes-{count}", count, _STEPS.value)
-      kills = run_kills(
+      rig = fault_jobs.Rig(folder / f"processes-{count}", count, _STEPS.value)
+      kills = fault_kills.run_kills(
         rig,
         _KILLS.value,
         _SEED.value,
@@ -90,7 +90,7 @@ def main() -> None:
       facts += _describe_kills(count, kills)
       defects += kills.defects
     if _RESIZES.value:
-      kills = run_resizes(
+      kills = fault_resizes.run_resizes(
         folder / "resizes",
         _RESIZES.value,
         _SEED.value,
@@ -104,28 +104,32 @@ def main() -> None:
       )
       defects += kills.defects
     if _FAULTS.value:
-      one = Rig(folder / "faults", 1, _STEPS.value)
-      parts = Rig(folder / "parts", 2, _STEPS.value, workers=4)
+      one = fault_jobs.Rig(folder / "faults", 1, _STEPS.value)
+      parts = fault_jobs.Rig(folder / "parts", 2, _STEPS.value, workers=4)
       for name, rig, faults in (
-        ("faults", one, FAULTS),
-        ("faults_2_processes", parts, PART_FAULTS),
+        ("faults", one, fault_cases.FAULTS),
+        ("faults_2_processes", parts, fault_cases.PART_FAULTS),
       ):
         workdir = rig.folder / "straight"
         rig.start(workdir).finish()
-        found = run_faults(rig, read_outcome(workdir), _SEED.value, faults)
+        found = fault_cases.run_faults(
+          rig, fault_jobs.read_outcome(workdir), _SEED.value, faults
+        )
         facts.append((name, "cases", found.cases, "cases"))
         facts.append((name, "defects", len(found.defects), "defects"))
         defects += found.defects
     if _LINKS.value:
-      rig = Rig(folder / "links", 2, _STEPS.value)
+      rig = fault_jobs.Rig(folder / "links", 2, _STEPS.value)
       rig.start(folder / "straight-2").finish()
-      found, seconds = run_links(rig, read_outcome(folder / "straight-2"))
+      found, seconds = fault_links.run_links(
+        rig, fault_jobs.read_outcome(folder / "straight-2")
+      )
       facts.append(("links", "cases", found.cases, "cases"))
       facts.append(("links", "defects", len(found.defects), "defects"))
       facts.append(("links", "end_on_dead_link_s", seconds, "s"))
       defects += found.defects
     if _MINUTES.value:
-      soak = run_soak(folder / "soak", _MINUTES.value)
+      soak = fault_soak.run_soak(folder / "soak", _MINUTES.value)
       facts.append(("soak", "samples", soak.round.cases, "samples"))
       facts.append(("soak", "saves", soak.saves, "saves"))
       for metric, grown in soak.growth._asdict().items():
@@ -138,18 +142,23 @@ def main() -> None:
   lines = [
     [case, what, f"{value:g}", unit] for case, what, value, unit in facts
   ]
-  table = Table(("case", "metric", "value", "unit"), lines, text_columns=(0, 1))
+  table = tables.Table(
+    ("case", "metric", "value", "unit"), lines, text_columns=(0, 1)
+  )
   console.print(table.to_console())
   if _JSON.value:
     stamp = (records.describe_machine(), jax.__version__)
     records.write_rows(
       _JSON.value,
-      [Row("fuzz_faults", *fact, None, None, None, *stamp) for fact in facts],
+      [
+        records.Row("fuzz_faults", *fact, None, None, None, *stamp)
+        for fact in facts
+      ],
     )
   sys.exit(bool(defects))
 
 
-def _describe_kills(processes: int, kills: Kills) -> list[_Fact]:
+def _describe_kills(processes: int, kills: fault_kills.Kills) -> list[_Fact]:
   """Returns the counts of one number of processes."""
   names = "_".join(_CHOSEN.value)
   case = f"{names}_{processes}_processes"
@@ -162,7 +171,7 @@ def _describe_kills(processes: int, kills: Kills) -> list[_Fact]:
   ]
   if processes > 1:
     facts.append((case, "longest_end_s", kills.longest_s, "s"))
-    facts.append((case, "limit_end_s", END_S, "s"))
+    facts.append((case, "limit_end_s", fault_kills.END_S, "s"))
   return facts
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from experiments.common import records
 from experiments.data import image_files
-from experiments.fuzz.rounds import Defect, Round
+from experiments.fuzz import rounds
 from jaxmotion import perfmodel
 
 _CASES = 24  # Of each kind of file in a round.
@@ -58,13 +58,9 @@ class Case(NamedTuple):
   must_fail: bool = False
 
 
-def run_round(seed: int) -> Round:
-  """Reads damaged files of every kind.
-
-  Args:
-    seed: seed of the round.
-  """
-  found: list[Defect] = []
+def run_round(seed: int) -> rounds.Round:
+  """Reads damaged files of every kind."""
+  found: list[rounds.Defect] = []
   with tempfile.TemporaryDirectory() as folder:
     for number, kind in enumerate(KINDS):
       for index in range(_CASES):
@@ -73,18 +69,12 @@ def run_round(seed: int) -> Round:
         case = make_case(kind, seed, index)
         for law, detail in _check_case(kind, case, path):
           text = f"make_case(KINDS[{number}], {seed}, {index})"
-          found.append(Defect(law, f"{text}: {case.damage}", detail))
-  return Round(len(KINDS) * _CASES, tuple(found))
+          found.append(rounds.Defect(law, f"{text}: {case.damage}", detail))
+  return rounds.Round(len(KINDS) * _CASES, tuple(found))
 
 
 def make_case(kind: Kind, seed: int, index: int) -> Case:
-  """Returns one damaged file of a kind.
-
-  Args:
-    kind: one of `KINDS`.
-    seed: seed of the round.
-    index: number of the case in the round; the first ones are not random.
-  """
+  """Returns one damaged file of a kind."""
   random = np.random.default_rng([seed, KINDS.index(kind), index])
   whole = kind.write(random)
   at = int(random.integers(len(whole)))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.fuzz.program_ops import CONTAINERS, OPERATIONS, SHAPE, Env
+from experiments.fuzz import program_ops
 from jaxmotion.core import Array, PyTree
 
 _NARROW = ("bfloat16", "float16")
@@ -42,36 +42,24 @@ class Node(NamedTuple):
 def make_nodes(
   rng: np.random.Generator, count: int, depth: int = 1
 ) -> tuple[Node, ...]:
-  """Returns random operations as nodes of a program.
-
-  Args:
-    rng: source of the choices.
-    count: number of operations.
-    depth: levels of containers.
-  """
+  """Returns random operations as nodes of a program."""
   nodes = []
   for i in range(count):
     # The last value is read more often than others: programs are deep.
     left = int(rng.integers(-1, i + 1)) if rng.random() < 0.4 else i
     right = int(rng.integers(0, i + 1))
     if depth and rng.random() < 0.25:
-      name = str(rng.choice(list(CONTAINERS)))
+      name = str(rng.choice(list(program_ops.CONTAINERS)))
       body = make_nodes(rng, int(rng.integers(1, 4)), depth - 1)
       nodes.append(Node(name, max(left, 0), right, body))
     else:
-      name = str(rng.choice(list(OPERATIONS)))
+      name = str(rng.choice(list(program_ops.OPERATIONS)))
       nodes.append(Node(name, max(left, 0), right))
   return tuple(nodes)
 
 
-def run_nodes(nodes: Sequence[Node], env: Env, x: Array) -> Array:
-  """Returns the value of the last operation.
-
-  Args:
-    nodes: operations.
-    env: what they read besides their operands.
-    x: first value.
-  """
+def run_nodes(nodes: Sequence[Node], env: program_ops.Env, x: Array) -> Array:
+  """Returns the value of the last operation."""
   values = [x]
   for node in nodes:
     left, right = values[node.left], values[node.right]
@@ -79,12 +67,14 @@ def run_nodes(nodes: Sequence[Node], env: Env, x: Array) -> Array:
       # What is appended inside of a loop or a branch must not leave it.
       inner = env._replace(aux=[])
 
-      def body(x: Array, node: Node = node, inner: Env = inner) -> Array:
+      def body(
+        x: Array, node: Node = node, inner: program_ops.Env = inner
+      ) -> Array:
         return run_nodes(node.body, inner, x)
 
-      values.append(CONTAINERS[node.name](env, body, left, right))
+      values.append(program_ops.CONTAINERS[node.name](env, body, left, right))
     else:
-      values.append(OPERATIONS[node.name](env, left, right))
+      values.append(program_ops.OPERATIONS[node.name](env, left, right))
   return values[-1]
 
 
@@ -106,7 +96,7 @@ def make_params(rng: np.random.Generator) -> dict[str, Array]:
 
 def make_data(rng: np.random.Generator) -> tuple[Array, Array, Array]:
   """Returns a matrix, rows of it, and a random key."""
-  x = jnp.asarray(rng.normal(0, 1, SHAPE), jnp.float32)
+  x = jnp.asarray(rng.normal(0, 1, program_ops.SHAPE), jnp.float32)
   ids = jnp.asarray(rng.integers(0, 32, 32), jnp.int32)
   return x, ids, jax.random.key(int(rng.integers(2**31)))
 
@@ -114,22 +104,13 @@ def make_data(rng: np.random.Generator) -> tuple[Array, Array, Array]:
 def make_loss(
   nodes: Sequence[Node], wrap: Callable[[Any], Any]
 ) -> Callable[..., tuple[Array, PyTree]]:
-  """Returns a function that ends in a scalar, with further results.
-
-  Args:
-    nodes: operations.
-    wrap: transformation of the functions in operations "block".
-
-  Returns:
-    A function (params, x, ids, key, nothing) -> (loss, results), the results
-    being integers, an argument, a constant and one array twice.
-  """
+  """Returns a function that ends in a scalar, with further results."""
 
   def loss(
     params: PyTree, x: Array, ids: Array, key: Array, nothing: None
   ) -> tuple[Array, PyTree]:
     del nothing
-    env = Env(params, ids, key, [], wrap)
+    env = program_ops.Env(params, ids, key, [], wrap)
     y = run_nodes(nodes, env, x).astype(jnp.float32)
     others = {"integers": env.aux, "twice": (y, y), "x": x, "one": 1}
     return jnp.mean(jnp.square(y)), others

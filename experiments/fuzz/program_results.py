@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.fuzz.program_nodes import Node
-from jaxmotion.core import PyTree, same_structure
+from experiments.fuzz import program_nodes
+from jaxmotion import core
+from jaxmotion.core import PyTree
 
 # Code that runs for milliseconds is not worth seconds of optimization.
 _OPTIONS: Any = {"xla_backend_optimization_level": 0}
@@ -38,7 +39,7 @@ class Comparison(NamedTuple):
 def describe_difference(comparison: Comparison) -> str:
   """Returns where two trees differ, or nothing."""
   _, _, expected, found, tolerance = comparison
-  if not same_structure(expected, found):
+  if not core.same_structure(expected, found):
     return f"{jax.tree.structure(found)}, not {jax.tree.structure(expected)}"
   lines = []
   for (path, a), b in zip(
@@ -74,6 +75,6 @@ def compile_lightly(fn: Callable[..., Any]) -> Callable[..., Any]:
   return jax.jit(fn, compiler_options=_OPTIONS)
 
 
-def rounding_tolerance(nodes: Sequence[Node]) -> float:
+def rounding_tolerance(nodes: Sequence[program_nodes.Node]) -> float:
   """Returns the relative distance that rounding in another order explains."""
   return 0.2 if any(n.is_narrow() for n in nodes) else 2e-4

@@ -10,19 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.fuzz.program_nodes import (
-  Node,
-  make_data,
-  make_nodes,
-  make_params,
-  run_nodes,
-)
-from experiments.fuzz.program_ops import Env
-from experiments.fuzz.program_results import (
-  Comparison,
-  compile_lightly,
-  rounding_tolerance,
-)
+from experiments.fuzz import program_nodes, program_ops, program_results
 from jaxmotion import codecs, memory
 from jaxmotion.core import PyTree
 
@@ -48,10 +36,12 @@ def _pick(rng: np.random.Generator, choices: Any) -> Any:
   return list(choices)[rng.integers(len(choices))]
 
 
-def _block(nodes: tuple[Node, ...], ids: Any, key: Any) -> Callable[..., Any]:
+def _block(
+  nodes: tuple[program_nodes.Node, ...], ids: Any, key: Any
+) -> Callable[..., Any]:
   def block(params: PyTree, x: Any) -> Any:
-    env = Env(params, ids, key, [], lambda fn: fn)
-    return run_nodes(nodes, env, x).astype(x.dtype)
+    env = program_ops.Env(params, ids, key, [], lambda fn: fn)
+    return program_nodes.run_nodes(nodes, env, x).astype(x.dtype)
 
   return block
 
@@ -62,15 +52,17 @@ def _mean_square(x: Any, y: Any) -> Any:
 
 def check_optimizer_in_backward(
   rng: np.random.Generator, data: np.random.Generator
-) -> Iterator[Comparison]:
+) -> Iterator[program_results.Comparison]:
   """Compares an update within the backward pass to a plain one."""
-  x, ids, key = make_data(data)
+  x, ids, key = program_nodes.make_data(data)
   sizes = [int(rng.choice([1, 2, 3])) for _ in range(int(rng.integers(1, 3)))]
-  programs = [make_nodes(rng, int(rng.integers(2, 5)), 0) for _ in sizes]
+  programs = [
+    program_nodes.make_nodes(rng, int(rng.integers(2, 5)), 0) for _ in sizes
+  ]
   blocks = [_block(nodes, ids, key) for nodes in programs]
   params: list[PyTree] = []
   for size in sizes:
-    rows = [make_params(data) for _ in range(size)]
+    rows = [program_nodes.make_params(data) for _ in range(size)]
     stack = jax.tree.map(lambda *a: jnp.stack(a), *rows)
     params.append(rows[0] if size == 1 else stack)
   name = _pick(rng, _OPTIMIZERS)
@@ -97,9 +89,11 @@ def check_optimizer_in_backward(
     updates, state = tx.update(grads, state, params)
     return optax.apply_updates(params, updates), value
 
-  y = make_data(data)[0]
-  expected, value = compile_lightly(plain)(params, tx.init(params), x, y)
-  found, _, our_value = compile_lightly(model.step)(
+  y = program_nodes.make_data(data)[0]
+  expected, value = program_results.compile_lightly(plain)(
+    params, tx.init(params), x, y
+  )
+  found, _, our_value = program_results.compile_lightly(model.step)(
     params, model.init(params), x, y
   )
   # Compared are the updates: parameters would hide their errors.
@@ -108,18 +102,18 @@ def check_optimizer_in_backward(
   )
   nodes = tuple(node for program in programs for node in program)
   text = f"{programs} repeats={sizes} {codec=} {segment=} {name}"
-  tolerance = rounding_tolerance(nodes)
-  yield Comparison(
+  tolerance = program_results.rounding_tolerance(nodes)
+  yield program_results.Comparison(
     "loss in backward is exact", text, value, our_value, tolerance
   )
-  yield Comparison(
+  yield program_results.Comparison(
     "update in backward is that of optax", text, expected, found, tolerance
   )
 
 
 def check_compressed_state(
   rng: np.random.Generator, data: np.random.Generator
-) -> Iterator[Comparison]:
+) -> Iterator[program_results.Comparison]:
   """Compares updates from encoded state to those from plain state."""
   shapes = [(64, 64), (4096,), (3, 5), (7, 11, 13), (), (1, 4096), (0,)]
   count = int(rng.integers(1, 5))
@@ -159,7 +153,7 @@ def check_compressed_state(
         updates.append(u)
       return updates, state
 
-    return compile_lightly(steps)
+    return program_results.compile_lightly(steps)
 
   shape_text = jax.tree.map(lambda a: f"{a.dtype}{a.shape}", params)
   text = f"{name} {shape_text} {options}"
@@ -167,14 +161,14 @@ def check_compressed_state(
   expected, plain_state = run(plain)(params, grads)
   narrow = any(a.dtype == jnp.bfloat16 for a in jax.tree.leaves(params))
   tolerance = (0.02 if narrow else 1e-5) if exact else None
-  yield Comparison(
+  yield program_results.Comparison(
     "updates from encoded state are those of optax",
     text,
     expected,
     found,
     tolerance,
   )
-  yield Comparison(
+  yield program_results.Comparison(
     "decoded state is exact",
     text,
     plain_state,
@@ -208,13 +202,16 @@ _STATES: dict[str, Callable[[], optax.GradientTransformation]] = {
 
 def check_host_resident(
   rng: np.random.Generator, data: np.random.Generator
-) -> Iterator[Comparison]:
+) -> Iterator[program_results.Comparison]:
   """Compares an update of weights on the host to a plain one."""
-  x, ids, key = make_data(data)
+  x, ids, key = program_nodes.make_data(data)
   count = int(rng.integers(1, 3))
-  programs = [make_nodes(rng, int(rng.integers(1, 4)), 0) for _ in range(count)]
+  programs = [
+    program_nodes.make_nodes(rng, int(rng.integers(1, 4)), 0)
+    for _ in range(count)
+  ]
   names = [f"stage{i}" for i in range(count)]
-  params = {name: make_params(data) for name in names}
+  params = {name: program_nodes.make_params(data) for name in names}
 
   def make_stage(i: int) -> Callable[..., Any]:
     def stage(own: PyTree, x: Any, batch: PyTree) -> Any:
@@ -238,7 +235,12 @@ def check_host_resident(
   if exact:
     options |= {"weights": codecs.identity(), "grads": codecs.identity()}
   model = memory.HostResident(stages, tx, **options)
-  batch = {"x": x, "ids": ids, "key": key, "y": make_data(data)[0]}
+  batch = {
+    "x": x,
+    "ids": ids,
+    "key": key,
+    "y": program_nodes.make_data(data)[0],
+  }
 
   def loss(params: PyTree, batch: PyTree) -> Any:
     x = None
@@ -246,7 +248,7 @@ def check_host_resident(
       x = fn(params[stage_name], x, batch)
     return x
 
-  @compile_lightly
+  @program_results.compile_lightly
   def plain(params: PyTree, batch: PyTree) -> Any:
     value, grads = jax.value_and_grad(loss)(params, batch)
     updates, _ = tx.update(grads, tx.init(params), params)
@@ -260,10 +262,10 @@ def check_host_resident(
   )
   nodes = tuple(node for program in programs for node in program)
   text = f"{programs} {name} {options}"
-  tolerance = rounding_tolerance(nodes) if exact else None
-  yield Comparison(
+  tolerance = program_results.rounding_tolerance(nodes) if exact else None
+  yield program_results.Comparison(
     "loss from the host is exact", text, value, our_value, tolerance
   )
-  yield Comparison(
+  yield program_results.Comparison(
     "update on the host is that of optax", text, expected, found, tolerance
   )

@@ -11,29 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.fuzz.program_nodes import (
-  make_data,
-  make_loss,
-  make_nodes,
-  make_params,
-)
-from experiments.fuzz.program_results import (
-  Comparison,
-  compile_lightly,
-  describe_difference,
-  rounding_tolerance,
-)
-from experiments.fuzz.program_updates import (
-  EXACT_CODECS,
-  check_compressed_state,
-  check_host_resident,
-  check_optimizer_in_backward,
-)
+from experiments.fuzz import program_nodes, program_results, program_updates
 from experiments.fuzz.rounds import Defect, Round
 from jaxmotion import codecs, memory
 
 _EXACT = (
-  *EXACT_CODECS,
+  *program_updates.EXACT_CODECS,
   (("mask|integer", memory.offload()), (".", codecs.identity())),
   lambda residual: memory.recompute() if residual.kind == "dense" else None,
 )
@@ -44,16 +27,13 @@ _ROUNDING = (
   memory.offload(codecs.uniform(bits=8)),
 )
 Check = Callable[
-  [np.random.Generator, np.random.Generator], Iterator[Comparison]
+  [np.random.Generator, np.random.Generator],
+  Iterator[program_results.Comparison],
 ]
 
 
 def run_round(seed: int) -> Round:
-  """Checks some programs of each kind.
-
-  Args:
-    seed: determines the programs.
-  """
+  """Checks some programs of each kind."""
   kinds = [kind for kind, count in _COUNTS.items() for _ in range(count)]
   defects = [
     defect
@@ -64,16 +44,10 @@ def run_round(seed: int) -> Round:
 
 
 def check_program(kind: str, seed: int) -> list[Defect]:
-  """Checks one generated program.
-
-  Where rounding in another order crosses a threshold, two correct programs
-  differ. A difference therefore counts if other data of the same program shows
-  one as well.
-
-  Args:
-    kind: a key of `CHECKS`.
-    seed: determines the program and its data.
-  """
+  """Checks one generated program."""
+  # Where rounding in another order crosses a threshold, two correct programs
+  # differ. A difference therefore counts if other data of the same program
+  # shows one as well.
   case = f"programs.check_program({kind!r}, {seed})"
   found: list[Defect] = []
   for attempt in range(2):
@@ -89,7 +63,7 @@ def _find_defects(
 ) -> Iterator[Defect]:
   try:
     for comparison in CHECKS[kind](program, data):
-      if detail := describe_difference(comparison):
+      if detail := program_results.describe_difference(comparison):
         yield Defect(comparison.law, f"{case}  # {comparison.case}", detail)
   except Exception as e:
     if not is_refusal(e):
@@ -106,9 +80,9 @@ def is_refusal(error: Exception) -> bool:
 
 def check_residuals(
   rng: np.random.Generator, data: np.random.Generator
-) -> Iterator[Comparison]:
+) -> Iterator[program_results.Comparison]:
   """Compares gradients with compressed residuals to plain ones."""
-  nodes = make_nodes(rng, int(rng.integers(4, 10)))
+  nodes = program_nodes.make_nodes(rng, int(rng.integers(4, 10)))
   rounds = rng.random() < 0.3
   choices = _ROUNDING if rounds else _EXACT
   options: dict[str, Any] = {
@@ -119,28 +93,28 @@ def check_residuals(
   compress: Any = functools.partial(memory.compress_residuals, **options)
   inside = functools.partial(compress, params=())
   whole = rng.random() < 0.7
-  plain = make_loss(nodes, lambda fn: fn)
-  ours = make_loss(nodes, inside)
+  plain = program_nodes.make_loss(nodes, lambda fn: fn)
+  ours = program_nodes.make_loss(nodes, inside)
   ours = compress(ours) if whole else ours
-  args = (make_params(data), *make_data(data), None)
+  args = (program_nodes.make_params(data), *program_nodes.make_data(data), None)
   argnums = ((0, 1), 0, 1)[rng.integers(3)]
 
   def run(loss: Any) -> Any:
     grad = jax.value_and_grad(loss, argnums, has_aux=True)
-    return compile_lightly(grad)(*args)
+    return program_results.compile_lightly(grad)(*args)
 
   (value, others), grads = run(plain)
   (our_value, our_others), our_grads = run(ours)
-  tolerance = rounding_tolerance(nodes)
+  tolerance = program_results.rounding_tolerance(nodes)
   text = f"{list(nodes)} {options} whole={whole} argnums={argnums}"
-  yield Comparison(
+  yield program_results.Comparison(
     "the result is exact",
     text,
     (value, others),
     (our_value, our_others),
     tolerance,
   )
-  yield Comparison(
+  yield program_results.Comparison(
     "gradients are finite" if rounds else "gradients are exact",
     text,
     grads,
@@ -151,9 +125,9 @@ def check_residuals(
 
 CHECKS: dict[str, Check] = {
   "residuals": check_residuals,
-  "optimizer_in_backward": check_optimizer_in_backward,
-  "compressed_state": check_compressed_state,
-  "host_resident": check_host_resident,
+  "optimizer_in_backward": program_updates.check_optimizer_in_backward,
+  "compressed_state": program_updates.check_compressed_state,
+  "host_resident": program_updates.check_host_resident,
 }
 _COUNTS = {
   "residuals": 6,

@@ -5,19 +5,14 @@ from collections.abc import Mapping
 import jax
 
 from experiments.common import records
-from experiments.common.records import Row
-from experiments.fuzz.run import Tally
+from experiments.fuzz import run
 
 
-def make_rows(tallies: Mapping[str, Tally]) -> list[Row]:
-  """Returns rows of the rounds, cases, defects and seconds of each subject.
-
-  Args:
-    tallies: made by `run_subjects`.
-  """
+def make_rows(tallies: Mapping[str, run.Tally]) -> list[records.Row]:
+  """Returns rows of the rounds, cases, defects and seconds of each subject."""
   stamp = (records.describe_machine(), jax.__version__)
   return [
-    Row("fuzz", name, metric, value, unit, None, None, None, *stamp)
+    records.Row("fuzz", name, metric, value, unit, None, None, None, *stamp)
     for name, tally in tallies.items()
     for metric, value, unit in (
       ("rounds", tally.rounds, "rounds"),

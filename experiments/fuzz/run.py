@@ -76,25 +76,10 @@ def run_subjects(
   limit_s: float = 300.0,
   report: Callable[[Mapping[str, Tally], Defect | None], None] | None = None,
 ) -> dict[str, Tally]:
-  """Runs rounds of each subject and shares the time between subjects.
-
-  A round that raises, that ends its process or that takes too long counts as a
-  defect. A process that ended is started again.
-
-  Args:
-    subjects: a function for each name that runs the round of one seed.
-    seconds: no round but the first of each process starts later than this.
-    shares: relative time of each subject; 1.0 for subjects without an entry.
-    rounds: most rounds of each subject; None stands for no limit.
-    first_seed: seed of the first round of each subject; the next is one more.
-    processes: rounds that run at the same time.
-    limit_s: longest time of a round, in seconds.
-    report: called with all sums after each round, and once more for each
-      defect.
-
-  Returns:
-    The sums of each subject.
-  """
+  """Runs rounds of each subject and shares the time between subjects."""
+  # A round that raises, that ends its process or that takes too long counts as
+  # a defect. A process that ended is started again.
+  # `limit_s`: longest time of a round, in seconds.
   tallies = {name: Tally() for name in subjects}
   shares = {name: 1.0 for name in subjects} | dict(shares or {})
 
@@ -155,13 +140,7 @@ def run_subjects(
 
 
 def run_guarded(run_round: RunRound, name: str, seed: int) -> Round:
-  """Runs one round; an error becomes a defect.
-
-  Args:
-    run_round: runs the round of a seed.
-    name: name of the subject.
-    seed: seed of the round.
-  """
+  """Runs one round; an error becomes a defect."""
   try:
     return run_round(seed)
   except Exception:

@@ -1,10 +1,16 @@
 """Subjects of generated cases by name."""
 
-from experiments.common.names import check_name
-from experiments.fuzz import codecs, exchanges, fault_files, files, programs
-from experiments.fuzz.run import RunRound
+from experiments.common import names
+from experiments.fuzz import (
+  codecs,
+  exchanges,
+  fault_files,
+  files,
+  programs,
+  run,
+)
 
-SUBJECTS: dict[str, RunRound] = {
+SUBJECTS: dict[str, run.RunRound] = {
   "checkpoints": fault_files.run_round,
   "codecs": codecs.run_round,
   "exchanges": exchanges.run_round,
@@ -37,5 +43,5 @@ def parse_round(text: str) -> tuple[str, int]:
   name, colon, seed = text.partition(":")
   if not colon or not seed.isdecimal():
     raise ValueError(f"must be SUBJECT:SEED, such as codecs:17, got {text!r}.")
-  check_name(name, SUBJECTS, "SUBJECT")
+  names.check_name(name, SUBJECTS, "SUBJECT")
   return name, int(seed)

@@ -2,17 +2,12 @@
 
 from collections.abc import Sequence
 
-from experiments.common.records import Row
-from experiments.common.tables import Table, index_rows
+from experiments.common import records, tables
 
 
-def summary_table(rows: Sequence[Row]) -> Table:
-  """Returns the counts of each subject.
-
-  Args:
-    rows: made by `rows.make_rows`.
-  """
-  found = index_rows(rows)
+def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns the counts of each subject."""
+  found = tables.index_rows(rows)
   lines = [
     [
       case,
@@ -23,7 +18,7 @@ def summary_table(rows: Sequence[Row]) -> Table:
     ]
     for case in dict.fromkeys(row.case for row in rows)
   ]
-  return Table(
+  return tables.Table(
     ("subject", "rounds", "cases", "seconds", "defects"),
     lines,
     title=f"{rows[0].machine}, JAX {rows[0].jax}",

@@ -19,8 +19,13 @@ import sys
 
 from absl import flags
 
-from experiments.common import list_flags, records, shared_flags, signals
-from experiments.common.console import make_console
+from experiments.common import (
+  console,
+  list_flags,
+  records,
+  shared_flags,
+  signals,
+)
 from experiments.gpu import jobs, tables
 
 _SECONDS = flags.DEFINE_float(
@@ -44,7 +49,7 @@ def main() -> None:
   for rows in jobs.run_jobs(_JOBS.value, known, _SECONDS.value, _SMALL.value):
     if path is not None:
       records.write_rows(path, rows)
-  make_console().print(tables.jobs_table(rows).to_console())
+  console.make_console().print(tables.jobs_table(rows).to_console())
   if jobs.find_failures(rows):
     sys.exit(1)
 

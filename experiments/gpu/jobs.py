@@ -7,10 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 
-from experiments.common import records
-from experiments.common.console import print_notice
-from experiments.common.files import MissingFileError
-from experiments.common.records import Row
+from experiments.common import console, files, records
 
 SECONDS = "job_seconds"
 """Metric of the seconds that a job took; text says why it has no rows."""
@@ -37,17 +34,17 @@ _SMALL_FLAGS = {
 _TAKES_SECONDS = ("speed",)
 
 
-def read_known(path: pathlib.Path) -> list[Row]:
+def read_known(path: pathlib.Path) -> list[records.Row]:
   """Returns the rows of jobs that a call before has finished."""
   try:
     rows = records.read_rows(path)
-  except MissingFileError:
+  except files.MissingFileError:
     return []
   failed = {name for name, _ in find_failures(rows)}
   return [row for row in rows if _find_job(row) not in failed]
 
 
-def find_failures(rows: Sequence[Row]) -> list[tuple[str, str]]:
+def find_failures(rows: Sequence[records.Row]) -> list[tuple[str, str]]:
   """Returns the name of each job that has no rows, and why."""
   return [
     (row.case, row.value)
@@ -57,27 +54,22 @@ def find_failures(rows: Sequence[Row]) -> list[tuple[str, str]]:
 
 
 def run_jobs(
-  names: Sequence[str], known: Sequence[Row], seconds: float, small: bool
-) -> Iterator[list[Row]]:
-  """Runs jobs one after another; yields all rows after each.
-
-  Args:
-    names: names of the jobs.
-    known: rows of jobs that are not run again.
-    seconds: time of all jobs. A job that takes longer than what is left of it
-      is ended.
-    small: whether to run the small forms.
-  """
+  names: Sequence[str],
+  known: Sequence[records.Row],
+  seconds: float,
+  small: bool,
+) -> Iterator[list[records.Row]]:
+  """Runs jobs one after another; yields all rows after each."""
   rows, end = list(known), time.monotonic() + seconds
   done = {row.case for row in known if row.metric == SECONDS}
   for name in names:
     if name not in done:
-      print_notice(f"{name}: {end - time.monotonic():.0f} s are left.")
+      console.print_notice(f"{name}: {end - time.monotonic():.0f} s are left.")
       rows += _run_job(name, end - time.monotonic(), small)
       yield rows
 
 
-def _run_job(name: str, seconds: float, small: bool) -> list[Row]:
+def _run_job(name: str, seconds: float, small: bool) -> list[records.Row]:
   """Runs a job; returns its rows and the row of its time, or of its failure."""
   if seconds < _MIN_SECONDS:
     return [_make_row(name, f"{_NO_TIME}: no time left")]
@@ -111,16 +103,18 @@ def _last_line(text: str) -> str:
   return lines[-1] if lines else "it said nothing"
 
 
-def _find_job(row: Row) -> str:
+def _find_job(row: records.Row) -> str:
   return (
     row.case if row.metric == SECONDS else row.experiment.removeprefix("gpu_")
   )
 
 
-def _make_row(name: str, value: float | str, rows: Sequence[Row] = ()) -> Row:
+def _make_row(
+  name: str, value: float | str, rows: Sequence[records.Row] = ()
+) -> records.Row:
   # This process must not start JAX, which would take the GPU's memory.
   machine = rows[0].machine if rows else "unknown"
   version = rows[0].jax if rows else "unknown"
-  return Row(
+  return records.Row(
     "gpu_jobs", name, SECONDS, value, "s", None, None, None, machine, version
   )

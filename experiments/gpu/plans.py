@@ -21,19 +21,16 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from experiments.common import list_flags, records, shared_flags
-from experiments.common.records import Row
-from experiments.common.timing import TimedCalls, measure_times
+from experiments.common import list_flags, records, shared_flags, timing
 from experiments.gpu.rows import make_row
-from experiments.models.losses import Task, parse_task
-from jaxmotion import codecs, memory
+from experiments.models import losses
+from jaxmotion import codecs, memory, program
 from jaxmotion.core import PyTree
-from jaxmotion.program import ProgramMemory, program_memory
 
 
 def _check_model(text: str) -> str:
   """Returns the text of a model that can be made."""
-  parse_task(text)()
+  losses.parse_task(text)()
   return text
 
 
@@ -65,7 +62,7 @@ class Plan(NamedTuple):
 
   name: str
   run: Callable[[PyTree, PyTree], PyTree]
-  needs: ProgramMemory
+  needs: program.ProgramMemory
 
 
 def main() -> None:
@@ -79,14 +76,9 @@ def main() -> None:
       records.write_rows(_JSON.value, rows)
 
 
-def measure_plans(model: str, repeats: int) -> list[Row]:
-  """Returns step times and memory of a model under all plans.
-
-  Args:
-    model: name of the model, with options.
-    repeats: number of interleaved repeats.
-  """
-  make_task = parse_task(model)
+def measure_plans(model: str, repeats: int) -> list[records.Row]:
+  """Returns step times and memory of a model under all plans."""
+  make_task = losses.parse_task(model)
   task, name = make_task(), model.split(":")[0]
   steps = {
     "plain": task.loss_fn,
@@ -101,8 +93,8 @@ def measure_plans(model: str, repeats: int) -> list[Row]:
     plans = list(threads.map(compile_one, steps.items()))
   plans.sort(key=lambda plan: plan.needs.temp_bytes)
   args = _fill(task.params), _fill(task.batch)
-  rows: list[Row] = []
-  taken: dict[str, TimedCalls] = {}
+  rows: list[records.Row] = []
+  taken: dict[str, timing.TimedCalls] = {}
   for plan in plans:
     case = f"{name}/{plan.name}"
     rows.append(_make_row(case, "temp_bytes", plan.needs.temp_bytes, "bytes"))
@@ -114,7 +106,7 @@ def measure_plans(model: str, repeats: int) -> list[Row]:
       continue
     taken[plan.name] = _repeat_step(plan, args)
     rows.append(_make_row(case, "peak_bytes", _read_peak(), "bytes"))
-  times = measure_times(taken, repeats)
+  times = timing.measure_times(taken, repeats)
   for plan_name, ms in times.ms.items():
     base = times.median("plain") if "plain" in taken else None
     case, value = f"{name}/{plan_name}", times.median(plan_name)
@@ -122,14 +114,16 @@ def measure_plans(model: str, repeats: int) -> list[Row]:
   return rows
 
 
-def _compile_plan(task: Task, step: tuple[str, Callable[..., PyTree]]) -> Plan:
+def _compile_plan(
+  task: losses.Task, step: tuple[str, Callable[..., PyTree]]
+) -> Plan:
   name, loss_fn = step
   lowered = jax.jit(jax.value_and_grad(loss_fn)).lower(task.params, task.batch)
   compiled = lowered.compile()
-  return Plan(name, compiled, program_memory(compiled))
+  return Plan(name, compiled, program.program_memory(compiled))
 
 
-def _repeat_step(plan: Plan, args: tuple[PyTree, ...]) -> TimedCalls:
+def _repeat_step(plan: Plan, args: tuple[PyTree, ...]) -> timing.TimedCalls:
   def run(calls: int) -> None:
     for _ in range(calls):
       result = plan.run(*args)

@@ -3,17 +3,12 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from experiments.common.records import Row
-from experiments.common.tables import Table
-from experiments.gpu.jobs import SECONDS
+from experiments.common import records, tables
+from experiments.gpu import jobs
 
 
-def jobs_table(rows: Sequence[Row]) -> Table:
-  """Returns the seconds and the number of rows of each job.
-
-  Args:
-    rows: made by `jobs.run_jobs`.
-  """
+def jobs_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns the seconds and the number of rows of each job."""
   counts = Counter(row.experiment for row in rows)
   lines = [
     (
@@ -22,23 +17,19 @@ def jobs_table(rows: Sequence[Row]) -> Table:
       str(counts[f"gpu_{row.case}"]),
     )
     for row in rows
-    if row.metric == SECONDS
+    if row.metric == jobs.SECONDS
   ]
-  return Table(("job", "seconds", "rows"), lines, text_columns=(0, 1))
+  return tables.Table(("job", "seconds", "rows"), lines, text_columns=(0, 1))
 
 
-def summary_table(rows: Sequence[Row]) -> Table:
-  """Returns what plans and transfers measured, a line for each row.
-
-  Args:
-    rows: made by `jobs.run_jobs`.
-  """
+def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns what plans and transfers measured, a line for each row."""
   lines = [
     (row.case, row.metric, _format_value(row.value), row.unit)
     for row in rows
     if row.experiment.startswith(("gpu_plans", "gpu_transfers"))
   ]
-  return Table(
+  return tables.Table(
     ("case", "metric", "value", "unit"), lines, text_columns=(0, 1, 3)
   )
 

@@ -20,7 +20,6 @@ from absl import flags
 from jax.sharding import SingleDeviceSharding
 
 from experiments.common import records, shared_flags
-from experiments.common.records import Row
 from experiments.gpu.rows import make_row
 from jaxmotion import codecs
 from jaxmotion.core import Array, PyTree, ShapedLike
@@ -54,13 +53,8 @@ def main() -> None:
     records.write_rows(_JSON.value, rows)
 
 
-def measure_transfers(max_bytes: int, repeats: int) -> Iterator[Row]:
-  """Yields the rates of the link and the times of packed weights.
-
-  Args:
-    max_bytes: bytes of the largest array.
-    repeats: number of repeats, whose median counts.
-  """
+def measure_transfers(max_bytes: int, repeats: int) -> Iterator[records.Row]:
+  """Yields the rates of the link and the times of packed weights."""
   sizes = sorted({max(1024, max_bytes >> 4 * i) for i in range(_STEPS)})
   for size in sizes:
     x = np.random.default_rng(0).normal(size=size // 4).astype(np.float32)
@@ -68,7 +62,7 @@ def measure_transfers(max_bytes: int, repeats: int) -> Iterator[Row]:
   yield from _measure_packed(x, repeats)
 
 
-def _measure_rates(x: np.ndarray, repeats: int) -> Iterator[Row]:
+def _measure_rates(x: np.ndarray, repeats: int) -> Iterator[records.Row]:
   device = jax.devices()[0]
   on_device = SingleDeviceSharding(device)
   pinned = SingleDeviceSharding(device, memory_kind="pinned_host")
@@ -85,7 +79,7 @@ def _measure_rates(x: np.ndarray, repeats: int) -> Iterator[Row]:
     yield _make_row(case, "bandwidth", statistics.median(rates), "GB/s", rates)
 
 
-def _measure_packed(x: np.ndarray, repeats: int) -> Iterator[Row]:
+def _measure_packed(x: np.ndarray, repeats: int) -> Iterator[records.Row]:
   device, host = jax.devices()[0], jax.devices("cpu")[0]
   weights = jax.device_put(x, host)
   plain = _time_calls(lambda: jax.device_put(weights, device), repeats)

@@ -17,9 +17,9 @@ import jaxlib
 from jax.experimental import topologies
 from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
 
-from experiments.gpu_compile import hlo, ptx
-from experiments.gpu_compile.targets import GPUS, Gpu, describe_target
-from jaxmotion.core import PyTree, check_choice
+from experiments.gpu_compile import hlo, ptx, targets
+from jaxmotion import core
+from jaxmotion.core import PyTree
 from jaxmotion.program import ProgramMemory, program_memory
 
 _PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
@@ -49,7 +49,7 @@ class Compiled(NamedTuple):
     assembly: assembly of each launch of a generated kernel, in order.
   """
 
-  gpu: Gpu
+  gpu: targets.Gpu
   memory: ProgramMemory
   kernels: list[hlo.Kernel]
   assembly: list[ptx.Assembly]
@@ -93,13 +93,15 @@ def explain_refusal() -> str | None:
     if version != jaxlib.__version__:
       return f"{name} {version} is not made for jaxlib {jaxlib.__version__}"
   try:
-    _make_device(GPUS["H100"])
+    _make_device(targets.GPUS["H100"])
   except NotImplementedError:
     return "JAX started without JAX_PLATFORMS=cpu and found no GPU"
   return None
 
 
-def find_gpu(name: str = "H100", memory_gib: float | None = None) -> Gpu:
+def find_gpu(
+  name: str = "H100", memory_gib: float | None = None
+) -> targets.Gpu:
   """Returns the description of a GPU.
 
   Args:
@@ -113,8 +115,8 @@ def find_gpu(name: str = "H100", memory_gib: float | None = None) -> Gpu:
     >>> find_gpu("H200").memory_gib, find_gpu("H200", 12).memory_gib
     (141, 12)
   """
-  check_choice("gpu", name, tuple(GPUS))
-  gpu = GPUS[name]
+  core.check_choice("gpu", name, tuple(targets.GPUS))
+  gpu = targets.GPUS[name]
   if memory_gib is None:
     return gpu
   if not memory_gib > 0:
@@ -129,27 +131,11 @@ def compile_for(
   memory_gib: float | None = None,
   **jit_options: Any,
 ) -> Compiled:
-  """Compiles a function for a GPU that is not there.
-
-  Nothing is autotuned, since that takes the GPU: matmuls and convolutions are
-  the compiler's first guess, without the workspace that cuDNN would ask for,
-  and large sorts are XLA's own instead of CUB's. Memory kinds of arguments are
-  dropped.
-
-  Args:
-    fn: function to compile.
-    *args: pytrees of arrays or of `ShapeDtypeStruct`s.
-    gpu: name of the GPU, a key of `GPUS`.
-    memory_gib: its memory, GiB; None for the memory that it comes with.
-    **jit_options: arguments of `jax.jit`.
-
-  Returns:
-    The program's memory, kernels and assembly.
-
-  Raises:
-    ValueError: there is no such GPU.
-    RuntimeError: nothing can be compiled here; `explain_refusal` says why.
-  """
+  """Compiles a function for a GPU that is not there."""
+  # Nothing is autotuned, since that takes the GPU: matmuls and convolutions are
+  # the compiler's first guess, without the workspace that cuDNN would ask for,
+  # and large sorts are XLA's own instead of CUB's. Memory kinds of arguments
+  # are dropped.
   target = find_gpu(gpu, memory_gib)
   lowered = _lower_program(fn, args, target, jit_options)
   with tempfile.TemporaryDirectory() as folder:
@@ -166,19 +152,7 @@ def compile_memory(
   memory_gib: float | None = None,
   **jit_options: Any,
 ) -> ProgramMemory:
-  """Compiles a function for its memory alone, in a third of the time.
-
-  Args:
-    fn: function to compile.
-    *args: pytrees of arrays or of `ShapeDtypeStruct`s.
-    gpu: name of the GPU, a key of `GPUS`.
-    memory_gib: its memory, GiB; None for the memory that it comes with.
-    **jit_options: arguments of `jax.jit`.
-
-  Raises:
-    ValueError: there is no such GPU.
-    RuntimeError: nothing can be compiled here; `explain_refusal` says why.
-  """
+  """Compiles a function for its memory alone, in a third of the time."""
   lowered = _lower_program(fn, args, find_gpu(gpu, memory_gib), jit_options)
   return program_memory(lowered.compile())
 
@@ -186,23 +160,10 @@ def compile_memory(
 def trace_for(
   fn: Callable[..., PyTree],
   *args: PyTree,
-  gpu: Gpu,
+  gpu: targets.Gpu,
   **jit_options: Any,
 ) -> Any:
-  """Traces a function at arguments on a GPU that is not there.
-
-  Args:
-    fn: function to trace.
-    *args: pytrees of arrays or of `ShapeDtypeStruct`s.
-    gpu: the GPU, of `find_gpu`.
-    **jit_options: arguments of `jax.jit`.
-
-  Returns:
-    What `jax.jit(fn).trace(*args)` returns.
-
-  Raises:
-    RuntimeError: nothing can be compiled here; `explain_refusal` says why.
-  """
+  """Traces a function at arguments on a GPU that is not there."""
   if why := explain_refusal():
     raise RuntimeError(f"Nothing can be compiled for a GPU: {why}.")
   sharding = SingleDeviceSharding(_make_device(gpu))
@@ -213,31 +174,26 @@ def trace_for(
     return jax.jit(fn, **jit_options).trace(*args)
 
 
-def lower_for(traced: Any, gpu: Gpu) -> Any:
-  """Lowers a traced function for a GPU that is not there.
-
-  Args:
-    traced: what `trace_for` returned.
-    gpu: the same GPU.
-
-  Returns:
-    What `traced.lower()` returns.
-  """
+def lower_for(traced: Any, gpu: targets.Gpu) -> Any:
+  """Lowers a traced function for a GPU that is not there."""
   with jax.sharding.use_abstract_mesh(_make_mesh(gpu.kind)):
     return traced.lower(lowering_platforms=("cuda",))
 
 
 def _lower_program(
-  fn: Callable[..., PyTree], args: PyTree, gpu: Gpu, jit_options: dict[str, Any]
+  fn: Callable[..., PyTree],
+  args: PyTree,
+  gpu: targets.Gpu,
+  jit_options: dict[str, Any],
 ) -> Any:
   return lower_for(trace_for(fn, *args, gpu=gpu, **jit_options), gpu)
 
 
 @functools.cache
-def _make_device(gpu: Gpu) -> Any:
+def _make_device(gpu: targets.Gpu) -> Any:
   topology = topologies.get_topology_desc(
     platform="cuda",
-    target_config=describe_target(gpu),
+    target_config=targets.describe_target(gpu),
     topology="1x1x1",
   )
   return topology.devices[0]
@@ -263,7 +219,9 @@ def _dump_mosaic(lowered: Any, folder: str) -> Iterator[None]:
       del os.environ[_MOSAIC_FOLDER]
 
 
-def _read_program(program: Any, folder: pathlib.Path, gpu: Gpu) -> Compiled:
+def _read_program(
+  program: Any, folder: pathlib.Path, gpu: targets.Gpu
+) -> Compiled:
   """Reads a compiled program and the compiler's dump in the folder."""
   sources = _SOURCE.findall(_read_dump(folder, "thunk_metadata"))
   source = {number: instruction for instruction, number in sources}
@@ -295,16 +253,10 @@ def _read_dump(folder: pathlib.Path, name: str) -> str:
 
 
 def _list_mosaic(text: str, names: list[str]) -> list[tuple[str, str, int]]:
-  """Returns kernel, instruction and shared memory of Mosaic GPU's launches.
-
-  Their shared memory is not known, since a launch asks for it: 0 is returned.
-  A kernel that updates an argument has a name that the program does not know.
-  It is found if it is the only one.
-
-  Args:
-    text: text of the program.
-    names: names of all kernels.
-  """
+  """Returns kernel, instruction and shared memory of Mosaic GPU's launches."""
+  # Their shared memory is not known, since a launch asks for it: 0 is returned.
+  # A kernel that updates an argument has a name that the program does not know.
+  # It is found if it is the only one.
   names = [name for name in names if name.endswith(_MOSAIC_SUFFIX)]
   found = []
   for line in text.splitlines():

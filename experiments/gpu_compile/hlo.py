@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from jaxmotion.program import Instruction, parse_hlo
+from jaxmotion import program
 
 # Instructions that move no bytes.
 _FREE = {
@@ -56,20 +56,13 @@ class Kernel(NamedTuple):
     return self.runs * self.launches * (self.read_bytes + self.write_bytes)
 
 
-_Computation = Mapping[str, Instruction]
+_Computation = Mapping[str, program.Instruction]
 
 
 def list_kernels(text: str, launches: Mapping[str, int]) -> list[Kernel]:
-  """Lists the instructions that a program runs on the device, in order.
-
-  Of a conditional, the branch that moves most bytes is listed.
-
-  Args:
-    text: text of a scheduled module.
-    launches: number of kernels that an instruction takes, by its name; an
-      absent instruction takes one.
-  """
-  module = parse_hlo(text)
+  """Lists the instructions that a program runs on the device, in order."""
+  # Of a conditional, the branch that moves most bytes is listed.
+  module = program.parse_hlo(text)
   entry = module.computations[module.entry]
   return list(_walk_instructions(entry, 1, module.computations, launches))
 
@@ -108,7 +101,7 @@ def _walk_instructions(
       yield Kernel(each.name, each.opcode, read, written, count, runs)
 
 
-def _called_computations(each: Instruction, *keys: str) -> list[str]:
+def _called_computations(each: program.Instruction, *keys: str) -> list[str]:
   """Returns the computations that an instruction calls by these attributes."""
   return [name for key in keys for name in each.called.get(key, ())]
 
@@ -118,7 +111,7 @@ def _traffic_of(branch: list[Kernel]) -> int:
 
 
 def _count_bytes(
-  each: Instruction,
+  each: program.Instruction,
   computation: _Computation,
   computations: Mapping[str, _Computation],
 ) -> tuple[int, int]:
@@ -161,7 +154,7 @@ def _read_bytes(name: str, computation: _Computation) -> int:
   return min(whole, parts)
 
 
-def _written_bytes(root: Instruction, computation: _Computation) -> int:
+def _written_bytes(root: program.Instruction, computation: _Computation) -> int:
   """Returns the bytes that are written to make a value."""
   if root.opcode in ("bitcast", "tuple"):
     return sum(

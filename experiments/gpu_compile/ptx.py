@@ -78,14 +78,7 @@ def kernel_name(path: pathlib.Path) -> str | None:
 def read_assembly(
   path: pathlib.Path, instruction: str, shared_bytes: int
 ) -> Assembly:
-  """Reads the one kernel of a file.
-
-  Args:
-    path: a PTX file.
-    instruction: name of the HLO instruction that the kernel belongs to.
-    shared_bytes: shared memory that its launch asks for, besides that of the
-      file.
-  """
+  """Reads the one kernel of a file."""
   text = path.read_text()
   entry, threads = _ENTRY.search(text), _THREADS.search(text)
   assert entry and threads, f"{path} must be PTX that XLA wrote"

@@ -19,22 +19,26 @@ import os
 from absl import flags
 
 from experiments.common import list_flags, shared_flags
-from experiments.hetero.cases import DEALS, SCENARIOS, Settings
-from experiments.hetero.run import run_experiment
+from experiments.hetero import cases, run
 
 _SCENARIOS = list_flags.define_names(
-  "scenarios", SCENARIOS, SCENARIOS, "Names of slowdowns."
+  "scenarios", cases.SCENARIOS, cases.SCENARIOS, "Names of slowdowns."
 )
 _DEALS = list_flags.define_names(
-  "deals", DEALS, DEALS, "Ways to deal the data."
+  "deals", cases.DEALS, cases.DEALS, "Ways to deal the data."
 )
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Number of runs of each case.", 1)
-_STEPS = flags.DEFINE_integer("steps", Settings.steps, "Steps of each run.", 1)
+_STEPS = flags.DEFINE_integer(
+  "steps", cases.Settings.steps, "Steps of each run.", 1
+)
 _SETTLE = flags.DEFINE_integer(
-  "settle", Settings.settle, "Steps that medians leave out after a change.", 0
+  "settle",
+  cases.Settings.settle,
+  "Steps that medians leave out after a change.",
+  0,
 )
 _DRAWS = flags.DEFINE_integer(
-  "draws", Settings.draws, "Batches for the moments of gradients.", 2
+  "draws", cases.Settings.draws, "Batches for the moments of gradients.", 2
 )
 _JSON = shared_flags.define_rows()
 _PLOT = shared_flags.define_plot()
@@ -42,7 +46,7 @@ _PLOT = shared_flags.define_plot()
 
 def main() -> None:
   """Runs the experiment that the flags describe."""
-  settings = Settings(
+  settings = cases.Settings(
     scenarios=tuple(_SCENARIOS.value),
     deals=tuple(_DEALS.value),
     seeds=tuple(range(_SEEDS.value)),
@@ -53,7 +57,7 @@ def main() -> None:
   # Before JAX starts: each worker runs on one thread.
   one_thread = "--xla_cpu_multi_thread_eigen=false"
   os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {one_thread}"
-  run_experiment(settings, json=_JSON.value, plot=_PLOT.value)
+  run.run_experiment(settings, json=_JSON.value, plot=_PLOT.value)
 
 
 if __name__ == "__main__":

@@ -42,15 +42,7 @@ class Dealer:
     *,
     weighted: bool = True,
   ) -> Batch:
-    """Returns a batch of (workers, total, ...) arrays for `uneven.step`.
-
-    Args:
-      counts: number of microbatches of each worker.
-      slow: number of times that each worker does every microbatch.
-      seed: seed of the run.
-      step: number of the step in the run.
-      weighted: whether all examples weigh the same; otherwise all workers do.
-    """
+    """Returns a batch of (workers, total, ...) arrays for `uneven.step`."""
     index = self._choose_images(np.asarray(counts), seed, step)
     examples = {k: a[index] for k, a in self.images.items()}
     batch, valid = hetero.assign_microbatches(

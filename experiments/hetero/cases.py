@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from experiments.common.console import JobError
+from experiments.common import console
 
 WORKERS = 4
 
@@ -73,7 +73,7 @@ class Settings:
 
   def __post_init__(self) -> None:
     if self.steps <= 2 * self.settle:
-      raise JobError(
+      raise console.JobError(
         f"`steps` must be more than twice `settle` = {self.settle}, got"
         f" {self.steps}."
       )
@@ -104,12 +104,6 @@ class Settings:
 
 
 def find_slowdowns(scenario: str, step: int, steps: int) -> tuple[int, ...]:
-  """Returns the factor by which each worker is slowed at a step.
-
-  Args:
-    scenario: name of the slowdowns.
-    step: number of the step.
-    steps: number of steps of the run.
-  """
+  """Returns the factor by which each worker is slowed at a step."""
   phases = SCENARIOS[scenario]
   return phases[min(step * len(phases) // steps, len(phases) - 1)]

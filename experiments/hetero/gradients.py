@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.hetero.cases import SCENARIOS, WORKERS
-from experiments.hetero.trainer import Bench
+from experiments.hetero import cases, trainer
 from jaxmotion import hetero
 
 
@@ -26,28 +25,19 @@ class Gradients(NamedTuple):
 
 
 def predict_variance_ratio(counts: tuple[int, ...]) -> float:
-  """Predicts the plain mean's variance over the weighted mean's.
-
-  Args:
-    counts: number of microbatches of each worker; the data are shuffled.
-  """
+  """Predicts the plain mean's variance over the weighted mean's."""
   n = np.array(counts, float)
   return float(n.sum() * np.mean(1 / n) / len(n))
 
 
-def examined_counts(bench: Bench) -> tuple[int, ...]:
+def examined_counts(bench: trainer.Bench) -> tuple[int, ...]:
   """Returns the shares that are examined: one worker is 4 times as slow."""
-  speeds = 1 / np.array(SCENARIOS["one_4x"][0])
+  speeds = 1 / np.array(cases.SCENARIOS["one_4x"][0])
   return hetero.integer_shares(bench.settings.total, speeds.tolist())
 
 
-def examine_means(bench: Bench, deal: str) -> dict[str, Gradients]:
-  """Returns the moments of both means over batches at initial parameters.
-
-  Args:
-    bench: compiled programs; no worker is slowed.
-    deal: name of the way to deal the data.
-  """
+def examine_means(bench: trainer.Bench, deal: str) -> dict[str, Gradients]:
+  """Returns the moments of both means over batches at initial parameters."""
   dealer, counts = bench.dealers[deal], examined_counts(bench)
   params = bench.init_params(0)
   state = bench.uneven.init(params)
@@ -55,7 +45,7 @@ def examine_means(bench: Bench, deal: str) -> dict[str, Gradients]:
   exact = _flatten_rows(jax.tree.map(lambda a: a[None], gradient))[0]
   weighted, plain = [], []
   for step in range(bench.settings.draws):
-    batch = dealer.deal_batch(counts, (1,) * WORKERS, 0, step)
+    batch = dealer.deal_batch(counts, (1,) * cases.WORKERS, 0, step)
     sums = bench.uneven.work(state, batch, counts).value
     of_workers, count = _flatten_rows(sums.grads), np.asarray(sums.count)
     weighted.append(of_workers.sum(axis=0) / count.sum())

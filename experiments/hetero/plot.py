@@ -5,20 +5,15 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
-from experiments.common.figures import make_figure, save_figure
-from experiments.common.records import Row
-from experiments.hetero.cases import CASES, DEALS
-from experiments.hetero.tables import index_experiments, list_experiments
+from experiments.common import figures, records
+from experiments.hetero import cases, tables
 
 
-def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
-  """Draws step time over its ideal, and the loss over that of equal shares.
-
-  Args:
-    rows: made by `rows.make_rows`.
-    path: file of the image; its suffix chooses the format.
-  """
-  figure = make_figure(10, 4.5)
+def save_plot(
+  rows: Sequence[records.Row], path: str | os.PathLike[str]
+) -> None:
+  """Draws step time over its ideal, and the loss over that of equal shares."""
+  figure = figures.make_figure(10, 4.5)
   left, right = figure.subplots(1, 2)
   _draw_bars(
     left,
@@ -34,18 +29,18 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   figure.suptitle(
     "Workers of unequal speed: time and loss of each division (emulated)"
   )
-  save_figure(figure, path)
+  figures.save_figure(figure, path)
 
 
 def _draw_bars(
-  axes: Axes, rows: Sequence[Row], metric: str, label: str
+  axes: Axes, rows: Sequence[records.Row], metric: str, label: str
 ) -> None:
-  found, names = index_experiments(rows), list_experiments(rows)
-  width = 0.8 / len(CASES)
-  for i, case in enumerate(CASES):
+  found, names = tables.index_experiments(rows), tables.list_experiments(rows)
+  width = 0.8 / len(cases.CASES)
+  for i, case in enumerate(cases.CASES):
     shown = [found[name, case, metric] for name in names]
     axes.bar(
-      [j + (i - (len(CASES) - 1) / 2) * width for j in range(len(names))],
+      [j + (i - (len(cases.CASES) - 1) / 2) * width for j in range(len(names))],
       [float(row.value) for row in shown],
       width,
       yerr=[row.noise or 0.0 for row in shown],
@@ -53,7 +48,7 @@ def _draw_bars(
       label=case,
     )
   short = [name.removeprefix("hetero_") for name in names]
-  for deal in DEALS:
+  for deal in cases.DEALS:
     short = [name.replace(f"_{deal}", f"\n{deal}") for name in short]
   axes.set_xticks(range(len(names)), short, fontsize=8)
   axes.set_ylabel(label)

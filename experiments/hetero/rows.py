@@ -8,10 +8,9 @@ import jax
 import numpy as np
 
 from experiments.common import records
-from experiments.common.records import Row
+from experiments.hetero import trainer
 from experiments.hetero.cases import SCENARIOS, WORKERS, Settings
 from experiments.hetero.gradients import Gradients
-from experiments.hetero.trainer import Run
 
 BASELINE = "equal"
 EMULATED = "ms (emulated: workers timed in turns)"
@@ -40,14 +39,10 @@ class Times(NamedTuple):
   balance_ratio: float
 
 
-def summarize_times(run: Run, equal: Run, settings: Settings) -> Times:
-  """Returns the median times of a run.
-
-  Args:
-    run: run of any case.
-    equal: run of equal shares beside it, which gives the workers' speeds.
-    settings: settings of the experiment.
-  """
+def summarize_times(
+  run: trainer.Run, equal: trainer.Run, settings: Settings
+) -> Times:
+  """Returns the median times of a run."""
   work, update, ideal, ratios, balance = [], [], [], [], []
   for phase in settled_phases(run.scenario, settings):
     took = np.median(equal.seconds[phase], axis=0)
@@ -82,19 +77,12 @@ def settled_phases(scenario: str, settings: Settings) -> list[slice]:
 
 def make_rows(
   settings: Settings,
-  runs: Sequence[Run],
+  runs: Sequence[trainer.Run],
   gradients: dict[str, dict[str, Gradients]],
   ratio: float,
-) -> list[Row]:
-  """Returns the rows of all runs and of the moments of gradients.
-
-  Args:
-    settings: settings of the experiment.
-    runs: one run for each scenario, deal, case and seed.
-    gradients: moments of each mean, by the way to deal the data.
-    ratio: predicted ratio of the variances, for shuffled data.
-  """
-  groups: dict[tuple[str, str], dict[str, list[Run]]] = {}
+) -> list[records.Row]:
+  """Returns the rows of all runs and of the moments of gradients."""
+  groups: dict[tuple[str, str], dict[str, list[trainer.Run]]] = {}
   for run in runs:
     cases = groups.setdefault((run.scenario, run.deal), {})
     cases.setdefault(run.case, []).append(run)
@@ -114,7 +102,7 @@ def make_rows(
 
 
 def _measure_case(
-  runs: Sequence[Run], equal: Sequence[Run], settings: Settings
+  runs: Sequence[trainer.Run], equal: Sequence[trainer.Run], settings: Settings
 ) -> Found:
   """Returns the measurements of one case over its seeds."""
   timed = [
@@ -171,14 +159,14 @@ def _average_seeds(
 
 def _make_case_rows(
   experiment: str, found: dict[str, Found], baseline: str
-) -> list[Row]:
+) -> list[records.Row]:
   stamp = (records.describe_machine(), jax.__version__)
   rows = []
   for case, measured in found.items():
     for metric, (value, unit, noise) in measured.items():
       base = found[baseline].get(metric, (None,))[0]
       ratio = value / base if base else None
-      row = Row(
+      row = records.Row(
         experiment, case, metric, value, unit, base, ratio, noise, *stamp
       )
       rows.append(row)

@@ -5,8 +5,7 @@ import rich.progress
 from experiments.common import records
 from experiments.common.console import make_console
 from experiments.common.progress import Display
-from experiments.hetero import tables, trainer
-from experiments.hetero.cases import Settings
+from experiments.hetero import cases, tables, trainer
 from experiments.hetero.gradients import (
   examine_means,
   examined_counts,
@@ -16,15 +15,9 @@ from experiments.hetero.rows import make_rows, summarize_times
 
 
 def run_experiment(
-  settings: Settings, *, json: str | None = None, plot: str | None = None
+  settings: cases.Settings, *, json: str | None = None, plot: str | None = None
 ) -> list[records.Row]:
-  """Trains all cases, prints tables, and writes rows and a plot.
-
-  Args:
-    settings: settings of the experiment.
-    json: file to write rows to, if any.
-    plot: file to write the plot to, if any.
-  """
+  """Trains all cases, prints tables, and writes rows and a plot."""
   console = make_console()
   bench = trainer.Bench(settings)
   # Seeds are the outer loop: a slow minute falls on all scenarios alike.

@@ -10,26 +10,26 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
-from experiments.train.tasks import Batch, Task
+from experiments.train import tasks
 from jaxmotion import hetero
 
 Params = Any
 
 
 def make_loss(
-  task: Task,
-) -> Callable[[Params, Batch], tuple[jax.Array, jax.Array]]:
-  """Returns the function (params, microbatch) -> (total, count).
-
-  A microbatch with `repeats` of r is computed r times, forward and backward.
-  Only the last time counts.
-  """
+  task: tasks.Task,
+) -> Callable[[Params, tasks.Batch], tuple[jax.Array, jax.Array]]:
+  """Returns the function (params, microbatch) -> (total, count)."""
+  # A microbatch with `repeats` of r is computed r times, forward and backward.
+  # Only the last time counts.
   graph = nnx.graphdef(task.build(0))
 
-  def mean_loss(params: Params, batch: Batch) -> jax.Array:
+  def mean_loss(params: Params, batch: tasks.Batch) -> jax.Array:
     return task.loss(nnx.merge(graph, params), batch)
 
-  def slow_loss(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+  def slow_loss(
+    params: Params, batch: tasks.Batch
+  ) -> tuple[jax.Array, jax.Array]:
     frozen = lax.stop_gradient(params)
 
     def repeat_work(_: Any, pixels: jax.Array) -> jax.Array:
@@ -53,24 +53,15 @@ def _add_trees(a: Any, b: Any) -> Any:
 def take_turns(
   uneven: hetero.UnevenStep,
   state: hetero.UnevenState,
-  batch: Batch,
+  batch: tasks.Batch,
   counts: Sequence[int],
 ) -> tuple[Any, np.ndarray]:
-  """Does a step's work one worker after another, and times each worker.
-
-  The same compiled program runs once for each worker, with no work for the
-  others. Emulated workers share the machine's cores: if they ran together, each
-  would take longer than alone.
-
-  Args:
-    uneven: step made by `hetero.uneven_data_parallel`.
-    state: training state.
-    batch: batch of a step.
-    counts: number of microbatches of each worker.
-
-  Returns:
-    The work, as `uneven.work` returns it, and the seconds of each worker.
-  """
+  """Does a step's work one worker after another, and times each worker."""
+  # The same compiled program runs once for each worker, with no work for the
+  # others. Emulated workers share the machine's cores: if they ran together,
+  # each would take longer than alone.
+  # Returns the work, as `uneven.work` returns it, and the seconds of each
+  # worker.
   parts, seconds = [], np.zeros(len(counts))
   for worker in range(len(counts)):
     alone = np.where(np.arange(len(counts)) == worker, counts, 0)

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from experiments.common.records import Row
-from experiments.common.tables import Table, format_noise
-from experiments.hetero.cases import CASES, WORKERS
+from experiments.common import records, tables
+from experiments.hetero import cases
 
 _HEADER = (
   "slowed, data",
@@ -17,33 +16,29 @@ _HEADER = (
   "test accuracy, %",
   "train loss over equal",
 )
-Cells = dict[tuple[str, str, str], Row]
+Cells = dict[tuple[str, str, str], records.Row]
 
 
-def index_experiments(rows: Sequence[Row]) -> Cells:
+def index_experiments(rows: Sequence[records.Row]) -> Cells:
   """Returns the rows by experiment, case and metric."""
   return {(r.experiment, r.case, r.metric): r for r in rows}
 
 
-def list_experiments(rows: Sequence[Row]) -> list[str]:
+def list_experiments(rows: Sequence[records.Row]) -> list[str]:
   """Returns the names of the experiments that trained, in order."""
   names = [r.experiment for r in rows if r.metric == "step_ms"]
   return list(dict.fromkeys(names))
 
 
-def summary_table(rows: Sequence[Row]) -> Table:
-  """Returns time and accuracy, a line for each scenario, deal and case.
-
-  Args:
-    rows: made by `rows.make_rows`.
-  """
+def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns time and accuracy, a line for each scenario, deal and case."""
   found = index_experiments(rows)
-  return Table(
+  return tables.Table(
     _HEADER,
     [
       _make_line(found, name, case)
       for name in list_experiments(rows)
-      for case in CASES
+      for case in cases.CASES
     ],
     title=f"Unequal workers on {rows[0].machine}, JAX {rows[0].jax}",
     caption="± over seeds. Times are emulated: each worker was timed alone, in"
@@ -59,11 +54,11 @@ def _make_line(found: Cells, name: str, case: str) -> list[str]:
   """Returns the cells of one experiment and case."""
 
   def format_cell(metric: str, digits: int) -> str:
-    return format_noise(found[name, case, metric], digits)
+    return tables.format_noise(found[name, case, metric], digits)
 
   shares = [
     f"{found[name, case, f'microbatches_{i}'].value:.3g}"
-    for i in range(WORKERS)
+    for i in range(cases.WORKERS)
   ]
   return [
     name.removeprefix("hetero_"),
@@ -78,12 +73,8 @@ def _make_line(found: Cells, name: str, case: str) -> list[str]:
   ]
 
 
-def gradient_table(rows: Sequence[Row]) -> Table:
-  """Returns bias and variance of the two means of the workers' gradients.
-
-  Args:
-    rows: made by `rows.make_rows`.
-  """
+def gradient_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns bias and variance of the two means of the workers' gradients."""
   found = index_experiments(rows)
   lines = []
   for name, case, metric in found:
@@ -101,7 +92,7 @@ def gradient_table(rows: Sequence[Row]) -> Table:
           "" if predicted is None else f"{predicted.value:.2f}",
         )
       )
-  return Table(
+  return tables.Table(
     ("data", "mean", "bias", "variance", "to weighted", "predicted"),
     lines,
     title="Mean of the workers' gradients, at the initial parameters",

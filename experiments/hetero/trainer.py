@@ -11,13 +11,9 @@ import optax
 from flax import nnx
 
 import jaxmotion
-from experiments.hetero.batches import Dealer
-from experiments.hetero.cases import CASES, WORKERS, Settings, find_slowdowns
+from experiments.hetero import batches, cases
 from experiments.hetero.slow import make_loss, take_turns
-from experiments.train import tasks
-from experiments.train.mesh import make_mesh
-from experiments.train.optimizer import make_optimizer
-from experiments.train.trainer import make_score
+from experiments.train import mesh, optimizer, tasks, trainer
 from jaxmotion import hetero
 
 # Numbers of microbatches at which a worker's speed is measured.
@@ -61,17 +57,21 @@ class Bench:
     settings: settings of the experiment.
   """
 
-  def __init__(self, settings: Settings):
+  def __init__(self, settings: cases.Settings):
     self.settings = settings
     config = settings.make_config()
-    self.mesh = make_mesh(WORKERS)
+    self.mesh = mesh.make_mesh(cases.WORKERS)
     self.task = tasks.load_task(config)
     self.loss = make_loss(self.task)
-    tx = optax.chain(jaxmotion.exchange("data"), make_optimizer(config))
+    tx = optax.chain(
+      jaxmotion.exchange("data"), optimizer.make_optimizer(config)
+    )
     self.uneven = hetero.uneven_data_parallel(self.loss, tx, self.mesh)
-    self.score = make_score(self.task)
+    self.score = trainer.make_score(self.task)
     self.dealers = {
-      deal: Dealer(deal, microbatch=settings.microbatch, total=settings.total)
+      deal: batches.Dealer(
+        deal, microbatch=settings.microbatch, total=settings.total
+      )
       for deal in settings.deals
     }
     graph = nnx.graphdef(self.task.build(0))
@@ -84,7 +84,7 @@ class Bench:
     return nnx.to_pure_dict(nnx.state(self.task.build(seed), nnx.Param))
 
   def measure_speeds(
-    self, dealer: Dealer, slow: Sequence[int]
+    self, dealer: batches.Dealer, slow: Sequence[int]
   ) -> tuple[list[float], float]:
     """Returns each worker's microbatches per second, and the fixed seconds."""
     state = self.uneven.init(self.init_params(0))
@@ -93,7 +93,7 @@ class Bench:
     def measure_turns() -> np.ndarray:
       """Returns seconds[probe, worker] of one turn with each count."""
       turns = [
-        take_turns(self.uneven, state, batch, (n,) * WORKERS)[1]
+        take_turns(self.uneven, state, batch, (n,) * cases.WORKERS)[1]
         for n in _PROBED
       ]
       return np.array(turns)
@@ -115,16 +115,16 @@ class Bench:
     return list(speeds), statistics.median(fixed)
 
   def _equal_counts(self) -> tuple[int, ...]:
-    return hetero.integer_shares(self.settings.total, (1.0,) * WORKERS)
+    return hetero.integer_shares(self.settings.total, (1.0,) * cases.WORKERS)
 
 
 class _Trainee:
   """Training state, shares and times of one case."""
 
   def __init__(self, bench: Bench, name: str, speeds: Any, fixed_s: float):
-    self.case = CASES[name]
+    self.case = cases.CASES[name]
     self.balance = hetero.rebalance(
-      total=bench.settings.total, workers=WORKERS, fixed_s=fixed_s
+      total=bench.settings.total, workers=cases.WORKERS, fixed_s=fixed_s
     )
     known = speeds if self.case.split == "measured" else None
     self.shares = self.balance.init(known)
@@ -136,7 +136,7 @@ class _Trainee:
   def step(
     self,
     bench: Bench,
-    dealer: Dealer,
+    dealer: batches.Dealer,
     slow: Sequence[int],
     seed: int,
     step: int,
@@ -166,24 +166,18 @@ def train_cases(
   seed: int,
   on_step: Callable[[int, float], None],
 ) -> list[Run]:
-  """Trains all cases in turns, so that a slow minute falls on all alike.
-
-  Args:
-    bench: task, data and compiled programs.
-    scenario: name of the slowdowns.
-    deal: name of the way to deal the data.
-    seed: seed of the run.
-    on_step: called with the number of steps done and a loss.
-  """
+  """Trains all cases in turns, so that a slow minute falls on all alike."""
   steps, dealer = bench.settings.steps, bench.dealers[deal]
   speeds, fixed_s = bench.measure_speeds(
-    dealer, find_slowdowns(scenario, 0, steps)
+    dealer, cases.find_slowdowns(scenario, 0, steps)
   )
-  trainees = {name: _Trainee(bench, name, speeds, fixed_s) for name in CASES}
+  trainees = {
+    name: _Trainee(bench, name, speeds, fixed_s) for name in cases.CASES
+  }
   for trainee in trainees.values():
     trainee.state = bench.uneven.init(bench.init_params(seed))
   for step in range(steps):
-    slow = find_slowdowns(scenario, step, steps)
+    slow = cases.find_slowdowns(scenario, step, steps)
     for trainee in trainees.values():
       loss = trainee.step(bench, dealer, slow, seed, step)
     on_step(step + 1, loss)

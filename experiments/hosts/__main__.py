@@ -23,14 +23,10 @@ from absl import flags
 
 from experiments.common import list_flags, records, shared_flags, signals
 from experiments.common.console import JobError, make_console
-from experiments.hosts import cases, links
-from experiments.hosts.processes import HostError
+from experiments.hosts import cases, links, processes, run, tables, worker
 from experiments.hosts.rows import make_rows
-from experiments.hosts.run import Setting, measure_cases
-from experiments.hosts.tables import byte_table
-from experiments.hosts.worker import OPTIMIZERS
 
-_DEFAULT = Setting()
+_DEFAULT = run.Setting()
 _RATE = list_flags.define_item(
   "rate",
   _DEFAULT.rate,
@@ -71,7 +67,10 @@ _ROUNDS = flags.DEFINE_integer(
   "rounds", _DEFAULT.rounds, "Turns of every case.", 1
 )
 _OPTIMIZER = flags.DEFINE_enum(
-  "optimizer", _DEFAULT.optimizer, list(OPTIMIZERS), "Optimizer of all cases."
+  "optimizer",
+  _DEFAULT.optimizer,
+  list(worker.OPTIMIZERS),
+  "Optimizer of all cases.",
 )
 _JSON = shared_flags.define_rows()
 _PLOT = shared_flags.define_plot()
@@ -90,7 +89,7 @@ def main() -> None:
       return
   # Namespaces are removed when their context is left, so SIGTERM must leave it.
   signals.exit_on_sigterm()
-  setting = Setting(
+  setting = run.Setting(
     _HOSTS.value,
     _RATE.value,
     _RTT_MS.value,
@@ -101,11 +100,11 @@ def main() -> None:
     _OPTIMIZER.value,
   )
   try:
-    results = measure_cases(setting, _CASES.value, _PEERS.value, console)
-  except (HostError, ValueError) as error:
+    results = run.measure_cases(setting, _CASES.value, _PEERS.value, console)
+  except (processes.HostError, ValueError) as error:
     raise SystemExit(f"Stopped: {error}") from error
   rows = make_rows(results, setting)
-  console.print(byte_table(rows).to_console())
+  console.print(tables.byte_table(rows).to_console())
   if _JSON.value:
     records.write_rows(_JSON.value, rows)
   if _PLOT.value:

@@ -57,25 +57,13 @@ CARRIERS: dict[str, tuple[Callable[..., Any], Callable[[int], float]]] = {
 
 
 def is_carrier(case: str) -> bool:
-  """Says whether a case is a collective alone.
-
-  Args:
-    case: name of the case.
-  """
+  """Says whether a case is a collective alone."""
   found = _CASE.fullmatch(case)
   return found is not None and found[1] in CARRIERS
 
 
 def make_carrier(mesh: Mesh, case: str) -> tuple[Callable[..., Any], Any]:
-  """Makes a collective and what each host gives to it.
-
-  Args:
-    mesh: one device of each host.
-    case: name of the case.
-
-  Returns:
-    A function of words that sends them, and the words.
-  """
+  """Makes a collective and what each host gives to it."""
   found = _CASE.fullmatch(case)
   assert found is not None
   carry, share = CARRIERS[found[1]]

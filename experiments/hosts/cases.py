@@ -2,23 +2,21 @@
 
 from typing import Any
 
-from experiments.common.names import check_name
-from experiments.hosts import torch_worker
-from experiments.hosts.carriers import is_carrier
-from experiments.train.cases import EXCHANGES, SHARDED, split_delay
-from experiments.train.presets import PRESETS
+from experiments.common import names
+from experiments.hosts import carriers, torch_worker
+from experiments.train import cases, presets
 
-EXCHANGE_CASES = ("none", *EXCHANGES)
+EXCHANGE_CASES = ("none", *cases.EXCHANGES)
 """Names of the default cases of jaxmotion; `none` exchanges nothing."""
 
 LOCAL_CASES: dict[str, dict[str, Any]] = {
   "diloco8_fp32": {"every": 8},
-  "diloco8_int4": {"every": 8, "codec": EXCHANGES["int4_feedback"]},
+  "diloco8_int4": {"every": 8, "codec": cases.EXCHANGES["int4_feedback"]},
   "streaming8_int4": {
     "every": 8,
     "fragments": 4,
     "delay": 1,
-    "codec": EXCHANGES["int4_feedback"],
+    "codec": cases.EXCHANGES["int4_feedback"],
   },
 }
 """Options of `local_updates` by name of the case; a step is a mean of 8."""
@@ -34,19 +32,11 @@ PEER_WORKER = "experiments.hosts.torch_worker"
 
 
 def check_case(case: str) -> str:
-  """Returns the name of a case if there is one of this name.
-
-  Args:
-    case: `none`, an exchange of `experiments.train`, one of `LOCAL_CASES` or a
-      collective alone.
-
-  Raises:
-    ValueError: it is none of them.
-  """
-  exchanges = (*EXCHANGES, *SHARDED, *PRESETS)
-  if is_carrier(case) or split_delay(case.removeprefix(ONE_PROGRAM))[0] in (
-    exchanges
-  ):
+  """Returns the name of a case if there is one of this name."""
+  exchanges = (*cases.EXCHANGES, *cases.SHARDED, *presets.PRESETS)
+  if carriers.is_carrier(case) or cases.split_delay(
+    case.removeprefix(ONE_PROGRAM)
+  )[0] in (exchanges):
     return case
-  check_name(case, ("none", *LOCAL_CASES, *exchanges))
+  names.check_name(case, ("none", *LOCAL_CASES, *exchanges))
   return case

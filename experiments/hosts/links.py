@@ -45,11 +45,9 @@ class Host:
   namespace: str | None = None
 
   def command(self, argv: list[str]) -> list[str]:
-    """Returns the command line that runs `argv` on this host.
-
-    The hostname there is the address, because gloo resolves the hostname to
-    find the interface.
-    """
+    """Returns the command line that runs `argv` on this host."""
+    # The hostname there is the address, because gloo resolves the hostname to
+    # find the interface.
     if self.namespace is None:
       return argv
     rename = f'hostname {self.address}; exec "$@"'
@@ -90,24 +88,16 @@ def parse_rate(rate: str) -> float:
 
 
 def check_rate(rate: str) -> str:
-  """Returns a rate that the link of a command line can have.
-
-  Args:
-    rate: as of `parse_rate`, or `loopback`.
-
-  Raises:
-    ValueError: the rate is spelled otherwise.
-  """
+  """Returns a rate that the link of a command line can have."""
   if rate != "loopback":
     parse_rate(rate)
   return rate
 
 
 def explain_refusal() -> str | None:
-  """Returns why limited links cannot be made here, or None if they can.
-
-  Makes a link to find out, because the root of a container may lack the right.
-  """
+  """Returns why limited links cannot be made here, or None if they can."""
+  # Makes a link to find out, because the root of a container may lack the
+  # right.
   for tool in ("ip", "tc", "unshare"):
     if shutil.which(tool) is None:
       return f"the tool {tool} is not installed"
@@ -119,14 +109,9 @@ def explain_refusal() -> str | None:
 
 
 def enter_user_namespace(argv: list[str]) -> None:
-  """Restarts the program as root of its own user namespace.
-
-  There links can be made without root. Returns if users may not have
-  namespaces here.
-
-  Args:
-    argv: command line of the program.
-  """
+  """Restarts the program as root of its own user namespace."""
+  # There links can be made without root. Returns if users may not have
+  # namespaces here.
   if os.environ.get("JAXMOTION_UNSHARED") or shutil.which("unshare") is None:
     return
   inside = 'mount -t tmpfs none /run && exec "$@"'
@@ -141,20 +126,9 @@ def enter_user_namespace(argv: list[str]) -> None:
 def linked_hosts(
   hosts: int, rate: str = "none", delay_ms: float = 0.0
 ) -> Iterator[list[Host]]:
-  """Makes hosts with links between them, for as long as the context lasts.
-
-  Args:
-    hosts: number of hosts, at least 2.
-    rate: rate of every link, such as `100mbit`; `none` does not limit it.
-    delay_ms: one-way delay in milliseconds; only between two hosts.
-
-  Yields:
-    The hosts of the context.
-
-  Raises:
-    ValueError: an argument is out of range.
-    RuntimeError: the system refuses; the message is that of the tool.
-  """
+  """Makes hosts with links between them, for as long as the context lasts."""
+  # `delay_ms`: one-way delay in milliseconds; only between two hosts.
+  # Yields: The hosts of the context.
   if hosts < 2:
     raise ValueError(f"`hosts` must be at least 2, got {hosts}.")
   if delay_ms < 0 or (delay_ms and hosts > 2):

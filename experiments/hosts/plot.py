@@ -5,23 +5,19 @@ from collections.abc import Sequence
 
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from experiments.common.figures import make_figure, save_figure
-from experiments.common.records import Row
+from experiments.common import figures, records
 
 _ALLOWED = "what the link allows"
 _LABELS = ("jaxmotion", "PyTorch DDP", _ALLOWED)
 
 
-def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
-  """Draws the step time of every case, and what the link allows.
-
-  Args:
-    rows: made by `rows.make_rows`.
-    path: file of the image; its suffix chooses the format.
-  """
+def save_plot(
+  rows: Sequence[records.Row], path: str | os.PathLike[str]
+) -> None:
+  """Draws the step time of every case, and what the link allows."""
   values = {(row.case, row.metric): float(row.value) for row in rows}
   cases = list(dict.fromkeys(row.case for row in rows))[::-1]
-  figure = make_figure(7, 0.35 * len(cases) + 1.5)
+  figure = figures.make_figure(7, 0.35 * len(cases) + 1.5)
   axes = figure.add_subplot()
   for i, case in enumerate(cases):
     step_ms = values[case, "step_ms"]
@@ -61,4 +57,4 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   figure.legend(
     known.values(), known, loc="outside lower center", ncols=len(known)
   )
-  save_figure(figure, path)
+  figures.save_figure(figure, path)

@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any
 
-from experiments.hosts.links import Host
+from experiments.hosts import links
 
 _ROOT = pathlib.Path(__file__).parents[2]
 # Buffers in huge pages: the kernel maps the buffers of every step anew. With
@@ -49,7 +49,9 @@ class HostProcess:
     name: name of the program in errors.
   """
 
-  def __init__(self, host: Host, module: str, arguments: list[str], name: str):
+  def __init__(
+    self, host: links.Host, module: str, arguments: list[str], name: str
+  ):
     self.name = name
     self._log = tempfile.TemporaryFile("w+")
     program = [sys.executable, "-m", module, *arguments]
@@ -71,11 +73,7 @@ class HostProcess:
     return self._process.pid
 
   def send(self, command: dict[str, Any]) -> None:
-    """Sends a command to the program.
-
-    Raises:
-      HostError: the program has ended.
-    """
+    """Sends a command to the program."""
     assert self._process.stdin is not None
     try:
       self._process.stdin.write(json.dumps(command) + "\n")
@@ -84,14 +82,8 @@ class HostProcess:
       raise self._describe_end() from None
 
   def receive(self, timeout_s: float) -> dict[str, Any]:
-    """Waits for a reply of the program.
-
-    Args:
-      timeout_s: seconds to wait.
-
-    Raises:
-      HostError: the reply is an error, or there is none.
-    """
+    """Waits for a reply of the program."""
+    # `timeout_s`: seconds to wait.
     try:
       line = self._replies.get(timeout=max(0.0, timeout_s))
     except queue.Empty:
@@ -150,7 +142,7 @@ class HostGroup:
 
   def __init__(
     self,
-    hosts: list[Host],
+    hosts: list[links.Host],
     module: str,
     arguments: list[str],
     *,
@@ -179,15 +171,8 @@ class HostGroup:
   def ask(
     self, command: dict[str, Any], timeout_s: float = 600.0
   ) -> list[dict[str, Any]]:
-    """Sends one command to all hosts and returns their replies, by rank.
-
-    Args:
-      command: JSON object to send.
-      timeout_s: seconds to wait for all replies.
-
-    Raises:
-      HostError: a host failed.
-    """
+    """Sends one command to all hosts and returns their replies, by rank."""
+    # `timeout_s`: seconds to wait for all replies.
     for process in self.processes:
       process.send(command)
     return self._receive_all(timeout_s)

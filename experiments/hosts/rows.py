@@ -6,45 +6,30 @@ from collections.abc import Sequence
 import jax
 
 from experiments.common import records
-from experiments.common.records import Row
-from experiments.hosts import links
-from experiments.hosts.run import Result, Setting
+from experiments.hosts import links, run
 
 # Cases without any exchange.
 _ALONE = ("none", "torch_none")
 
 
 def ideal_ms(
-  result: Result, none: Result, fp32: Result, rtt_ms: float
+  result: run.Result, none: run.Result, fp32: run.Result, rtt_ms: float
 ) -> float:
-  """Returns the step time that the link allows, in milliseconds.
-
-  T* = N + D + (F - N - D) / r: the step without exchange, the round trip that
-  any exchange waits for, and the remaining fp32 exchange divided by the ratio
-  of the bytes that the interfaces counted.
-
-  Args:
-    result: measurement of the case.
-    none: measurement N of the step without exchange.
-    fp32: measurement F of the uncompressed exchange.
-    rtt_ms: round trip D, milliseconds.
-  """
+  """Returns the step time that the link allows, in milliseconds."""
+  # T* = N + D + (F - N - D) / r: the step without exchange, the round trip that
+  # any exchange waits for, and the remaining fp32 exchange divided by the ratio
+  # of the bytes that the interfaces counted.
+  # `rtt_ms`: round trip D, milliseconds.
   ratio = fp32.interface_bytes / max(result.interface_bytes, 1.0)
   remaining = max(fp32.step_ms - none.step_ms - rtt_ms, 0.0)
   return none.step_ms + rtt_ms + remaining / ratio
 
 
-def floor_ms(result: Result, setting: Setting) -> float:
-  """Returns the least time of a step whose exchange overlaps perfectly.
-
-  max(C H / cores, B / rate): hosts share the cores of this machine, and bytes B
-  pass the link while they compute. C is the CPU time of the host's process,
-  without what the kernel does for its packets.
-
-  Args:
-    result: measurement of the case.
-    setting: hosts and link.
-  """
+def floor_ms(result: run.Result, setting: run.Setting) -> float:
+  """Returns the least time of a step whose exchange overlaps perfectly."""
+  # max(C H / cores, B / rate): hosts share the cores of this machine, and bytes
+  # B pass the link while they compute. C is the CPU time of the host's process,
+  # without what the kernel does for its packets.
   cores = len(os.sched_getaffinity(0))
   computing_ms = result.process_ms * setting.hosts / cores
   if setting.rate == "loopback":
@@ -53,13 +38,10 @@ def floor_ms(result: Result, setting: Setting) -> float:
   return max(computing_ms, 1e3 * bits / links.parse_rate(setting.rate))
 
 
-def make_rows(results: Sequence[Result], setting: Setting) -> list[Row]:
-  """Returns the rows of all results, in the order of the cases.
-
-  Args:
-    results: one a case; speedups need `fp32`, ideal ratios `none` too.
-    setting: hosts, link and model.
-  """
+def make_rows(
+  results: Sequence[run.Result], setting: run.Setting
+) -> list[records.Row]:
+  """Returns the rows of all results, in the order of the cases."""
   by_case = {result.case: result for result in results}
   none, fp32 = by_case.get("none"), by_case.get("fp32")
   stamp = records.describe_machine(), jax.__version__
@@ -69,7 +51,7 @@ def make_rows(results: Sequence[Result], setting: Setting) -> list[Row]:
       is_time = metric == "step_ms"
       base = fp32.step_ms if fp32 and is_time else None
       rows.append(
-        Row(
+        records.Row(
           experiment=setting.experiment,
           case=result.case,
           metric=metric,
@@ -86,10 +68,10 @@ def make_rows(results: Sequence[Result], setting: Setting) -> list[Row]:
 
 
 def _derive_metrics(
-  result: Result,
-  none: Result | None,
-  fp32: Result | None,
-  setting: Setting,
+  result: run.Result,
+  none: run.Result | None,
+  fp32: run.Result | None,
+  setting: run.Setting,
 ) -> dict[str, float]:
   found = {
     "step_ms": result.step_ms,

@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 import rich.console
 import rich.progress
 
-from experiments.hosts import links
+from experiments.hosts import links, processes
 from experiments.hosts.cases import EXCHANGE_WORKER, PEER_WORKER
-from experiments.hosts.links import HEADER_BYTES
-from experiments.hosts.processes import HostGroup
 
 
 class Setting(NamedTuple):
@@ -75,18 +73,7 @@ def measure_cases(
   peers: Sequence[str],
   console: rich.console.Console,
 ) -> list[Result]:
-  """Starts the hosts and times the cases on them in turns.
-
-  Args:
-    setting: hosts, link and model.
-    exchanges: names of cases of jaxmotion.
-    peers: names of cases of PyTorch; not measured without PyTorch.
-    console: shows the progress and the cases that cannot run.
-
-  Raises:
-    HostError: a host failed.
-    ValueError: the setting is out of range.
-  """
+  """Starts the hosts and times the cases on them in turns."""
   arguments = [
     f"--widths={','.join(map(str, setting.widths))}",
     f"--batch={setting.batch}",
@@ -98,7 +85,10 @@ def measure_cases(
     chosen.pop()
   with _make_hosts(setting) as hosts, contextlib.ExitStack() as stack:
     groups = [
-      (stack.enter_context(HostGroup(hosts, module, arguments)), cases)
+      (
+        stack.enter_context(processes.HostGroup(hosts, module, arguments)),
+        cases,
+      )
       for module, cases in chosen
       if cases
     ]
@@ -114,13 +104,13 @@ def _make_hosts(
 
 
 def _take_turns(
-  groups: Sequence[tuple[HostGroup, Sequence[str]]],
+  groups: Sequence[tuple[processes.HostGroup, Sequence[str]]],
   steps: int,
   rounds: int,
   console: rich.console.Console,
 ) -> list[Result]:
   """Times the cases of all groups, each once in every round."""
-  ready: list[tuple[HostGroup, str]] = []
+  ready: list[tuple[processes.HostGroup, str]] = []
   predicted: dict[str, float | None] = {}
   with rich.progress.Progress(console=console, transient=True) as progress:
     total = sum(len(cases) for _, cases in groups)
@@ -168,6 +158,6 @@ def _summarize_case(
     noise_ms=statistics.stdev(medians) if len(medians) > 1 else 0.0,
     process_ms=statistics.median([reply["process_ms"] for reply in replies]),
     interface_bytes=sent,
-    wire_bytes=sent - HEADER_BYTES * packets,
+    wire_bytes=sent - links.HEADER_BYTES * packets,
     predicted_bytes=predicted,
   )

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from experiments.common.records import Row
-from experiments.common.tables import Table, format_noise, index_rows
+from experiments.common import records, tables
 
 _RATIOS = {
   "speedup": "over fp32",
@@ -17,30 +16,23 @@ _BYTES = {
 }
 
 
-def summary_table(rows: Sequence[Row]) -> Table:
-  """Returns step times and ratios, a line for each case.
-
-  Args:
-    rows: made by `rows.make_rows`.
-  """
-  found = index_rows(rows)
+def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns step times and ratios, a line for each case."""
+  found = tables.index_rows(rows)
   lines = []
   for case in dict.fromkeys(row.case for row in rows):
-    line = [case, format_noise(found[case, "step_ms"], digits=1)]
+    line = [case, tables.format_noise(found[case, "step_ms"], digits=1)]
     for metric in _RATIOS:
       row = found.get((case, metric))
       line.append("" if row is None else f"{row.value:.2f}")
     lines.append(line)
-  return Table(("exchange", "step, ms", *_RATIOS.values()), lines)
+  return tables.Table(("exchange", "step, ms", *_RATIOS.values()), lines)
 
 
-def byte_table(rows: Sequence[Row]) -> Table:
-  """Returns the summary with megabytes, and a mark for cases slower than fp32.
-
-  Args:
-    rows: made by `rows.make_rows`.
-  """
-  found = index_rows(rows)
+def byte_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns the summary with megabytes, and a mark for cases slower than
+  fp32."""
+  found = tables.index_rows(rows)
   summary = summary_table(rows)
   lines = []
   for case, *cells in summary.lines:
@@ -52,7 +44,7 @@ def byte_table(rows: Sequence[Row]) -> Table:
     lines.append(
       (case, *cells, "slower than fp32: do not" if is_slower else "")
     )
-  return Table(
+  return tables.Table(
     (*summary.header, *_BYTES.values(), ""),
     lines,
     title=f"{rows[0].experiment} on {rows[0].machine}, JAX {rows[0].jax}",

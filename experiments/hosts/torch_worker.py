@@ -69,10 +69,8 @@ def _wrap_fp16(module: "torch.nn.Module") -> "torch.nn.Module":
 
 
 def _wrap_bf16(module: "torch.nn.Module") -> "torch.nn.Module":
-  """Wraps `module` in DDP with the arithmetic of PyTorch's bf16 hook.
-
-  DDP refuses that hook without NCCL.
-  """
+  """Wraps `module` in DDP with the arithmetic of PyTorch's bf16 hook."""
+  # DDP refuses that hook without NCCL.
   import torch
   import torch.distributed as dist
 
@@ -90,12 +88,10 @@ def _wrap_bf16(module: "torch.nn.Module") -> "torch.nn.Module":
 
 
 def _wrap_powersgd(module: "torch.nn.Module", rank: int) -> "torch.nn.Module":
-  """Wraps `module` in DDP with PowerSGD and a single bucket.
-
-  PowerSGD starts collectives in callbacks. With two buckets, two hosts may run
-  the callbacks in different orders. Gloo pairs collectives by their order, so
-  it would hang or fail.
-  """
+  """Wraps `module` in DDP with PowerSGD and a single bucket."""
+  # PowerSGD starts collectives in callbacks. With two buckets, two hosts may
+  # run the callbacks in different orders. Gloo pairs collectives by their
+  # order, so it would hang or fail.
   from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
   state = powerSGD_hook.PowerSGDState(

@@ -26,7 +26,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from experiments.hosts.links import count_sent
+from experiments.hosts import links
 
 Reply = Callable[[dict[str, Any]], None]
 
@@ -91,13 +91,7 @@ def converse_with_parent(
   connect: Callable[[], None],
   answer: "Callable[[queue.Queue[str], Reply], None]",
 ) -> None:
-  """Connects the hosts, then answers the parent process; does not return.
-
-  Args:
-    connect: function that connects to the other hosts.
-    answer: function (queue of the parent's lines, reply function) that returns
-      on quit.
-  """
+  """Connects the hosts, then answers the parent process; does not return."""
   # Only replies go to standard output: the output of libraries goes to stderr.
   replies = os.fdopen(os.dup(1), "w")
   os.dup2(2, 1)
@@ -172,7 +166,7 @@ def _time_steps(
   """Times steps, of which those of one period are timed together."""
   periods = -(-count // period)
   time.sleep(_DRAIN_S)
-  before = count_sent(interface)
+  before = links.count_sent(interface)
   step_ms, loss, processed = [], 0.0, time.process_time()
   for _ in range(periods):
     begin = time.perf_counter()
@@ -183,7 +177,7 @@ def _time_steps(
   time.sleep(_DRAIN_S)
   sent, packets = (
     (b - a) / (periods * period)
-    for a, b in zip(before, count_sent(interface), strict=True)
+    for a, b in zip(before, links.count_sent(interface), strict=True)
   )
   return {
     "step_ms": step_ms,

@@ -4,40 +4,44 @@ import functools
 
 import jax.numpy as jnp
 
-from experiments.kernels.ops import Op, stack_payloads
-from jaxmotion import make_key
-from jaxmotion.core import Array, Key, PyTree, ShapedLike
-from jaxmotion.kernels import BlockOp, ErrorMemory, blocks
-from jaxmotion.kernels.blocks._cases import CASES
-from jaxmotion.kernels.microscaling import MicroscalingOp
-from jaxmotion.kernels.quantize import AbsmaxOp, MinMaxOp
-from jaxmotion.kernels.rotate import RotateOp
-from jaxmotion.kernels.sign import SignOp
-from jaxmotion.kernels.ternary import TernaryOp
+from experiments.kernels import ops
+from jaxmotion import core, kernels, make_key
+from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.kernels import (
+  blocks,
+  microscaling,
+  quantize,
+  rotate,
+  sign,
+  ternary,
+)
+from jaxmotion.kernels.blocks import _cases
 
 # One array for each shape, dtype and kind of elements.
 _ARRAYS = {
   f"{case.shape} {case.dtype}{' special' * case.special}": functools.partial(
     lambda case: case.array().astype(case.dtype), case
   )
-  for case in CASES.values()
+  for case in _cases.CASES.values()
 }
 _OPS = {
   **{
-    f"int{bits}": AbsmaxOp(bits=bits, block=512)
+    f"int{bits}": quantize.AbsmaxOp(bits=bits, block=512)
     for bits in (1, 2, 3, 4, 5, 6, 7, 8)
   },
-  "int4_stochastic": AbsmaxOp(bits=4, block=512, stochastic=True),
-  "int8_stochastic": AbsmaxOp(bits=8, block=512, stochastic=True),
-  "int4_minmax": MinMaxOp(bits=4, block=512),
-  "int8_minmax": MinMaxOp(bits=8, block=512),
-  "mxfp8": MicroscalingOp(format="float8_e4m3fn", block=32),
-  "mxfp6": MicroscalingOp(format="float6_e3m2fn", block=32),
-  "mxfp4": MicroscalingOp(format="float4_e2m1fn", block=32),
-  "int4_rotated": RotateOp(op=AbsmaxOp(bits=4, block=512), length=128, seed=0),
-  "sign": SignOp(block=1024),
-  "ternary": TernaryOp(block=1024),
-  "ternary_threshold": TernaryOp(block=1024, stochastic=False),
+  "int4_stochastic": quantize.AbsmaxOp(bits=4, block=512, stochastic=True),
+  "int8_stochastic": quantize.AbsmaxOp(bits=8, block=512, stochastic=True),
+  "int4_minmax": quantize.MinMaxOp(bits=4, block=512),
+  "int8_minmax": quantize.MinMaxOp(bits=8, block=512),
+  "mxfp8": microscaling.MicroscalingOp(format="float8_e4m3fn", block=32),
+  "mxfp6": microscaling.MicroscalingOp(format="float6_e3m2fn", block=32),
+  "mxfp4": microscaling.MicroscalingOp(format="float4_e2m1fn", block=32),
+  "int4_rotated": rotate.RotateOp(
+    op=quantize.AbsmaxOp(bits=4, block=512), length=128, seed=0
+  ),
+  "sign": sign.SignOp(block=1024),
+  "ternary": ternary.TernaryOp(block=1024),
+  "ternary_threshold": ternary.TernaryOp(block=1024, stochastic=False),
 }
 # Block ops whose sums, means and encoding with error memory are timed too.
 _EVERY_PASS = ("int8", "int4", "mxfp8", "sign")
@@ -46,7 +50,7 @@ _EVERY_PASS = ("int8", "int4", "mxfp8", "sign")
 _SUMS, _SUM_TOLERANCE = ("sign", "ternary_threshold"), 1e-5
 
 
-def list_ops() -> list[Op]:
+def list_ops() -> list[ops.Op]:
   """Returns the ops of passes over blocks."""
   return [
     *(_make_encode(name) for name in _OPS),
@@ -56,7 +60,7 @@ def list_ops() -> list[Op]:
   ]
 
 
-def _make_key(op: BlockOp) -> Key | None:
+def _make_key(op: kernels.BlockOp) -> core.Key | None:
   return make_key(0) if op.needs_key else None
 
 
@@ -64,25 +68,31 @@ def _find_tolerance(name: str) -> float:
   return _SUM_TOLERANCE if name in _SUMS else 0.0
 
 
-def _make_encode(name: str) -> Op:
-  op = _OPS[name]
-
-  def run_op(
-    like: ShapedLike, x: Array, key: Key | None, *, implementation: str | None
-  ) -> PyTree:
-    return blocks.encode(op, x, key, implementation=implementation)
-
-  make_args = lambda x: (x, _make_key(op))
-  return Op(name, run_op, make_args, _ARRAYS, tolerance=_find_tolerance(name))
-
-
-def _make_encode_error(name: str) -> Op:
+def _make_encode(name: str) -> ops.Op:
   op = _OPS[name]
 
   def run_op(
     like: ShapedLike,
     x: Array,
-    memory: ErrorMemory,
+    key: core.Key | None,
+    *,
+    implementation: str | None,
+  ) -> PyTree:
+    return blocks.encode(op, x, key, implementation=implementation)
+
+  make_args = lambda x: (x, _make_key(op))
+  return ops.Op(
+    name, run_op, make_args, _ARRAYS, tolerance=_find_tolerance(name)
+  )
+
+
+def _make_encode_error(name: str) -> ops.Op:
+  op = _OPS[name]
+
+  def run_op(
+    like: ShapedLike,
+    x: Array,
+    memory: kernels.ErrorMemory,
     *,
     implementation: str | None,
   ) -> tuple[PyTree, Array]:
@@ -91,15 +101,15 @@ def _make_encode_error(name: str) -> Op:
   def make_args(x: Array) -> tuple[PyTree, ...]:
     value = x.astype(jnp.float32)[..., ::-1]
     sent = blocks.encode(op, value)
-    return x, ErrorMemory(jnp.int32(1), value, sent)
+    return x, kernels.ErrorMemory(jnp.int32(1), value, sent)
 
   def feed_sent(
     outputs: PyTree, args: tuple[PyTree, ...]
   ) -> tuple[PyTree, ...]:
     (sent, value), (x, memory) = outputs, args
-    return x, ErrorMemory(memory.count, value, sent)
+    return x, kernels.ErrorMemory(memory.count, value, sent)
 
-  return Op(
+  return ops.Op(
     f"{name}_feedback",
     run_op,
     make_args,
@@ -109,7 +119,7 @@ def _make_encode_error(name: str) -> Op:
   )
 
 
-def _make_sum(name: str) -> Op:
+def _make_sum(name: str) -> ops.Op:
   op = _OPS[name]
 
   def run_op(
@@ -117,11 +127,11 @@ def _make_sum(name: str) -> Op:
   ) -> Array:
     return blocks.sum_decoded(op, payloads, like, implementation=implementation)
 
-  stack = stack_payloads(lambda x: blocks.encode(op, x))
-  return Op(f"{name}_sum", run_op, lambda x: (stack(x),), _ARRAYS)
+  stack = ops.stack_payloads(lambda x: blocks.encode(op, x))
+  return ops.Op(f"{name}_sum", run_op, lambda x: (stack(x),), _ARRAYS)
 
 
-def _make_mean(name: str) -> Op:
+def _make_mean(name: str) -> ops.Op:
   op = _OPS[name]
 
   def run_op(
@@ -129,8 +139,8 @@ def _make_mean(name: str) -> Op:
   ) -> PyTree:
     return blocks.encode_mean(op, payloads, like, implementation=implementation)
 
-  stack = stack_payloads(lambda x: blocks.encode(op, x))
-  return Op(
+  stack = ops.stack_payloads(lambda x: blocks.encode(op, x))
+  return ops.Op(
     f"{name}_mean",
     run_op,
     lambda x: (stack(x),),

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.kernels.ops import Op
+from experiments.kernels import ops
 from jaxmotion.core import Array, PyTree, ShapedLike
 
 # Numbers of elements of fresh arrays: no tile divides them.
@@ -39,21 +39,13 @@ class Outcome(NamedTuple):
 
 
 def check_op(
-  op: Op, implementations: Sequence[str], seed: int, every_case: bool
+  op: ops.Op, implementations: Sequence[str], seed: int, every_case: bool
 ) -> Iterator[Outcome]:
-  """Compares the outputs of implementations with those of the reference.
-
-  Implementations run on the default device, jitted, and write to memory that
-  held something else. The reference runs on the host. If the host is the
-  default device, the reference runs op by op, so that it is not the same
-  program.
-
-  Args:
-    op: the op to check.
-    implementations: names of the implementations.
-    seed: seed of the fresh arrays.
-    every_case: whether to check the op's own arrays too.
-  """
+  """Compares the outputs of implementations with those of the reference."""
+  # Implementations run on the default device, jitted, and write to memory that
+  # held something else. The reference runs on the host. If the host is the
+  # default device, the reference runs op by op, so that it is not the same
+  # program.
   host = jax.devices("cpu")[0]
   is_default = host in jax.devices()
   for case, make in {
@@ -93,7 +85,7 @@ def _make_fresh(seed: int) -> dict[str, Callable[[], np.ndarray]]:
 
 
 def _run_poisoned(
-  op: Op, like: ShapedLike, args: tuple[PyTree, ...], implementation: str
+  op: ops.Op, like: ShapedLike, args: tuple[PyTree, ...], implementation: str
 ) -> PyTree:
   """Returns outputs written to memory that held something else."""
   run = lambda _, *args: op.run(like, *args, implementation=implementation)
@@ -108,7 +100,7 @@ def _make_poison(a: ShapedLike) -> Array:
 
 
 def _count_wrong(
-  op: Op, expected: Sequence[Array], got: Sequence[Array]
+  op: ops.Op, expected: Sequence[Array], got: Sequence[Array]
 ) -> tuple[int, int]:
   """Returns the numbers of compared and of different elements."""
   values = wrong = 0

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments import gpu_compile
-from experiments.kernels import tpu
-from experiments.kernels.ops import Op, make_shape
+from experiments.kernels import ops, tpu
 
 TARGETS = (*gpu_compile.GPUS, *tpu.TPUS)
 
@@ -38,20 +37,10 @@ class Figures(NamedTuple):
 
 
 def compile_op(
-  op: Op, implementation: str, target: str, size_bytes: int
+  op: ops.Op, implementation: str, target: str, size_bytes: int
 ) -> Figures:
-  """Compiles an op for a device and returns its figures.
-
-  Args:
-    op: the op to compile.
-    implementation: name of the implementation.
-    target: name of the device, one of `TARGETS`.
-    size_bytes: bytes of the float32 array.
-
-  Raises:
-    NotImplementedError: the implementation does not take such arrays.
-  """
-  like = jax.ShapeDtypeStruct(make_shape(size_bytes), jnp.float32)
+  """Compiles an op for a device and returns its figures."""
+  like = jax.ShapeDtypeStruct(ops.make_shape(size_bytes), jnp.float32)
   args, outputs = op.shapes(like)
   step = op.step(like, implementation)
   options = {"donate_argnums": 0, "keep_unused": True}
@@ -68,12 +57,7 @@ def compile_op(
 def summarize_kernels(
   kernels: Sequence[gpu_compile.Kernel], ideal_bytes: int
 ) -> Figures:
-  """Returns the figures of a program of which only the kernels are known.
-
-  Args:
-    kernels: the kernels.
-    ideal_bytes: fewest bytes that the program could read and write.
-  """
+  """Returns the figures of a program of which only the kernels are known."""
   traffic = [k.traffic_bytes for k in kernels]
   known = [n for n in traffic if n is not None]
   ratio = sum(known) / ideal_bytes if len(known) == len(traffic) else None
@@ -81,12 +65,7 @@ def summarize_kernels(
 
 
 def summarize(compiled: gpu_compile.Compiled, ideal_bytes: int) -> Figures:
-  """Returns the figures of a compiled program.
-
-  Args:
-    compiled: the program.
-    ideal_bytes: fewest bytes that the program could read and write.
-  """
+  """Returns the figures of a compiled program."""
   traffic = compiled.traffic_bytes
   main = max(
     compiled.kernels,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.common.timing import TimedCalls
+from experiments.common import timing
 from jaxmotion.core import Array
 
 # Elements under one scale.
@@ -33,16 +33,11 @@ class _Peer(NamedTuple):
   name: str
   package: str
   backends: tuple[str, ...]
-  make: Callable[[Array], TimedCalls]
+  make: Callable[[Array], timing.TimedCalls]
 
 
-def build_peers(op: str, x: Array) -> dict[str, TimedCalls]:
-  """Returns the peers of an op that are installed and run here, by name.
-
-  Args:
-    op: name of the op.
-    x: the array that it takes.
-  """
+def build_peers(op: str, x: Array) -> dict[str, timing.TimedCalls]:
+  """Returns the peers of an op that are installed and run here, by name."""
   return {
     peer.name: peer.make(x)
     for peer in _PEERS.get(op, ())
@@ -53,7 +48,7 @@ def build_peers(op: str, x: Array) -> dict[str, TimedCalls]:
 
 def _repeat_calls(
   once: Callable[[], Any], wait: Callable[[], Any]
-) -> TimedCalls:
+) -> timing.TimedCalls:
   def run_calls(calls: int) -> None:
     for _ in range(calls):
       once()
@@ -62,10 +57,12 @@ def _repeat_calls(
   return run_calls
 
 
-def _make_slices(library: str, count: int) -> Callable[[Array], TimedCalls]:
+def _make_slices(
+  library: str, count: int
+) -> Callable[[Array], timing.TimedCalls]:
   """Copies the leading bytes of every word, as a strided slice."""
 
-  def make_timed(x: Array) -> TimedCalls:
+  def make_timed(x: Array) -> timing.TimedCalls:
     xp = importlib.import_module(library)
     words = xp.from_dlpack(x).reshape(-1, 1)
     # Two bytes are half a word.
@@ -81,8 +78,8 @@ def _make_slices(library: str, count: int) -> Callable[[Array], TimedCalls]:
   return make_timed
 
 
-def _make_torch_cast(dtype: str) -> Callable[[Array], TimedCalls]:
-  def make_timed(x: Array) -> TimedCalls:
+def _make_torch_cast(dtype: str) -> Callable[[Array], timing.TimedCalls]:
+  def make_timed(x: Array) -> timing.TimedCalls:
     torch, source = _import_torch(x)
     target = torch.empty_like(source, dtype=getattr(torch, dtype))
     return _time_torch(torch, lambda: target.copy_(source))
@@ -90,7 +87,7 @@ def _make_torch_cast(dtype: str) -> Callable[[Array], TimedCalls]:
   return make_timed
 
 
-def _time_torch_per_channel(x: Array) -> TimedCalls:
+def _time_torch_per_channel(x: Array) -> timing.TimedCalls:
   """Times PyTorch's codes under scales that are computed in advance."""
   torch, source = _import_torch(x)
   rows = source.reshape(-1, _BLOCK)
@@ -105,7 +102,7 @@ def _time_torch_per_channel(x: Array) -> TimedCalls:
   return _time_torch(torch, lambda: write(*args, out=target))
 
 
-def _time_torch_absmax(x: Array) -> TimedCalls:
+def _time_torch_absmax(x: Array) -> timing.TimedCalls:
   """Times codes and scales of blocks, one compiled function of PyTorch."""
   torch, source = _import_torch(x)
 
@@ -116,10 +113,10 @@ def _time_torch_absmax(x: Array) -> TimedCalls:
   return _time_compiled_torch(torch, encode, source.reshape(-1, _BLOCK))
 
 
-def _make_torch_topk(block: int) -> Callable[[Array], TimedCalls]:
+def _make_torch_topk(block: int) -> Callable[[Array], timing.TimedCalls]:
   """Times PyTorch's largest magnitude of each block and its position."""
 
-  def make_timed(x: Array) -> TimedCalls:
+  def make_timed(x: Array) -> timing.TimedCalls:
     torch, source = _import_torch(x)
     rows = source.reshape(-1)[: source.numel() // block * block]
     select = lambda rows: torch.topk(rows.abs(), 1, dim=1)
@@ -128,10 +125,10 @@ def _make_torch_topk(block: int) -> Callable[[Array], TimedCalls]:
   return make_timed
 
 
-def _make_bitsandbytes(name: str) -> Callable[[Array], TimedCalls]:
+def _make_bitsandbytes(name: str) -> Callable[[Array], timing.TimedCalls]:
   """Times bitsandbytes' codes of a table of levels, scaled to each block."""
 
-  def make_timed(x: Array) -> TimedCalls:
+  def make_timed(x: Array) -> timing.TimedCalls:
     torch, source = _import_torch(x)
     functional = importlib.import_module("bitsandbytes.functional")
     encode = getattr(functional, name)
@@ -140,7 +137,7 @@ def _make_bitsandbytes(name: str) -> Callable[[Array], TimedCalls]:
   return make_timed
 
 
-def _time_torchao_mx(x: Array) -> TimedCalls:
+def _time_torchao_mx(x: Array) -> timing.TimedCalls:
   torch, source = _import_torch(x)
   formats = importlib.import_module("torchao.prototype.mx_formats.mx_tensor")
   encode = lambda rows: formats.to_mx(rows, torch.float8_e4m3fn, 32)
@@ -152,7 +149,9 @@ def _import_torch(x: Array) -> tuple[Any, Any]:
   return torch, torch.from_dlpack(x)
 
 
-def _time_compiled_torch(torch: Any, fn: Callable, rows: Any) -> TimedCalls:
+def _time_compiled_torch(
+  torch: Any, fn: Callable, rows: Any
+) -> timing.TimedCalls:
   if rows.is_cuda:
     # Each size is compiled as a function of its own.
     torch.compiler.reset()
@@ -160,7 +159,7 @@ def _time_compiled_torch(torch: Any, fn: Callable, rows: Any) -> TimedCalls:
   return _time_torch(torch, lambda: fn(rows))
 
 
-def _time_torch(torch: Any, once: Callable[[], Any]) -> TimedCalls:
+def _time_torch(torch: Any, once: Callable[[], Any]) -> timing.TimedCalls:
   on_gpu = jax.default_backend() == "gpu"
   return _repeat_calls(once, torch.cuda.synchronize if on_gpu else lambda: None)
 

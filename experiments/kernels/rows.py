@@ -5,9 +5,7 @@ from collections.abc import Iterator, Sequence
 import jax
 
 from experiments.common import records
-from experiments.kernels.check import Outcome
-from experiments.kernels.compiled import Figures
-from experiments.kernels.speed import Speed
+from experiments.kernels import check, compiled, speed
 
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
 
@@ -22,12 +20,8 @@ def format_size(size_bytes: int) -> str:
   return f"{size_bytes // _UNITS[unit]}{unit}"
 
 
-def make_speed_rows(speeds: Sequence[Speed]) -> Iterator[records.Row]:
-  """Yields bandwidth, and fraction and speedup, of each timed case.
-
-  Args:
-    speeds: made by `run.time_all`.
-  """
+def make_speed_rows(speeds: Sequence[speed.Speed]) -> Iterator[records.Row]:
+  """Yields bandwidth, and fraction and speedup, of each timed case."""
   for s in speeds:
     case = f"{s.op}/{format_size(s.size_bytes)}/{s.case}"
     if (
@@ -56,12 +50,9 @@ def make_speed_rows(speeds: Sequence[Speed]) -> Iterator[records.Row]:
       yield _make_row(case, "default_implementation", s.case, "")
 
 
-def make_check_rows(outcomes: Sequence[Outcome]) -> Iterator[records.Row]:
-  """Yields the numbers of checked and of wrong values of each implementation.
-
-  Args:
-    outcomes: made by `run.check_all`.
-  """
+def make_check_rows(outcomes: Sequence[check.Outcome]) -> Iterator[records.Row]:
+  """Yields the numbers of checked and of wrong values of each
+  implementation."""
   for (op, name), found in group_outcomes(outcomes).items():
     checked = sum(o.values for o in found)
     wrong = sum(o.wrong for o in found if o.wrong is not None)
@@ -70,24 +61,19 @@ def make_check_rows(outcomes: Sequence[Outcome]) -> Iterator[records.Row]:
 
 
 def group_outcomes(
-  outcomes: Sequence[Outcome],
-) -> dict[tuple[str, str], list[Outcome]]:
+  outcomes: Sequence[check.Outcome],
+) -> dict[tuple[str, str], list[check.Outcome]]:
   """Returns the outcomes of each (op, implementation)."""
-  groups: dict[tuple[str, str], list[Outcome]] = {}
+  groups: dict[tuple[str, str], list[check.Outcome]] = {}
   for o in outcomes:
     groups.setdefault((o.op, o.implementation), []).append(o)
   return groups
 
 
 def make_compiled_rows(
-  figures: Sequence[tuple[str, str, Figures | str]], device: str
+  figures: Sequence[tuple[str, str, compiled.Figures | str]], device: str
 ) -> Iterator[records.Row]:
-  """Yields the figures of each (op, implementation), or why there are none.
-
-  Args:
-    figures: made by `run.compile_all`.
-    device: name of the device in the rows.
-  """
+  """Yields the figures of each (op, implementation), or why there are none."""
   machine = f"{device}: compiled, not run"
   for op, name, found in figures:
     case = f"{op}/{name}"

@@ -9,10 +9,8 @@ from typing import TypeVar
 import jax
 import rich.progress
 
-from experiments.kernels import check, compiled, speed, tpu
-from experiments.kernels.cases import COMPILED_BYTES, SIZES
+from experiments.kernels import cases, check, compiled, rows, speed, tpu
 from experiments.kernels.ops import COMPILED, Op, make_shape
-from experiments.kernels.rows import format_size
 
 T = TypeVar("T")
 
@@ -20,19 +18,11 @@ T = TypeVar("T")
 def time_all(
   ops: Sequence[Op], max_bytes: int, repeats: int, seconds: float
 ) -> list[speed.Speed]:
-  """Times ops on all sizes up to `max_bytes`.
-
-  Args:
-    ops: ops to time.
-    max_bytes: limit on the bytes of the float32 array that an op starts from.
-    repeats: number of interleaved repeats.
-    seconds: time after which nothing is started; what is left is reported as
-      not measured.
-  """
+  """Times ops on all sizes up to `max_bytes`."""
   end = time.monotonic() + seconds
   speeds: list[speed.Speed] = []
-  for size in (size for size in SIZES if size <= max_bytes):
-    title, shape = format_size(size), make_shape(size)
+  for size in (size for size in cases.SIZES if size <= max_bytes):
+    title, shape = rows.format_size(size), make_shape(size)
     like = jax.ShapeDtypeStruct(shape, "float32")
     compile_one = lambda op, like=like: speed.compile_op(op, like)
     if time.monotonic() < end:
@@ -54,13 +44,7 @@ def time_all(
 def check_all(
   ops: Sequence[Op], seed: int, every_case: bool
 ) -> list[check.Outcome]:
-  """Checks every implementation that runs on this device.
-
-  Args:
-    ops: ops to check.
-    seed: seed of the fresh arrays.
-    every_case: whether to check each op's own arrays too.
-  """
+  """Checks every implementation that runs on this device."""
   names = speed.list_implementations()
   check_one = lambda op: list(check.check_op(op, names, seed, every_case))
   return [o for found in _map_threads(check_one, ops, "check") for o in found]
@@ -69,20 +53,11 @@ def check_all(
 def compile_all(
   ops: Sequence[Op], target: str
 ) -> list[tuple[str, str, compiled.Figures | str]]:
-  """Compiles every implementation of ops for a GPU or TPU, on the host.
-
-  Args:
-    ops: ops to compile.
-    target: name of the device, one of `compiled.TARGETS`.
-
-  Returns:
-    For each op and implementation their names and the figures, or the reason
-    why there are none.
-  """
+  """Compiles every implementation of ops for a GPU or TPU, on the host."""
 
   def compile_one(job: tuple[Op, str]) -> compiled.Figures | str:
     try:
-      return compiled.compile_op(*job, target, COMPILED_BYTES)
+      return compiled.compile_op(*job, target, cases.COMPILED_BYTES)
     except NotImplementedError as reason:
       return str(reason)
 

@@ -5,9 +5,8 @@ from typing import NamedTuple
 
 import jax
 
-from experiments.common.timing import InPlace, make_copy, measure_times
-from experiments.kernels import peers
-from experiments.kernels.ops import IMPLEMENTATIONS, Op
+from experiments.common import timing
+from experiments.kernels import ops, peers
 from jaxmotion.core import Array, PyTree, ShapedLike
 
 
@@ -64,7 +63,7 @@ class Prepared(NamedTuple):
     missing: reason why an implementation does not take such arrays.
   """
 
-  op: Op
+  op: ops.Op
   size_bytes: int
   default: str
   make: Callable[[Array], tuple[PyTree, ...]]
@@ -76,10 +75,10 @@ class Prepared(NamedTuple):
 def list_implementations() -> tuple[str, ...]:
   """Returns the names of the implementations that the default device runs."""
   on_gpu = jax.default_backend() == "gpu"
-  return IMPLEMENTATIONS if on_gpu else ("reference",)
+  return ops.IMPLEMENTATIONS if on_gpu else ("reference",)
 
 
-def compile_op(op: Op, like: ShapedLike) -> Prepared:
+def compile_op(op: ops.Op, like: ShapedLike) -> Prepared:
   """Compiles an op for arrays of one shape, on the default device."""
   args, outputs = op.shapes(like)
   steps: dict[str, Callable[..., PyTree]] = {}
@@ -108,11 +107,13 @@ def time_op(prepared: Prepared, x: Array, repeats: int) -> list[Speed]:
   cases = {
     **peers.build_peers(op.name, x),
     **{
-      name: InPlace(step, prepared.outputs, args)
+      name: timing.InPlace(step, prepared.outputs, args)
       for name, step in prepared.steps.items()
     },
   }
-  times = measure_times({"copy": make_copy(size), **cases}, repeats)
+  times = timing.measure_times(
+    {"copy": timing.make_copy(size), **cases}, repeats
+  )
   copy_rate = size / times.median("copy") / 1e6
   measured = [
     Speed(

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 
 import jax
 
-from experiments.common import records
-from experiments.common.records import Row
-from experiments.common.tables import Table, format_noise, index_rows
-from experiments.kernels.check import Outcome
+from experiments.common import records, tables
+from experiments.kernels import check
 from experiments.kernels.rows import group_outcomes
 
 # An op that takes more than twice the time of its traffic is marked.
@@ -23,26 +21,18 @@ _COMPILED = {
 }
 
 
-def summary_table(rows: Sequence[Row]) -> Table:
-  """Returns the figures of compiled rows, else the speeds of timed rows.
-
-  Args:
-    rows: of one run of `experiments.kernels`.
-  """
+def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns the figures of compiled rows, else the speeds of timed rows."""
   if any(row.metric == "launches_compiled" for row in rows):
     return compiled_table(rows)
   return speed_table(rows)
 
 
-def speed_table(rows: Sequence[Row], size: str | None = None) -> Table:
-  """Returns the speeds of ops and peers, a line for each.
-
-  Args:
-    rows: made by `rows.make_speed_rows`.
-    size: the arrays to show, such as `64KiB`; None shows all sizes, named
-      after the ops.
-  """
-  found = index_rows(rows)
+def speed_table(
+  rows: Sequence[records.Row], size: str | None = None
+) -> tables.Table:
+  """Returns the speeds of ops and peers, a line for each."""
+  found = tables.index_rows(rows)
   lines = []
   for row in [row for row in rows if row.metric == "bandwidth"]:
     op, of_array, name = row.case.split("/")
@@ -56,7 +46,7 @@ def speed_table(rows: Sequence[Row], size: str | None = None) -> Table:
           *_speed_cells(found, row),
         )
       )
-  return Table(
+  return tables.Table(
     ("op", "by", "GB/s", "of copy", "floor ratio", "speedup"),
     lines,
     title=f"{size or 'all sizes'}: {rows[0].machine}, JAX {rows[0].jax}",
@@ -66,7 +56,7 @@ def speed_table(rows: Sequence[Row], size: str | None = None) -> Table:
 
 
 def _speed_cells(
-  found: dict[tuple[str, str], Row], row: Row
+  found: dict[tuple[str, str], records.Row], row: records.Row
 ) -> tuple[str, str, str, str]:
   if isinstance(row.value, str):
     return "not measured", row.value.removeprefix("not measured: "), "", ""
@@ -74,19 +64,14 @@ def _speed_cells(
   floor = 1 / float(fraction.value)
   return (
     f"{row.value:.1f}",
-    format_noise(fraction),
+    tables.format_noise(fraction),
     f"{floor:.2f}" + (" !" if floor > _SLOW else ""),
-    format_noise(found[row.case, "speedup"]),
+    tables.format_noise(found[row.case, "speedup"]),
   )
 
 
-def check_table(outcomes: Sequence[Outcome], seed: int) -> Table:
-  """Returns checked and wrong values, a line for each implementation.
-
-  Args:
-    outcomes: made by `run.check_all`.
-    seed: seed of the fresh arrays.
-  """
+def check_table(outcomes: Sequence[check.Outcome], seed: int) -> tables.Table:
+  """Returns checked and wrong values, a line for each implementation."""
   lines = []
   for (op, name), found in group_outcomes(outcomes).items():
     taken = [o for o in found if o.wrong is not None]
@@ -103,7 +88,7 @@ def check_table(outcomes: Sequence[Outcome], seed: int) -> Table:
         "; ".join([*bad, *sorted(reasons)]),
       )
     )
-  return Table(
+  return tables.Table(
     ("op", "by", "arrays", "values", "wrong", "notes"),
     lines,
     title=f"{records.describe_machine()}, JAX {jax.__version__}, seed {seed}",
@@ -111,13 +96,9 @@ def check_table(outcomes: Sequence[Outcome], seed: int) -> Table:
   )
 
 
-def compiled_table(rows: Sequence[Row]) -> Table:
-  """Returns the figures of compiled ops, a line for each implementation.
-
-  Args:
-    rows: made by `rows.make_compiled_rows`.
-  """
-  found = index_rows(rows)
+def compiled_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns the figures of compiled ops, a line for each implementation."""
+  found = tables.index_rows(rows)
   lines = []
   for row in [row for row in rows if row.metric == "launches_compiled"]:
     op, name = row.case.split("/")
@@ -130,7 +111,7 @@ def compiled_table(rows: Sequence[Row]) -> Table:
       for metric, (_, style) in _COMPILED.items()
     ]
     lines.append((op, name, *cells))
-  return Table(
+  return tables.Table(
     ("op", "by", *(heading for heading, _ in _COMPILED.values())),
     lines,
     title=f"{rows[0].machine}, by XLA of JAX {rows[0].jax}",

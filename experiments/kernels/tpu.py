@@ -17,7 +17,8 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 from experiments.gpu_compile import hlo
-from jaxmotion.core import PyTree, check_choice
+from jaxmotion import core
+from jaxmotion.core import PyTree
 
 
 class Tpu(NamedTuple):
@@ -45,11 +46,7 @@ _STARTING = threading.Lock()
 
 
 def stay_on_host(tpu: str) -> None:
-  """Tells JAX and libtpu, before they start, that they will find no TPU.
-
-  Args:
-    tpu: name of the TPU to compile for, a key of `TPUS`.
-  """
+  """Tells JAX and libtpu, before they start, that they will find no TPU."""
   jax.config.update("jax_platforms", "cpu")
   os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
   os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
@@ -69,19 +66,8 @@ def compile_kernels(
   tpu: str = "v5e",
   **jit_options: Any,
 ) -> list[hlo.Kernel]:
-  """Compiles a function and lists the instructions that the TPU runs.
-
-  Args:
-    fn: function to compile.
-    *args: pytrees of arrays or of `ShapeDtypeStruct`s.
-    tpu: name of the TPU, a key of `TPUS`.
-    **jit_options: arguments of `jax.jit`.
-
-  Raises:
-    ValueError: there is no such TPU.
-    RuntimeError: nothing can be compiled here; `explain_refusal` says why.
-  """
-  check_choice("tpu", tpu, tuple(TPUS))
+  """Compiles a function and lists the instructions that the TPU runs."""
+  core.check_choice("tpu", tpu, tuple(TPUS))
   if why := explain_refusal():
     raise RuntimeError(f"Nothing can be compiled for a TPU: {why}.")
   with _STARTING:

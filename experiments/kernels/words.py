@@ -6,16 +6,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from experiments.kernels.ops import Op, stack_payloads, take_array
+from experiments.kernels import ops
 from jaxmotion.core import Array, PyTree, ShapedLike
 from jaxmotion.kernels import narrow, pack
-from jaxmotion.kernels.narrow._cases import CASES
+from jaxmotion.kernels.narrow import _cases
 
 # XLA:CPU flushes smaller bfloat16 numbers to zero.
 _LEAST_NORMAL = 2.0**-126
 
 
-def list_ops() -> list[Op]:
+def list_ops() -> list[ops.Op]:
   """Returns the ops of casts, truncations and bit fields."""
   return [
     *_cast_ops("bfloat16"),
@@ -29,7 +29,7 @@ def list_ops() -> list[Op]:
   ]
 
 
-def _cast_ops(dtype: str) -> list[Op]:
+def _cast_ops(dtype: str) -> list[ops.Op]:
   def encode(
     like: ShapedLike, x: Array, *, implementation: str | None
   ) -> Array:
@@ -46,14 +46,14 @@ def _cast_ops(dtype: str) -> list[Op]:
   ) -> Array:
     return narrow.cast_sum(words, like, dtype, implementation=implementation)
 
-  stack = stack_payloads(lambda x: narrow.cast_encode(x, dtype))
+  stack = ops.stack_payloads(lambda x: narrow.cast_encode(x, dtype))
   return [
-    Op(dtype, encode, take_array, CASES, view=view_values),
-    Op(f"{dtype}_sum", sum_payloads, lambda x: (stack(x),), CASES),
+    ops.Op(dtype, encode, ops.take_array, _cases.CASES, view=view_values),
+    ops.Op(f"{dtype}_sum", sum_payloads, lambda x: (stack(x),), _cases.CASES),
   ]
 
 
-def _truncate_ops(count: int, rounding: str = "zero") -> list[Op]:
+def _truncate_ops(count: int, rounding: str = "zero") -> list[ops.Op]:
   def encode(
     like: ShapedLike, x: Array, *, implementation: str | None
   ) -> PyTree:
@@ -67,14 +67,16 @@ def _truncate_ops(count: int, rounding: str = "zero") -> list[Op]:
     return narrow.truncate_sum(planes, like, implementation=implementation)
 
   name = f"truncate{count}" + ("" if rounding == "zero" else f"_{rounding}")
-  stack = stack_payloads(lambda x: narrow.truncate_encode(x, count, rounding))
+  stack = ops.stack_payloads(
+    lambda x: narrow.truncate_encode(x, count, rounding)
+  )
   return [
-    Op(name, encode, take_array, CASES),
-    Op(f"{name}_sum", sum_payloads, lambda x: (stack(x),), CASES),
+    ops.Op(name, encode, ops.take_array, _cases.CASES),
+    ops.Op(f"{name}_sum", sum_payloads, lambda x: (stack(x),), _cases.CASES),
   ]
 
 
-def _pack_ops(bits: int) -> list[Op]:
+def _pack_ops(bits: int) -> list[ops.Op]:
   def encode(
     like: ShapedLike, codes: Array, *, implementation: str | None
   ) -> Array:
@@ -91,11 +93,11 @@ def _pack_ops(bits: int) -> list[Op]:
     return words >> (32 - bits)
 
   return [
-    Op(f"pack{bits}", encode, lambda x: (make_codes(x),), CASES),
-    Op(
+    ops.Op(f"pack{bits}", encode, lambda x: (make_codes(x),), _cases.CASES),
+    ops.Op(
       f"unpack{bits}",
       decode,
       lambda x: (pack.pack_flat(make_codes(x), bits),),
-      CASES,
+      _cases.CASES,
     ),
   ]

@@ -3,21 +3,19 @@
 from collections.abc import Callable
 from typing import Any
 
-from experiments.models.classic import alexnet, nin, squeezenet, vgg
+from experiments.models import classic, inception, network
 from experiments.models.googlenet import googlenet
 from experiments.models.gpt import gpt
-from experiments.models.inception import inception_v4
-from experiments.models.network import Network
 from experiments.models.resnet import DEPTHS, block_kind, resnet
-from jaxmotion.core import check_choice
+from jaxmotion import core
 
-NETWORKS: dict[str, Callable[..., Network]] = {
-  "alexnet": alexnet,
-  "vgg": vgg,
+NETWORKS: dict[str, Callable[..., network.Network]] = {
+  "alexnet": classic.alexnet,
+  "vgg": classic.vgg,
   "googlenet": googlenet,
-  "squeezenet": squeezenet,
-  "nin": nin,
-  "inception_v4": inception_v4,
+  "squeezenet": classic.squeezenet,
+  "nin": classic.nin,
+  "inception_v4": inception.inception_v4,
   "resnet": resnet,
   "gpt": gpt,
 }
@@ -32,7 +30,7 @@ _NAMED: dict[str, dict[str, Any]] = {
 }
 
 
-def make_network(name: str, **options: Any) -> Network:
+def make_network(name: str, **options: Any) -> network.Network:
   """Makes a network by its name.
 
   Args:
@@ -56,7 +54,7 @@ def make_network(name: str, **options: Any) -> Network:
     >>> make_network("resnet", blocks=(3, 138, 690, 3)).name
     'resnet2504'
   """
-  check_choice("name", name, (*NETWORKS, *_NAMED))
+  core.check_choice("name", name, (*NETWORKS, *_NAMED))
   if name in _NAMED:
     options = _NAMED[name] | options
     name = name.rstrip("0123456789")

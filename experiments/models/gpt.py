@@ -5,6 +5,7 @@ import dataclasses
 import jax
 from jax import nn
 
+from experiments.models import network
 from experiments.models.layers import (
   Add,
   Call,
@@ -17,8 +18,8 @@ from experiments.models.layers import (
   normalize,
   per_channel,
 )
-from experiments.models.network import Network, Stage, scale_widths
-from jaxmotion.core import Array, PyTree, ShapedLike, check_int
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 
 def gpt(
@@ -28,35 +29,23 @@ def gpt(
   heads: int = 16,
   classes: int = 256,
   width: float = 1.0,
-) -> Network:
-  """Returns a decoder with layer norm before each part, as in GPT-2.
-
-  At the defaults it is GPT-2 medium over bytes. Unlike in GPT-2, the kernel of
-  the logits is not that of the embedding.
-
-  Args:
-    layers: number of blocks.
-    length: tokens of an example.
-    heads: number of attention heads.
-    classes: size of the vocabulary; GPT-2 has 50257.
-    width: factor of the 1024 channels.
-
-  Raises:
-    ValueError: the heads do not divide the channels.
-  """
-  check_int("layers", layers, 1)
-  check_int("heads", heads, 1)
-  (channels,) = scale_widths((1024,), width)
+) -> network.Network:
+  """Returns a decoder with layer norm before each part, as in GPT-2."""
+  # At the defaults it is GPT-2 medium over bytes. Unlike in GPT-2, the kernel
+  # of the logits is not that of the embedding.
+  core.check_int("layers", layers, 1)
+  core.check_int("heads", heads, 1)
+  (channels,) = network.scale_widths((1024,), width)
   if channels % heads:
     raise ValueError(f"`heads` must divide {channels} channels, got {heads}.")
   logits = Chain("logits", (Norm("norm"), Project("out", classes, bias=False)))
   stages = (
-    Stage("embed", Embed("embed", classes, channels)),
-    Stage("blocks", _make_block(channels, heads), layers),
-    Stage("logits", logits),
+    network.Stage("embed", Embed("embed", classes, channels)),
+    network.Stage("blocks", _make_block(channels, heads), layers),
+    network.Stage("logits", logits),
   )
   tokens = jax.ShapeDtypeStruct((length,), "int32")
-  return Network("gpt", stages, tokens, tokens)
+  return network.Network("gpt", stages, tokens, tokens)
 
 
 @dataclasses.dataclass(frozen=True)

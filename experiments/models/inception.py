@@ -1,6 +1,6 @@
 """Inception-v4, in whose three stages 4, 7 and 3 equal blocks repeat."""
 
-from experiments.models.classic import LARGE
+from experiments.models import classic, network
 from experiments.models.layers import (
   MEAN,
   Chain,
@@ -11,39 +11,26 @@ from experiments.models.layers import (
   MaxPool,
   MeanPool,
 )
-from experiments.models.network import (
-  Network,
-  Stage,
-  make_classifier,
-  scale_widths,
-)
 
 
 def inception_v4(
   *, image: int = 299, classes: int = 1000, width: float = 1.0
-) -> Network:
-  """Returns Inception-v4 (arXiv:1602.07261), without dropout.
-
-  For images of fewer than `LARGE` pixels, layers pad the image where the
-  paper's do not, and the first convolution has no stride.
-
-  Args:
-    image: height and width of the images.
-    classes: number of labels.
-    width: factor of all channels.
-  """
-  make = _BlockMaker(width, small=image < LARGE)
+) -> network.Network:
+  """Returns Inception-v4 (arXiv:1602.07261), without dropout."""
+  # For images of fewer than `LARGE` pixels, layers pad the image where the
+  # paper's do not, and the first convolution has no stride.
+  make = _BlockMaker(width, small=image < classic.LARGE)
   stages = [
-    Stage("stem", make.stem()),
-    Stage("a", make.block_a(), 4),
-    Stage("reduce_a", make.reduce_a()),
-    Stage("b", make.block_b(), 7),
-    Stage("reduce_b", make.reduce_b()),
-    Stage("c", make.block_c(), 3),
+    network.Stage("stem", make.stem()),
+    network.Stage("a", make.block_a(), 4),
+    network.Stage("reduce_a", make.reduce_a()),
+    network.Stage("b", make.block_b(), 7),
+    network.Stage("reduce_b", make.reduce_b()),
+    network.Stage("c", make.block_c(), 3),
   ]
   head = Chain("logits", (MEAN, Dense("dense", classes, relu=False)))
-  return make_classifier(
-    "inception_v4", [*stages, Stage("logits", head)], image
+  return network.make_classifier(
+    "inception_v4", [*stages, network.Stage("logits", head)], image
   )
 
 
@@ -150,7 +137,7 @@ class _BlockMaker:
     stride: int = 1,
     padding: int | None = None,
   ) -> Conv:
-    (features,) = scale_widths((features,), self._width)
+    (features,) = network.scale_widths((features,), self._width)
     return Conv(name, features, size, stride, padding, norm=True)
 
 

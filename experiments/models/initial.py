@@ -16,16 +16,11 @@ _WITHIN_TWO = np.float32(0.87962566103423978)  # Deviation within -2 and 2.
 
 
 def draw_kernel(scale: float = 1.0) -> Draw:
-  """Returns an initializer of kernels, whose last axis is that of outputs.
-
-  It draws what `nnx.initializers.variance_scaling(scale, "fan_in",
-  "truncated_normal")` draws: the random bits of an element depend on the key
-  and on its index in the flat array alone. XLA compiles a flat draw up to four
-  times as fast as one of several axes.
-
-  Args:
-    scale: variance of an element times the number of inputs.
-  """
+  """Returns an initializer of kernels, whose last axis is that of outputs."""
+  # It draws what `nnx.initializers.variance_scaling(scale, "fan_in",
+  # "truncated_normal")` draws: the random bits of an element depend on the key
+  # and on its index in the flat array alone. XLA compiles a flat draw up to
+  # four times as fast as one of several axes.
 
   def draw(key: Array, shape: tuple[int, ...], dtype: np.dtype) -> Array:
     inputs = math.prod(shape[:-1])

@@ -12,8 +12,9 @@ import numpy as np
 import optax
 from jax import lax
 
-from experiments.models.layers import Layer, output_shape
-from jaxmotion.core import Array, PyTree, ShapedLike, check_int
+from experiments.models import layers
+from jaxmotion import core
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 Block = Callable[[PyTree, Array], Array]
 Wrap = Callable[[Block, str], Block]
@@ -31,7 +32,7 @@ class Stage(NamedTuple):
   """
 
   name: str
-  block: Layer
+  block: layers.Layer
   repeats: int = 1
 
 
@@ -86,16 +87,7 @@ class Network:
     wrap: Wrap | None = None,
     together: int = 1,
   ) -> Array:
-    """Returns the logits of a batch.
-
-    Args:
-      params: parameters made by `init`.
-      x: a batch of inputs.
-      wrap: `wrap(block, stage name)` returns the function that runs in place
-        of a block. A stage that repeats its block is one `lax.scan` of it.
-      together: the largest number of repeats that `wrap` gets as one block.
-        The number used divides the stage's repeats.
-    """
+    """Returns the logits of a batch."""
     for name, block, repeats in self.stages:
       size = max(n for n in range(1, together + 1) if repeats % n == 0)
       run: Block = block if size == 1 else functools.partial(_run_all, block)
@@ -113,29 +105,13 @@ class Network:
     wrap: Wrap | None = None,
     together: int = 1,
   ) -> Array:
-    """Returns the mean cross-entropy of a batch.
-
-    Args:
-      params: parameters made by `init`.
-      batch: inputs and labels, with the shapes of `batch`.
-      wrap: `wrap(block, stage name)` returns what runs in place of a block.
-      together: the largest number of repeats that `wrap` gets as one block.
-    """
+    """Returns the mean cross-entropy of a batch."""
     inputs, labels = batch
     logits = self.apply(params, inputs, wrap, together)
     return cross_entropy(logits, labels)
 
   def activations(self, params: PyTree, x: Array) -> dict[str, Array]:
-    """Returns the outputs of every ReLU and every pooling over windows.
-
-    Args:
-      params: parameters made by `init`.
-      x: a batch of inputs.
-
-    Returns:
-      Arrays by "stage/layer", or "stage/i/layer" for the i-th repeat, in the
-      order of the forward pass.
-    """
+    """Returns the outputs of every ReLU and every pooling over windows."""
     seen: dict[str, Array] = {}
 
     def record(place: str, layer: str, y: Array) -> None:
@@ -156,28 +132,20 @@ class Network:
     x, _ = self.batch(1)
     for stage in self.stages:
       specs.append(stage.block.specs(x))
-      x = output_shape(stage.block, x)
+      x = layers.output_shape(stage.block, x)
     return specs
 
 
 def make_classifier(name: str, stages: list[Stage], image: int) -> Network:
-  """Returns a network of square color images.
-
-  Raises:
-    ValueError: fewer than 32 pixels, which not all networks can halve.
-  """
-  check_int("image", image, 32)
+  """Returns a network of square color images."""
+  core.check_int("image", image, 32)
   pixels = jax.ShapeDtypeStruct((image, image, 3), "float32")
   label = jax.ShapeDtypeStruct((), "int32")
   return Network(name, tuple(stages), pixels, label)
 
 
 def scale_widths(sizes: tuple[int, ...], width: float) -> tuple[int, ...]:
-  """Returns sizes multiplied by `width`, rounded, at least 1.
-
-  Raises:
-    ValueError: the width is not positive.
-  """
+  """Returns sizes multiplied by `width`, rounded, at least 1."""
   if not 0 < width < math.inf:
     raise ValueError(f"`width` must be a positive number, got {width!r}.")
   return tuple(max(1, round(n * width)) for n in sizes)

@@ -17,23 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax, nn
 
-from experiments.models.catalog import make_network
-from experiments.models.layers import (
-  Add,
-  Call,
-  Chain,
-  Conv,
-  Dense,
-  Join,
-  Layer,
-  MaxPool,
-  join_channels,
-  param_shapes,
-  per_channel,
-)
-from jaxmotion import perfmodel
-from jaxmotion.core import Array, ShapedLike, check_choice
-from jaxmotion.perfmodel import IMAGES, LABELS
+from experiments.models import catalog, layers
+from jaxmotion import core, perfmodel
+from jaxmotion.core import Array, ShapedLike
 
 _OPTIONS: dict[str, dict[str, Any]] = {
   "alexnet": {},
@@ -67,16 +53,18 @@ def reference_network(name: str) -> perfmodel.Network:
     for image recognition, 2016. Szegedy et al., Going deeper with
     convolutions, 2015. Numbers: https://docs.pytorch.org/vision/stable/models
   """
-  check_choice("name", name, _OPTIONS)
-  network = make_network(name, **_OPTIONS[name])
+  core.check_choice("name", name, _OPTIONS)
+  network = catalog.make_network(name, **_OPTIONS[name])
   image = tuple(network.input.shape)
   builder = _LayerList(image)
-  x = IMAGES
+  x = perfmodel.IMAGES
   for stage in network.stages:
     for i in range(stage.repeats):
       repeat = f"{stage.name}_{i}" if stage.repeats > 1 else stage.name
       x = builder.add_layer(repeat, stage.block, x)
-  builder.append("loss", mean_cross_entropy, {}, (x, LABELS), mixes=True)
+  builder.append(
+    "loss", mean_cross_entropy, {}, (x, perfmodel.LABELS), mixes=True
+  )
   return perfmodel.Network(name, tuple(builder.layers), image)
 
 
@@ -86,42 +74,38 @@ class _LayerList:
   def __init__(self, image: tuple[int, ...]):
     self.layers: list[perfmodel.Layer] = []
     self._shapes: dict[int, ShapedLike] = {
-      IMAGES: jax.ShapeDtypeStruct((1, *image), "float32"),
-      LABELS: jax.ShapeDtypeStruct((1,), "int32"),
+      perfmodel.IMAGES: jax.ShapeDtypeStruct((1, *image), "float32"),
+      perfmodel.LABELS: jax.ShapeDtypeStruct((1,), "int32"),
     }
 
-  def add_layer(self, path: str, layer: Layer, x: int) -> int:
-    """Appends a layer, or those it contains; returns its output's position.
-
-    Args:
-      path: prefix of the names.
-      layer: a layer or a tree of layers.
-      x: position of its input.
-    """
-    params = param_shapes(layer, self._shapes[x])
+  def add_layer(self, path: str, layer: layers.Layer, x: int) -> int:
+    """Appends a layer, or those it contains; returns its output's position."""
+    params = layers.param_shapes(layer, self._shapes[x])
     match layer:
-      case Chain():
+      case layers.Chain():
         for own in layer.layers:
           x = self.add_layer(f"{path}/{own.name}", own, x)
         return x
-      case Join():
+      case layers.Join():
         branches = [
           self.add_layer(f"{path}/{own.name}", own, x) for own in layer.branches
         ]
-        return self.append(path, _WithoutParams(join_channels), {}, branches)
-      case Add():
+        return self.append(
+          path, _WithoutParams(layers.join_channels), {}, branches
+        )
+      case layers.Add():
         y = self.add_layer(f"{path}/{layer.body.name}", layer.body, x)
         if layer.shortcut:
           name = f"{path}/{layer.shortcut.name}"
           x = self.add_layer(name, layer.shortcut, x)
         return self.append(path, _WithoutParams(_add_relu), {}, (x, y))
-      case Conv():
+      case layers.Conv():
         outputs, *inner = params["kernel"].shape
         params["kernel"] = jax.ShapeDtypeStruct((*inner, outputs), "float32")
         return self.append(path, _ConvLastAxis(layer), params, (x,), mixes=True)
-      case Dense():
+      case layers.Dense():
         return self.append(path, layer, params, (x,), mixes=True)
-      case MaxPool() | Call():
+      case layers.MaxPool() | layers.Call():
         return self.append(path, layer, params, (x,))
     raise TypeError(f"`layer` must be one of a list's layers, got {layer}.")
 
@@ -151,7 +135,7 @@ class _ConvLastAxis:
   norm is written with as few operations per element as there can be.
   """
 
-  conv: Conv
+  conv: layers.Conv
 
   def __call__(self, params: Mapping[str, Array], x: Array) -> Array:
     y = lax.conv_general_dilated(
@@ -165,8 +149,10 @@ class _ConvLastAxis:
       mean = y.mean((0, 1, 2), keepdims=True)
       variance = jnp.square(y).mean((0, 1, 2), keepdims=True) - mean**2
       scale = params["scale"]
-      y = (y - mean) * (lax.rsqrt(variance + 1e-5) * per_channel(scale, y))
-    y = y + per_channel(params["bias"], y)
+      y = (y - mean) * (
+        lax.rsqrt(variance + 1e-5) * layers.per_channel(scale, y)
+      )
+    y = y + layers.per_channel(params["bias"], y)
     return nn.relu(y) if self.conv.relu else y
 
 

@@ -2,15 +2,9 @@
 
 from collections.abc import Sequence
 
-from experiments.models.classic import LARGE
+from experiments.models import classic, network
 from experiments.models.layers import MEAN, Add, Chain, Conv, Dense, MaxPool
-from experiments.models.network import (
-  Network,
-  Stage,
-  make_classifier,
-  scale_widths,
-)
-from jaxmotion.core import check_choice, check_int
+from jaxmotion import core
 
 DEPTHS = {
   18: (2, 2, 2, 2),
@@ -49,47 +43,36 @@ def resnet(
   classes: int = 1000,
   width: float = 1.0,
   block: str = "bottleneck",
-) -> Network:
-  """Returns a ResNet whose strides are in convolutions of 3 x 3.
-
-  Args:
-    blocks: number of blocks of each of the four stages.
-    image: height and width of the images.
-    classes: number of labels.
-    width: factor of all channels.
-    block: "bottleneck", or "basic" (two convolutions of 3 x 3).
-
-  Raises:
-    ValueError: not four positive numbers of blocks, or another `block`.
-  """
+) -> network.Network:
+  """Returns a ResNet whose strides are in convolutions of 3 x 3."""
   blocks = tuple(blocks)
   if len(blocks) != 4:
     raise ValueError(f"`blocks` must be four numbers, got {blocks!r}.")
   for i, count in enumerate(blocks):
-    check_int(f"blocks[{i}]", count, 1)
-  check_choice("block", block, _BLOCKS)
-  widths = scale_widths((64, 128, 256, 512), width)
+    core.check_int(f"blocks[{i}]", count, 1)
+  core.check_choice("block", block, _BLOCKS)
+  widths = network.scale_widths((64, 128, 256, 512), width)
   inputs = widths[0]
-  stages = [Stage("stem", _stem(inputs, image))]
+  stages = [network.Stage("stem", _stem(inputs, image))]
   for i, (few, count) in enumerate(zip(widths, blocks, strict=True)):
     stride, outputs = 2 if i else 1, _BLOCKS[block][1] * few
     shortcut = None
     if stride > 1 or inputs != outputs:
       shortcut = Conv("shortcut", outputs, 1, stride, norm=True, relu=False)
     first = Add("add", _block_body(block, few, stride), shortcut)
-    stages.append(Stage(f"stage{i + 1}_first", first))
+    stages.append(network.Stage(f"stage{i + 1}_first", first))
     if count > 1:
       other = Add("add", _block_body(block, few, 1))
-      stages.append(Stage(f"stage{i + 1}_rest", other, count - 1))
+      stages.append(network.Stage(f"stage{i + 1}_rest", other, count - 1))
     inputs = outputs
   head = Chain("logits", (MEAN, Dense("dense", classes, relu=False)))
-  stages.append(Stage("logits", head))
+  stages.append(network.Stage("logits", head))
   name = f"resnet{count_layers(blocks, block)}"
-  return make_classifier(name, stages, image)
+  return network.make_classifier(name, stages, image)
 
 
 def _stem(features: int, image: int) -> Conv | Chain:
-  if image < LARGE:
+  if image < classic.LARGE:
     return Conv("conv", features, norm=True)
   conv = Conv("conv", features, 7, stride=2, norm=True)
   return Chain("stem", (conv, MaxPool("pool", 3, padding=1)))

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
-from experiments.models.initial import draw_kernel, draw_table
+from experiments.models import initial
 
-_KERNEL = draw_kernel()
-_TABLE = draw_table(0.02)
+_KERNEL = initial.draw_kernel()
+_TABLE = initial.draw_table(0.02)
 
 
 class Cnn(nnx.Module):

@@ -17,14 +17,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from experiments.models import layers
-from experiments.models.catalog import make_network
-from experiments.models.classic import LARGE
-from experiments.models.initial import draw_kernel
+from experiments.models import catalog, classic, initial, layers
 from experiments.models.network import Network
 from jaxmotion.core import ShapedLike
 
-_HE = draw_kernel(2.0)
+_HE = initial.draw_kernel(2.0)
 
 
 class Conv(nnx.Module):
@@ -166,15 +163,9 @@ class Head(nnx.Module):
 
 
 def max_pool(x: jax.Array, window: int) -> jax.Array:
-  """Returns max pooling with stride 2 and without padding.
-
-  The maximum is taken over shifted images: its gradient consists of pads, which
-  every backend runs in parallel.
-
-  Args:
-    x: array of shape `(batch, height, width, channels)`.
-    window: height and width of a window.
-  """
+  """Returns max pooling with stride 2 and without padding."""
+  # The maximum is taken over shifted images: its gradient consists of pads,
+  # which every backend runs in parallel.
   height, width = ((n - window) // 2 + 1 for n in x.shape[1:3])
   shifts = itertools.product(range(window), repeat=2)
   parts = (
@@ -190,8 +181,8 @@ def max_pool(x: jax.Array, window: int) -> jax.Array:
 def _alexnet(size: int, classes: int, width: float) -> Network:
   """Returns AlexNet as A2DTWP has it: with four fully connected layers."""
   # Valid padding for large images; a small one becomes 32 pixels.
-  stem = (11, 4, 0) if size >= LARGE else (5, size // 32, 2)
-  return make_network(
+  stem = (11, 4, 0) if size >= classic.LARGE else (5, size // 32, 2)
+  return catalog.make_network(
     "alexnet",
     image=size,
     classes=classes,
@@ -203,11 +194,13 @@ def _alexnet(size: int, classes: int, width: float) -> Network:
 
 
 def _vgg_a(size: int, classes: int, width: float) -> Network:
-  return make_network("vgg11", image=size, classes=classes, width=width)
+  return catalog.make_network("vgg11", image=size, classes=classes, width=width)
 
 
 def _resnet34(size: int, classes: int, width: float) -> Network:
-  return make_network("resnet34", image=size, classes=classes, width=width)
+  return catalog.make_network(
+    "resnet34", image=size, classes=classes, width=width
+  )
 
 
 NETWORKS: dict[str, Callable[[int, int, float], Network]] = {
@@ -227,19 +220,7 @@ def build_stages(
   width: float,
   seed: int,
 ) -> list[nnx.Module]:
-  """Returns the stages of a network, from images to logits.
-
-  Args:
-    network: `alexnet`, `vgg_a` or `resnet34`.
-    size: height and width of the images: a multiple of 32.
-    channels: channels of the images.
-    classes: number of labels.
-    width: factor of all channels.
-    seed: seed of the initial parameters.
-
-  Raises:
-    ValueError: an argument is not as described.
-  """
+  """Returns the stages of a network, from images to logits."""
   if network not in NETWORKS:
     raise ValueError(
       f"`config.model` must be one of {', '.join(NETWORKS)}, got {network!r}."

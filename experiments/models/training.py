@@ -7,8 +7,8 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
+from experiments.data import labels
 from experiments.data.images import batch_indices, load_images, resize_images
-from experiments.data.labels import ImageData, Images
 from jaxmotion.core import Array
 
 NARROW_WIDTHS = {
@@ -23,13 +23,8 @@ NARROW_WIDTHS = {
 _PEAK_RATE = 1e-3
 
 
-def load_color_images(data: str, size: int) -> ImageData:
-  """Loads images with three channels, in a fixed random order.
-
-  Args:
-    data: `digits` or `photographs`.
-    size: height and width in pixels.
-  """
+def load_color_images(data: str, size: int) -> labels.ImageData:
+  """Loads images with three channels, in a fixed random order."""
   images = load_images(ConfigDict({"data": data}))
   train, test = (
     _shuffle_images(_add_channels(part))
@@ -38,7 +33,7 @@ def load_color_images(data: str, size: int) -> ImageData:
   return images._replace(train=train, test=test)
 
 
-def _add_channels(images: Images) -> Images:
+def _add_channels(images: labels.Images) -> labels.Images:
   """Returns the images with three channels; gray ones get equal channels."""
   *shape, channels = images.pixels.shape
   pixels = np.broadcast_to(
@@ -47,10 +42,10 @@ def _add_channels(images: Images) -> Images:
   return images._replace(pixels=pixels)
 
 
-def _shuffle_images(images: Images) -> Images:
+def _shuffle_images(images: labels.Images) -> labels.Images:
   """Returns the images in a fixed random order."""
   order = np.random.default_rng(0).permutation(len(images.labels))
-  return Images(*(x[order] for x in images))
+  return labels.Images(*(x[order] for x in images))
 
 
 def make_optimizer(steps: int) -> optax.GradientTransformation:
@@ -61,27 +56,19 @@ def make_optimizer(steps: int) -> optax.GradientTransformation:
   return optax.adam(schedule)
 
 
-def select_batch(images: Images, chosen: np.ndarray) -> tuple[Array, Array]:
-  """Returns some of the images, scaled to -1 to 1, and their labels.
-
-  Args:
-    images: images to choose from.
-    chosen: int[batch], indices of the images.
-  """
+def select_batch(
+  images: labels.Images, chosen: np.ndarray
+) -> tuple[Array, Array]:
+  """Returns some of the images, scaled to -1 to 1, and their labels."""
+  # `chosen`: int[batch], indices of the images.
   pixels = images.pixels[chosen].astype(np.float32) / 127.5 - 1
   return jnp.asarray(pixels), jnp.asarray(images.labels[chosen])
 
 
 def make_batches(
-  images: Images, size: int, seed: int
+  images: labels.Images, size: int, seed: int
 ) -> Callable[[int], tuple[Array, Array]]:
-  """Returns a function that returns the batch of a step, counted from 0.
-
-  Args:
-    images: images to train on.
-    size: number of images in a batch.
-    seed: seed of the order of the images.
-  """
+  """Returns a function that returns the batch of a step, counted from 0."""
   count = len(images.labels)
   return lambda step: select_batch(
     images, batch_indices(count, size, seed, step)

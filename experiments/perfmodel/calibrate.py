@@ -12,11 +12,8 @@ the cores of this machine: their sources say that they are emulated.
 import rich.progress
 from absl import flags
 
-from experiments.common import list_flags, records, shared_flags
-from experiments.common.console import make_console
-from experiments.perfmodel.codecs import CODECS, find_codecs
-from experiments.perfmodel.rows import calibration_rows
-from experiments.perfmodel.tables import calibration_table
+from experiments.common import console, list_flags, records, shared_flags
+from experiments.perfmodel import codecs, rows, tables
 from jaxmotion import calibration, perfmodel
 
 _PLATFORM = shared_flags.define_output(
@@ -39,14 +36,14 @@ _LARGEST = flags.DEFINE_integer(
   "largest", 1 << 23, "Elements of the largest array.", 1 << 12
 )
 _CODECS = list_flags.define_names(
-  "codecs", CODECS, CODECS, "Codecs to time.", least=0
+  "codecs", codecs.CODECS, codecs.CODECS, "Codecs to time.", least=0
 )
 
 
 def main() -> None:
   """Measures, prints the table, writes the platform and the rows."""
-  chosen = find_codecs(_CODECS.value)
-  with rich.progress.Progress(console=make_console()) as bar:
+  chosen = codecs.find_codecs(_CODECS.value)
+  with rich.progress.Progress(console=console.make_console()) as bar:
     task = bar.add_task("calibrating", total=_REPEATS.value)
     platform = calibration.calibrate_platform(
       records.describe_machine(),
@@ -58,11 +55,11 @@ def main() -> None:
       repeats=_REPEATS.value,
       report=lambda done: bar.update(task, completed=done),
     )
-  make_console().print(calibration_table(platform).to_console())
+  console.make_console().print(tables.calibration_table(platform).to_console())
   if _PLATFORM.value:
     perfmodel.save_platform(platform, _PLATFORM.value)
   if _JSON.value:
-    records.write_rows(_JSON.value, calibration_rows(platform))
+    records.write_rows(_JSON.value, rows.calibration_rows(platform))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from experiments.hosts import jax_worker
-from experiments.train.cases import get_exchange
+from experiments.train import cases
 from jaxmotion import codecs, perfmodel
 
 _LAYERS = 3  # Hidden layers.
@@ -42,7 +42,7 @@ class Case(NamedTuple):
   @property
   def codec(self) -> codecs.Codec:
     """The codec of the exchange."""
-    return get_exchange(self.exchange)
+    return cases.get_exchange(self.exchange)
 
 
 class Grid(NamedTuple):
@@ -95,14 +95,7 @@ def make_grid(
   shapes: Sequence[tuple[int, int]],
   exchanges: Sequence[str],
 ) -> Grid:
-  """Returns the cases of a testbed.
-
-  Args:
-    known_widths: widths of the known steps, at least two.
-    known_batches: batches of the known steps.
-    shapes: widths and batches of the held-out steps.
-    exchanges: exchanges of the held-out steps.
-  """
+  """Returns the cases of a testbed."""
   known = tuple(
     Case(width, batch, "none")
     for width, batch in itertools.product(known_widths, known_batches)

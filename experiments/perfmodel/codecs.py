@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from jaxmotion import codecs
-from jaxmotion.codecs import Codec
 
 CODECS = {
   "bf16": codecs.cast("bfloat16"),
@@ -17,10 +16,6 @@ CODECS = {
 }
 
 
-def find_codecs(names: Sequence[str]) -> list[Codec]:
-  """Returns the codecs of some names.
-
-  Args:
-    names: names of `CODECS`.
-  """
+def find_codecs(names: Sequence[str]) -> list[codecs.Codec]:
+  """Returns the codecs of some names."""
   return [CODECS[name] for name in names]

@@ -3,10 +3,9 @@
 import dataclasses
 
 from jaxmotion import perfmodel
-from jaxmotion.perfmodel import Curve
 
 
-def left_out_error(curve: Curve) -> float:
+def left_out_error(curve: perfmodel.Curve) -> float:
   """Returns the mean relative error of sizes interpolated from the others."""
   errors = []
   for i in range(1, len(curve.sizes) - 1):
@@ -19,7 +18,7 @@ def left_out_error(curve: Curve) -> float:
   return sum(errors) / max(len(errors), 1)
 
 
-def platform_curves(platform: perfmodel.Platform) -> dict[str, Curve]:
+def platform_curves(platform: perfmodel.Platform) -> dict[str, perfmodel.Curve]:
   """Returns all measured curves of a platform by name."""
   curves = dict(platform.device.measured)
   for axis in platform.axes:

@@ -3,22 +3,18 @@
 import os
 from collections.abc import Sequence
 
-from experiments.common.figures import make_figure, save_figure
-from experiments.common.records import Row
-from experiments.perfmodel.sweep import STRATEGIES, UNITS
+from experiments.common import figures, records
+from experiments.perfmodel import sweep
 
 _METRIC = "predicted_step_ms"
 
 
-def plot_validation(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
-  """Draws predicted over measured steps, with a band of 15 %.
-
-  Args:
-    rows: made by `rows.validation_rows`.
-    path: file of the image; its suffix chooses the format.
-  """
+def plot_validation(
+  rows: Sequence[records.Row], path: str | os.PathLike[str]
+) -> None:
+  """Draws predicted over measured steps, with a band of 15 %."""
   rows = [row for row in rows if row.metric == _METRIC]
-  figure = make_figure(6.5, 7)
+  figure = figures.make_figure(6.5, 7)
   axes = figure.add_subplot()
   for experiment in dict.fromkeys(row.experiment for row in rows):
     own = [row for row in rows if row.experiment == experiment]
@@ -47,21 +43,18 @@ def plot_validation(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   figure.legend(
     loc="outside lower center", ncols=2, title="mean absolute error by testbed"
   )
-  save_figure(figure, path)
+  figures.save_figure(figure, path)
 
 
-def _measured(row: Row) -> float:
+def _measured(row: records.Row) -> float:
   assert row.baseline is not None
   return float(row.baseline)
 
 
-def plot_scaling(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
-  """Draws the steps of every strategy, a plot for each network and axis.
-
-  Args:
-    rows: made by `rows.scaling_rows`.
-    path: file of the image; its suffix chooses the format.
-  """
+def plot_scaling(
+  rows: Sequence[records.Row], path: str | os.PathLike[str]
+) -> None:
+  """Draws the steps of every strategy, a plot for each network and axis."""
   curves: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
   for row in rows:
     strategy, _, place = row.case.rpartition(" ")
@@ -71,13 +64,13 @@ def plot_scaling(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
     curves.setdefault((network, axis, strategy), []).append(point)
   networks = list(dict.fromkeys(network for network, _, _ in curves))
   axes = list(dict.fromkeys(axis for _, axis, _ in curves))
-  figure = make_figure(2.6 * len(axes), 2.1 * len(networks) + 0.6)
+  figure = figures.make_figure(2.6 * len(axes), 2.1 * len(networks) + 0.6)
   grid = figure.subplots(
     len(networks), len(axes), squeeze=False, sharex="col", sharey="row"
   )
   for network, line in zip(networks, grid, strict=True):
     for axis, plot in zip(axes, line, strict=True):
-      for strategy in STRATEGIES:
+      for strategy in sweep.STRATEGIES:
         points = sorted(curves.get((network, axis, strategy), []))
         plot.plot(
           [x for x, _ in points],
@@ -92,8 +85,8 @@ def plot_scaling(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
       plot.grid(alpha=0.3)
     line[0].set_ylabel(f"{network}\npredicted step, s")
   for axis, plot in zip(axes, grid[-1], strict=True):
-    plot.set_xlabel(UNITS[axis])
+    plot.set_xlabel(sweep.UNITS[axis])
   handles, labels = grid[0][0].get_legend_handles_labels()
   figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
   figure.suptitle("Predicted steps of data and model parallelism")
-  save_figure(figure, path)
+  figures.save_figure(figure, path)

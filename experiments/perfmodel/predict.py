@@ -7,9 +7,8 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from experiments.perfmodel.cases import Case, trace_case
+from experiments.perfmodel import cases
 from jaxmotion import perfmodel
-from jaxmotion.perfmodel import Curve, Platform
 
 _LEAST_S = 1e-6
 
@@ -26,7 +25,7 @@ class BaseStepModel:
       with at least two batches each.
   """
 
-  def __init__(self, seconds: Mapping[Case, float]):
+  def __init__(self, seconds: Mapping[cases.Case, float]):
     widths = sorted({case.width for case in seconds})
     lines = []
     for width in widths:
@@ -37,12 +36,12 @@ class BaseStepModel:
       )
       flops, times = zip(*points, strict=True)
       rising = tuple(np.maximum.accumulate(times).tolist())
-      line = Curve(sizes=flops, seconds=rising, noise=0.0).fit_line()
+      line = perfmodel.Curve(sizes=flops, seconds=rising, noise=0.0).fit_line()
       lines.append((max(line[0], _LEAST_S), max(line[1], _LEAST_S / flops[-1])))
-    sizes = [_param_bytes(Case(width, 1, "none")) for width in widths]
+    sizes = [_param_bytes(cases.Case(width, 1, "none")) for width in widths]
     self._sizes, self._lines = np.log(sizes), np.log(lines)
 
-  def predict_seconds(self, case: Case) -> float:
+  def predict_seconds(self, case: cases.Case) -> float:
     """Returns the seconds of a case's step without its exchange."""
     size = math.log(_param_bytes(case))
     a, b = (
@@ -51,30 +50,24 @@ class BaseStepModel:
     return a + b * _count_flops(case)
 
 
-def _count_flops(case: Case) -> float:
-  return trace_case(case).gradient.flops
+def _count_flops(case: cases.Case) -> float:
+  return cases.trace_case(case).gradient.flops
 
 
-def _param_bytes(case: Case) -> int:
+def _param_bytes(case: cases.Case) -> int:
   widths = case.widths
   return 4 * sum(m * n + n for m, n in itertools.pairwise(widths))
 
 
 def predict_case(
-  platform: Platform, base_step: BaseStepModel, case: Case
+  platform: perfmodel.Platform, base_step: BaseStepModel, case: cases.Case
 ) -> float:
-  """Returns the predicted seconds of a step.
-
-  Args:
-    platform: platform calibrated with the same number of workers.
-    base_step: fitted to steps without exchange on the same testbed.
-    case: any case.
-  """
+  """Returns the predicted seconds of a step."""
   base_step_s = base_step.predict_seconds(case)
   if case.exchange == "none":
     return base_step_s
   step = perfmodel.predict_step(
-    trace_case(case),
+    cases.trace_case(case),
     platform,
     "data",
     case.codec,
@@ -85,21 +78,14 @@ def predict_case(
 
 
 def interpolate_platform(
-  platforms: Mapping[int, Platform], workers: int
-) -> Platform:
-  """Returns the platform of a number of emulated devices between two others.
-
-  Devices share the cores and the memory of their machine: the work of all
-  devices takes about as long as all of it in sequence. Curves of devices are
-  interpolated in the logarithm of workers. A collective scales from the next
-  larger number of workers by the bytes on all wires together. The smaller
-  number is not used: two workers exchange in other ways than more do.
-
-  Args:
-    platforms: calibrated platforms by number of workers, at least one smaller
-      and one larger.
-    workers: number of workers.
-  """
+  platforms: Mapping[int, perfmodel.Platform], workers: int
+) -> perfmodel.Platform:
+  """Returns the platform of a number of emulated devices between two others."""
+  # Devices share the cores and the memory of their machine: the work of all
+  # devices takes about as long as all of it in sequence. Curves of devices are
+  # interpolated in the logarithm of workers. A collective scales from the next
+  # larger number of workers by the bytes on all wires together. The smaller
+  # number is not used: two workers exchange in other ways than more do.
   low, high, share = _find_neighbors(platforms, workers)
   below, above = platforms[low].device, platforms[high].device
   measured = {
@@ -128,20 +114,24 @@ def interpolate_platform(
   )
 
 
-def _interpolate_curve(below: Curve, above: Curve, share: float) -> Curve:
+def _interpolate_curve(
+  below: perfmodel.Curve, above: perfmodel.Curve, share: float
+) -> perfmodel.Curve:
   sizes = sorted({*below.sizes, *above.sizes})
   seconds = [
     below.seconds_at(s) ** (1 - share) * above.seconds_at(s) ** share
     for s in sizes
   ]
-  return Curve(
+  return perfmodel.Curve(
     sizes=tuple(sizes),
     seconds=tuple(np.maximum.accumulate(seconds).tolist()),
     noise=max(below.noise, above.noise),
   )
 
 
-def _scale_collective(curve: Curve, op: str, known: int, workers: int) -> Curve:
+def _scale_collective(
+  curve: perfmodel.Curve, op: str, known: int, workers: int
+) -> perfmodel.Curve:
   there, here = (
     n * perfmodel.collective_traffic(op, 1.0, n).wire_bytes
     for n in (known, workers)
@@ -151,14 +141,11 @@ def _scale_collective(curve: Curve, op: str, known: int, workers: int) -> Curve:
 
 
 def interpolate_base_step(
-  seconds: Mapping[int, Mapping[Case, float]], workers: int
+  seconds: Mapping[int, Mapping[cases.Case, float]], workers: int
 ) -> BaseStepModel:
-  """Returns the base step of a number of emulated devices between two others.
-
-  Args:
-    seconds: seconds of the same cases by number of workers.
-    workers: number of workers.
-  """
+  """Returns the base step of a number of emulated devices between two
+  others."""
+  # `seconds`: seconds of the same cases by number of workers.
   low, high, share = _find_neighbors(seconds, workers)
   return BaseStepModel(
     {

@@ -6,19 +6,16 @@ from collections.abc import Sequence
 import jax
 
 from experiments.common import records
-from experiments.common.records import Row
-from experiments.perfmodel.measured import platform_curves
-from experiments.perfmodel.score import Decision, Pair, score_errors
-from experiments.perfmodel.sweep import BASELINE, Point
-from jaxmotion.perfmodel import Platform
+from experiments.perfmodel import measured, score, sweep
+from jaxmotion import perfmodel
 
 _ALL = "all"
 _VALIDATE = "perfmodel_validate"
 
 
-def group_pairs(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
+def group_pairs(pairs: Sequence[score.Pair]) -> dict[str, list[score.Pair]]:
   """Returns pairs by testbed, then by testbed and unseen properties."""
-  found: dict[str, list[Pair]] = {}
+  found: dict[str, list[score.Pair]] = {}
   for pair in pairs:
     found.setdefault(f"{pair.testbed} {_ALL}", []).append(pair)
   for pair in pairs:
@@ -27,14 +24,14 @@ def group_pairs(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
 
 
 def validation_rows(
-  pairs: Sequence[Pair], decisions: Sequence[Decision]
-) -> list[Row]:
+  pairs: Sequence[score.Pair], decisions: Sequence[score.Decision]
+) -> list[records.Row]:
   """Returns a row for each predicted step, then rows of the scores."""
   stamp = (records.describe_machine(), jax.__version__)
   rows = []
   for pair in pairs:
     rows.append(
-      Row(
+      records.Row(
         f"{_VALIDATE}_{pair.testbed}",
         f"{pair.exchange} {pair.shape}",
         "predicted_step_ms",
@@ -48,7 +45,7 @@ def validation_rows(
     )
   for name, members in group_pairs(pairs).items():
     testbed, _, case = name.partition(" ")
-    found = score_errors(members)
+    found = score.score_errors(members)
     scores = {
       "mape": found.mape,
       "bias": found.bias,
@@ -56,7 +53,7 @@ def validation_rows(
       "rank_correlation": found.rank,
     }
     rows += [
-      Row(
+      records.Row(
         f"{_VALIDATE}_{testbed}",
         case,
         metric,
@@ -71,7 +68,7 @@ def validation_rows(
     ]
   for testbed, choices in _group_decisions(decisions).items():
     rows += [
-      Row(
+      records.Row(
         f"{_VALIDATE}_{testbed}",
         _ALL,
         m,
@@ -88,15 +85,15 @@ def validation_rows(
 
 
 def _group_decisions(
-  decisions: Sequence[Decision],
-) -> dict[str, list[Decision]]:
-  found: dict[str, list[Decision]] = {_ALL: list(decisions)}
+  decisions: Sequence[score.Decision],
+) -> dict[str, list[score.Decision]]:
+  found: dict[str, list[score.Decision]] = {_ALL: list(decisions)}
   for decision in decisions:
     found.setdefault(decision.testbed, []).append(decision)
   return found
 
 
-def score_decisions(decisions: Sequence[Decision]) -> dict[str, float]:
+def score_decisions(decisions: Sequence[score.Decision]) -> dict[str, float]:
   """Returns shares of right choices, and the mean cost of all choices."""
   return {
     "decision_accuracy": statistics.fmean(d.is_right for d in decisions),
@@ -111,10 +108,10 @@ def score_decisions(decisions: Sequence[Decision]) -> dict[str, float]:
   }
 
 
-def calibration_rows(platform: Platform) -> list[Row]:
+def calibration_rows(platform: perfmodel.Platform) -> list[records.Row]:
   """Returns a row for each size of each curve."""
   return [
-    Row(
+    records.Row(
       "perfmodel_calibrate",
       f"{name} at {size:.6g}",
       "seconds",
@@ -126,23 +123,23 @@ def calibration_rows(platform: Platform) -> list[Row]:
       platform.name,
       jax.__version__,
     )
-    for name, curve in platform_curves(platform).items()
+    for name, curve in measured.platform_curves(platform).items()
     for size, seconds in zip(curve.sizes, curve.seconds, strict=True)
   ]
 
 
-def scaling_rows(points: Sequence[Point]) -> list[Row]:
+def scaling_rows(points: Sequence[sweep.Point]) -> list[records.Row]:
   """Returns a row for each step; its baseline is `data` at the same value."""
   base = {
     point[:3]: 1e3 * point.step.total_s
     for point in points
-    if point.strategy == BASELINE
+    if point.strategy == sweep.BASELINE
   }
   rows = []
   for point in points:
     step_ms, plain = 1e3 * point.step.total_s, base.get(point[:3])
     rows.append(
-      Row(
+      records.Row(
         f"perfmodel_scaling_{point.network}",
         f"{point.strategy} {point.axis}={point.value:g}",
         "predicted_step_ms",

@@ -12,20 +12,19 @@ predicted by `jaxmotion.perfmodel`; nothing is measured.
 
 from absl import flags
 
-from experiments.common import list_flags, records, shared_flags
-from experiments.common.console import make_console
-from experiments.perfmodel.plot import plot_scaling
+from experiments.common import console, list_flags, records, shared_flags
+from experiments.perfmodel import plot, sweep, tables
 from experiments.perfmodel.rows import scaling_rows
-from experiments.perfmodel.sweep import AXES, NETWORKS, sweep_axes
-from experiments.perfmodel.tables import scaling_table
 
 _NETWORKS = list_flags.define_names(
   "networks",
   ["alexnet", "vgg16", "resnet50", "googlenet"],
-  NETWORKS,
+  sweep.NETWORKS,
   "Reference networks.",
 )
-_AXES = list_flags.define_names("axes", AXES, AXES, "Axes to sweep.")
+_AXES = list_flags.define_names(
+  "axes", sweep.AXES, sweep.AXES, "Axes to sweep."
+)
 _WORKERS = flags.DEFINE_integer(
   "study_workers", 64, "Nodes where their number is not swept.", 2
 )
@@ -38,15 +37,15 @@ _PLOT = shared_flags.define_plot()
 
 def main() -> None:
   """Predicts steps, prints the fastest strategies, writes rows and plot."""
-  points = sweep_axes(
+  points = sweep.sweep_axes(
     _NETWORKS.value, _AXES.value, _WORKERS.value, _BATCH.value
   )
-  make_console().print(scaling_table(points).to_console())
+  console.make_console().print(tables.scaling_table(points).to_console())
   rows = scaling_rows(points)
   if _JSON.value:
     records.write_rows(_JSON.value, rows)
   if _PLOT.value:
-    plot_scaling(rows, _PLOT.value)
+    plot.plot_scaling(rows, _PLOT.value)
 
 
 if __name__ == "__main__":

@@ -118,12 +118,7 @@ def _rank_correlation(xs: Sequence[float], ys: Sequence[float]) -> float:
 def make_decisions(
   pairs: Iterable[Pair], baseline: str = "fp32"
 ) -> list[Decision]:
-  """Returns the choice of an exchange for each shape of each testbed.
-
-  Args:
-    pairs: predicted and measured steps; steps without exchange are no choice.
-    baseline: name of the exchange that does not compress.
-  """
+  """Returns the choice of an exchange for each shape of each testbed."""
   shapes: dict[tuple[str, str], list[Pair]] = {}
   for pair in pairs:
     if pair.exchange != "none":

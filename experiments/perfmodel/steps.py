@@ -9,19 +9,16 @@ import optax
 
 import jaxmotion
 from experiments.hosts import jax_worker
-from experiments.perfmodel.cases import Case
-from jaxmotion.transforms import local_value_and_grad
+from experiments.perfmodel import cases
+from jaxmotion import transforms
 
 _LEARNING_RATE = 0.01
 
 
-def compile_step(mesh: jax.sharding.Mesh, case: Case) -> Callable[[], None]:
-  """Compiles a step and returns a function that runs it once.
-
-  Args:
-    mesh: mesh with one axis, `axis`.
-    case: a case without exchange trains a separate model on every device.
-  """
+def compile_step(
+  mesh: jax.sharding.Mesh, case: cases.Case
+) -> Callable[[], None]:
+  """Compiles a step and returns a function that runs it once."""
   make = _separate_step if case.exchange == "none" else _exchange_step
   step, carry = make(mesh, case)
   batch = _make_batch(mesh, case)
@@ -37,13 +34,13 @@ def compile_step(mesh: jax.sharding.Mesh, case: Case) -> Callable[[], None]:
 
 
 def _separate_step(
-  mesh: jax.sharding.Mesh, case: Case
+  mesh: jax.sharding.Mesh, case: cases.Case
 ) -> tuple[Any, list[Any]]:
   tx = optax.sgd(_LEARNING_RATE)
 
   def local(params: Any, batch: Any) -> tuple[Any, Any]:
     params = jax.tree.map(lambda a: a[0], params)
-    grad = local_value_and_grad(jax_worker.loss_fn, "axis")
+    grad = transforms.local_value_and_grad(jax_worker.loss_fn, "axis")
     loss, grads = grad(params, batch)
     updates, _ = tx.update(grads, tx.init(params), params)
     new = optax.apply_updates(params, updates)
@@ -60,7 +57,7 @@ def _separate_step(
 
 
 def _exchange_step(
-  mesh: jax.sharding.Mesh, case: Case
+  mesh: jax.sharding.Mesh, case: cases.Case
 ) -> tuple[Any, list[Any]]:
   tx = optax.chain(
     jaxmotion.exchange("axis", case.codec), optax.sgd(_LEARNING_RATE)
@@ -71,7 +68,7 @@ def _exchange_step(
   return step, list(init(jax_worker.make_params(case.widths)))
 
 
-def _make_batch(mesh: jax.sharding.Mesh, case: Case) -> Any:
+def _make_batch(mesh: jax.sharding.Mesh, case: cases.Case) -> Any:
   rng = np.random.default_rng(0)
   rows, widths = mesh.size * case.batch, case.widths
   return {

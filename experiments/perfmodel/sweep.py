@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import rich.progress
 
-from experiments.models import reference_network
+from experiments import models
 from jaxmotion import codecs, perfmodel
-from jaxmotion.perfmodel import Platform, gbit_per_s, gbyte_per_s
 
 NETWORKS = (
   "alexnet",
@@ -79,7 +78,7 @@ class Point(NamedTuple):
   step: perfmodel.StepPrediction
 
 
-def platform_at(axis: str, value: float, workers: int) -> Platform:
+def platform_at(axis: str, value: float, workers: int) -> perfmodel.Platform:
   """Returns the cluster at a value of an axis.
 
   Args:
@@ -99,9 +98,11 @@ def platform_at(axis: str, value: float, workers: int) -> Platform:
       vector_flops_per_s=value,
     )
   elif axis == "memory":
-    device = dataclasses.replace(device, memory_rate=gbyte_per_s(value / 1e9))
+    device = dataclasses.replace(
+      device, memory_rate=perfmodel.gbyte_per_s(value / 1e9)
+    )
   elif axis == "link":
-    link = dataclasses.replace(link_axis.link, rate=gbit_per_s(value))
+    link = dataclasses.replace(link_axis.link, rate=perfmodel.gbit_per_s(value))
     link_axis = dataclasses.replace(link_axis, link=link)
   nodes = int(value) if axis == "workers" else workers
   link_axis = dataclasses.replace(link_axis, workers=nodes)
@@ -111,20 +112,7 @@ def platform_at(axis: str, value: float, workers: int) -> Platform:
 def predict_point(
   network: str, axis: str, value: float, workers: int, batch: int
 ) -> list[Point]:
-  """Predicts a step of every feasible strategy.
-
-  Args:
-    network: name of a reference network.
-    axis: one of `AXES`.
-    value: value on that axis.
-    workers: number of nodes, a power of two, unless the axis is "workers".
-    batch: number of images, unless the axis is "batch"; more nodes than images
-      get one image each.
-
-  Returns:
-    One point for each strategy. Splitting the batch needs at least one image
-    per node. Steps that do not fit into the memory of a node are left out.
-  """
+  """Predicts a step of every feasible strategy."""
   platform = platform_at(axis, value, workers)
   if axis == "batch":
     batch = int(value)
@@ -155,7 +143,7 @@ def predict_point(
 
 @functools.cache
 def _load_network(name: str) -> perfmodel.Network:
-  return reference_network(name)
+  return models.reference_network(name)
 
 
 def find_winners(
@@ -171,15 +159,7 @@ def find_winners(
 
 
 def find_crossings(points: Iterable[Point]) -> dict[tuple[str, str], str]:
-  """Returns the values from which each strategy is the fastest.
-
-  Args:
-    points: points in the order of their axes.
-
-  Returns:
-    Text by network and axis: the strategies from the least to the largest
-    value, each with the value from which it is the fastest.
-  """
+  """Returns the values from which each strategy is the fastest."""
   found: dict[tuple[str, str], list[str]] = {}
   last: dict[tuple[str, str], str] = {}
   for (network, axis, value), point in find_winners(points).items():
@@ -193,14 +173,7 @@ def find_crossings(points: Iterable[Point]) -> dict[tuple[str, str], str]:
 def sweep_axes(
   networks: Sequence[str], axes: Sequence[str], workers: int, batch: int
 ) -> list[Point]:
-  """Predicts all points of all axes.
-
-  Args:
-    networks: names of reference networks.
-    axes: names of `AXES`.
-    workers: number of nodes where their number is not swept.
-    batch: number of images where their number is not swept.
-  """
+  """Predicts all points of all axes."""
   places = [
     (network, axis, value)
     for network in networks

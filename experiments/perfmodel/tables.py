@@ -2,16 +2,12 @@
 
 from collections.abc import Sequence
 
-from experiments.common import records
-from experiments.common.tables import Table
-from experiments.perfmodel.measured import left_out_error, platform_curves
-from experiments.perfmodel.rows import group_pairs, score_decisions
-from experiments.perfmodel.score import Decision, Errors, Pair, score_errors
-from experiments.perfmodel.sweep import BASELINE, UNITS, Point, find_crossings
-from jaxmotion.perfmodel import Platform
+from experiments.common import records, tables
+from experiments.perfmodel import measured, rows, score, sweep
+from jaxmotion import perfmodel
 
 
-def calibration_table(platform: Platform) -> Table:
+def calibration_table(platform: perfmodel.Platform) -> tables.Table:
   """Returns a line for each measured curve of a platform."""
   lines = [
     [
@@ -21,9 +17,9 @@ def calibration_table(platform: Platform) -> Table:
       f"{1e3 * curve.seconds[-1]:.3g} ms",
       f"{curve.noise:.0%}",
       f"{curve.fit_line()[2]:.0%}",
-      f"{left_out_error(curve):.0%}",
+      f"{measured.left_out_error(curve):.0%}",
     ]
-    for name, curve in platform_curves(platform).items()
+    for name, curve in measured.platform_curves(platform).items()
   ]
   header = (
     "operation",
@@ -35,16 +31,16 @@ def calibration_table(platform: Platform) -> Table:
     "left-out error",
   )
   caption = platform.sources["device.kernel_s"]
-  return Table(header, lines, title=platform.name, caption=caption)
+  return tables.Table(header, lines, title=platform.name, caption=caption)
 
 
-def error_table(pairs: Sequence[Pair]) -> Table:
+def error_table(pairs: Sequence[score.Pair]) -> tables.Table:
   """Returns the errors of each testbed, and of each kind of held-out steps."""
-  return Table(
+  return tables.Table(
     ("held-out steps", "steps", "MAPE", "bias", "max", "rank", "noise"),
     [
-      [name, *_error_cells(score_errors(members))]
-      for name, members in group_pairs(pairs).items()
+      [name, *_error_cells(score.score_errors(members))]
+      for name, members in rows.group_pairs(pairs).items()
     ],
     title=f"Predicted against measured steps on {records.describe_machine()}",
     caption="Errors are relative to the measured step. Noise: half of the"
@@ -52,7 +48,7 @@ def error_table(pairs: Sequence[Pair]) -> Table:
   )
 
 
-def _error_cells(errors: Errors) -> list[str]:
+def _error_cells(errors: score.Errors) -> list[str]:
   return [
     str(errors.pairs),
     f"{errors.mape:.1%}",
@@ -63,7 +59,7 @@ def _error_cells(errors: Errors) -> list[str]:
   ]
 
 
-def step_table(pairs: Sequence[Pair]) -> Table:
+def step_table(pairs: Sequence[score.Pair]) -> tables.Table:
   """Returns a line for each predicted and measured step."""
   lines = [
     [
@@ -86,12 +82,12 @@ def step_table(pairs: Sequence[Pair]) -> Table:
     "error",
     "noise",
   )
-  return Table(header, lines, title="Steps, ms", text_columns=(0, 1, 2))
+  return tables.Table(header, lines, title="Steps, ms", text_columns=(0, 1, 2))
 
 
-def decision_table(decisions: Sequence[Decision]) -> Table:
+def decision_table(decisions: Sequence[score.Decision]) -> tables.Table:
   """Returns a line for each choice of an exchange, with the scores below."""
-  scores = score_decisions(decisions)
+  scores = rows.score_decisions(decisions)
   lines = [
     [
       d.testbed,
@@ -104,7 +100,7 @@ def decision_table(decisions: Sequence[Decision]) -> Table:
     ]
     for d in decisions
   ]
-  return Table(
+  return tables.Table(
     ("testbed", "step", "predicted", "measured", "regret", "noise", ""),
     lines,
     title="Which exchange is the fastest",
@@ -117,15 +113,15 @@ def decision_table(decisions: Sequence[Decision]) -> Table:
   )
 
 
-def scaling_table(points: Sequence[Point]) -> Table:
+def scaling_table(points: Sequence[sweep.Point]) -> tables.Table:
   """Returns the fastest strategies of each network along each axis."""
-  uncompressed = (BASELINE, "model")
-  plain = find_crossings(p for p in points if p.strategy in uncompressed)
+  uncompressed = (sweep.BASELINE, "model")
+  plain = sweep.find_crossings(p for p in points if p.strategy in uncompressed)
   lines = [
-    [network, f"{axis}, {UNITS[axis]}", plain[network, axis], text]
-    for (network, axis), text in find_crossings(points).items()
+    [network, f"{axis}, {sweep.UNITS[axis]}", plain[network, axis], text]
+    for (network, axis), text in sweep.find_crossings(points).items()
   ]
-  return Table(
+  return tables.Table(
     ("network", "axis", "without compression", "of all"),
     lines,
     title="The fastest strategy, from which value on (predicted)",

@@ -119,13 +119,7 @@ def summarize_rounds(
   rounds: Sequence[Sequence[Sequence[float]]],
   platform: perfmodel.Platform | None,
 ) -> Measured:
-  """Returns seconds and noise of all cases.
-
-  Args:
-    grid: cases of the testbed.
-    rounds: results of `run_round`.
-    platform: platform calibrated on the same testbed, if any.
-  """
+  """Returns seconds and noise of all cases."""
   seconds, noise = {}, {}
   for i, case in enumerate((*grid.known, *grid.held_out)):
     times = np.array([seconds_by_case[i] for seconds_by_case in rounds])

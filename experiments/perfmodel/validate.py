@@ -149,10 +149,8 @@ def _check_testbeds() -> None:
 
 
 def _list_testbeds(console: rich.console.Console) -> dict[Testbed, bool]:
-  """Returns the testbeds of the flags, and whether each is calibrated.
-
-  Testbeds that this machine does not permit are left out with a message.
-  """
+  """Returns the testbeds of the flags, and whether each is calibrated."""
+  # Testbeds that this machine does not permit are left out with a message.
   found = {Testbed(n): True for n in _EMULATED.value}
   found |= {Testbed(n): False for n in _BETWEEN.value}
   rates = list(_RATES.value)

@@ -5,15 +5,8 @@ from collections.abc import Mapping
 import rich.console
 import rich.progress
 
-from experiments.common.files import FileError
-from experiments.perfmodel.cases import Grid
-from experiments.perfmodel.predict import (
-  BaseStepModel,
-  interpolate_base_step,
-  interpolate_platform,
-  predict_case,
-)
-from experiments.perfmodel.score import Pair
+from experiments.common import files
+from experiments.perfmodel import cases, predict, score
 from experiments.perfmodel.testbed import (
   Effort,
   Measured,
@@ -32,25 +25,12 @@ from jaxmotion import perfmodel
 def measure_testbed(
   testbed: Testbed,
   is_calibrated: bool,
-  grid: Grid,
+  grid: cases.Grid,
   effort: Effort,
   console: rich.console.Console,
   platforms: str | None,
 ) -> Measured:
-  """Calibrates a testbed and runs all cases on it, in alternating rounds.
-
-  Args:
-    testbed: where the steps run.
-    is_calibrated: whether the testbed gets a platform.
-    grid: cases of the testbed.
-    effort: sizes and repeats of the measurement.
-    console: where the progress is shown.
-    platforms: folder whose platform is read or else written, if any.
-
-  Raises:
-    HostError: a process failed.
-    FileError: the stored file does not hold a platform.
-  """
+  """Calibrates a testbed and runs all cases on it, in alternating rounds."""
   codecs = {case.exchange for case in grid.held_out} - {"none", "fp32"}
   path = platform_path(platforms, testbed)
   platform, rounds = None, []
@@ -58,7 +38,7 @@ def measure_testbed(
     try:
       platform = perfmodel.load_platform(path)
     except (OSError, TypeError, ValueError) as error:
-      raise FileError(str(error)) from error
+      raise files.FileError(str(error)) from error
   is_stored = platform is not None
   with (
     start_processes(testbed) as processes,
@@ -82,14 +62,10 @@ def measure_testbed(
   return summarize_rounds(grid, rounds, platform)
 
 
-def compare_steps(grid: Grid, found: Mapping[Testbed, Measured]) -> list[Pair]:
-  """Predicts the held-out cases of all testbeds.
-
-  Args:
-    grid: cases of the testbeds.
-    found: measurements by testbed; a testbed of emulated devices without a
-      platform needs others with fewer and with more devices.
-  """
+def compare_steps(
+  grid: cases.Grid, found: Mapping[Testbed, Measured]
+) -> list[score.Pair]:
+  """Predicts the held-out cases of all testbeds."""
   emulated = {
     testbed.workers: measured
     for testbed, measured in found.items()
@@ -98,13 +74,13 @@ def compare_steps(grid: Grid, found: Mapping[Testbed, Measured]) -> list[Pair]:
   pairs = []
   for testbed, measured in found.items():
     known = {case: measured.seconds[case] for case in grid.known}
-    platform, base_step = measured.platform, BaseStepModel(known)
+    platform, base_step = measured.platform, predict.BaseStepModel(known)
     if platform is None:
       workers = testbed.workers
-      platform = interpolate_platform(
+      platform = predict.interpolate_platform(
         {n: m.platform for n, m in emulated.items() if m.platform}, workers
       )
-      base_step = interpolate_base_step(
+      base_step = predict.interpolate_base_step(
         {n: {c: m.seconds[c] for c in grid.known} for n, m in emulated.items()},
         workers,
       )
@@ -113,12 +89,12 @@ def compare_steps(grid: Grid, found: Mapping[Testbed, Measured]) -> list[Pair]:
       if measured.platform is None:
         unseen = f"workers, {unseen}"
       pairs.append(
-        Pair(
+        score.Pair(
           testbed.name,
           f"width {case.width} batch {case.batch}",
           case.exchange,
           unseen,
-          predict_case(platform, base_step, case),
+          predict.predict_case(platform, base_step, case),
           measured.seconds[case],
           measured.noise[case],
         )

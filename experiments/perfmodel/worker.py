@@ -21,11 +21,9 @@ from collections.abc import Callable
 import jax
 from jax.experimental import multihost_utils
 
-from experiments.common import distributed
-from experiments.common.records import describe_machine
+from experiments.common import distributed, records
 from experiments.hosts import worker
-from experiments.perfmodel.cases import Case
-from experiments.perfmodel.codecs import find_codecs
+from experiments.perfmodel import codecs
 from experiments.perfmodel.steps import compile_step
 from jaxmotion import perfmodel
 from jaxmotion.calibration.extend import (
@@ -72,18 +70,18 @@ def _answer_commands(commands: "queue.Queue[str]", reply: worker.Reply) -> None:
   while True:
     match json.loads(commands.get()):
       case {"do": "calibrate", "options": options}:
-        chosen = find_codecs(options.pop("codecs"))
+        chosen = codecs.find_codecs(options.pop("codecs"))
         timer = prepare_timer(workers, chosen, barrier=_barrier, **options)
         reply({"calibrating": True})
       case {"do": "platform"}:
         assert timer is not None
         platform = make_platform(
-          describe_machine(), "data", workers, *timer.make_curves()
+          records.describe_machine(), "data", workers, *timer.make_curves()
         )
         reply({"platform": perfmodel.platform_to_dict(platform)})
       case {"do": "prepare", "cases": cases}:
         mesh = make_mesh(workers)
-        runs = [compile_step(mesh, Case(*case)) for case in cases]
+        runs = [compile_step(mesh, cases.Case(*case)) for case in cases]
         for run in runs:
           for _ in range(_WARM_UP):
             run()

@@ -14,9 +14,8 @@ from absl import flags
 
 from experiments.common import records, shared_flags
 from experiments.common.console import make_console
-from experiments.planner import run
+from experiments.planner import run, tables
 from experiments.planner.rows import make_rows
-from experiments.planner.tables import codec_table, tensor_table
 
 _CONFIG = shared_flags.define_config(
   "digits", "Configuration of the training step."
@@ -52,8 +51,8 @@ def main() -> None:
     gradients=_GRADIENTS.value,
   )
   console = make_console()
-  console.print(tensor_table(plan).to_console())
-  console.print(codec_table(plan).to_console())
+  console.print(tables.tensor_table(plan).to_console())
+  console.print(tables.codec_table(plan).to_console())
   console.print(
     f"{_CONFIG.value.experiment} on {plan.platform.name}, predicted"
   )

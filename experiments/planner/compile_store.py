@@ -7,11 +7,9 @@ from typing import NamedTuple
 
 import jax
 
-from experiments.common import records
-from experiments.common.console import JobError
-from experiments.residuals import measure
-from experiments.residuals.cases import StepProgram
-from jaxmotion.program import program_memory
+from experiments.common import console, records
+from experiments.residuals import cases, measure
+from jaxmotion import program
 
 
 class CompiledStep(NamedTuple):
@@ -51,7 +49,7 @@ class CompileStore:
     self._known: dict[str, CompiledStep] = {}
     for line in records.read_lines(self._path) if self._path else []:
       if set(line) != {"key", *CompiledStep._fields}:
-        raise JobError(
+        raise console.JobError(
           f"{str(path)!r} must hold what `planner.memory` compiled, got a line"
           f" of {', '.join(line) or 'nothing'}."
         )
@@ -59,7 +57,7 @@ class CompileStore:
       self._known[key] = CompiledStep(**line)
     self.count, self.known_s = 0, 0.0
 
-  def compile(self, step: StepProgram) -> CompiledStep:
+  def compile(self, step: cases.StepProgram) -> CompiledStep:
     """Returns the figures of a step, compiled unless it is known."""
     self.count += 1
     lowered = measure.lower_traced(
@@ -72,7 +70,7 @@ class CompileStore:
       self.known_s += self._known[key].compile_s
       return self._known[key]
     begin = measure.processor_seconds()
-    nbytes = program_memory(lowered.compile()).device_bytes
+    nbytes = program.program_memory(lowered.compile()).device_bytes
     found = CompiledStep(nbytes, measure.processor_seconds() - begin)
     self._known[key] = found
     if self._path is not None:

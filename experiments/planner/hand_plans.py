@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments.models.losses import Task, parse_task
-from experiments.planner.compile_store import CompileStore
-from experiments.residuals import measure
-from experiments.residuals.cases import StepProgram
+from experiments.models import losses
+from experiments.planner import compile_store
+from experiments.residuals import cases, measure
 from experiments.residuals.policies import (
   Policy,
   is_exact,
@@ -67,11 +66,15 @@ class HandPlans:
   _MOST_SHARE = 1.15
 
   def __init__(
-    self, model: str, options: str, target: str, store: CompileStore | None
+    self,
+    model: str,
+    options: str,
+    target: str,
+    store: compile_store.CompileStore | None,
   ):
     self.model, self.options, self.target = model, options, target
     self.store, self._compiled = store, dict[str, int]()
-    self.task = parse_task(model)()
+    self.task = losses.parse_task(model)()
     found = _predict_plans(model, options == "exact", target)
     self.plans = sorted(found, key=lambda plan: plan.step_s)
 
@@ -100,15 +103,10 @@ class HandPlans:
     return next(p for p in self.plans if p.policy.name == name)
 
   def find_fastest(self, budget: float, most_s: float) -> HandPlan | None:
-    """Returns the fastest plan that fits.
-
-    Plans that take longer than `most_s` are not compiled: the first of them
-    that is predicted to fit stands for all.
-
-    Args:
-      budget: the budget, bytes.
-      most_s: seconds of the step that plans are compared with.
-    """
+    """Returns the fastest plan that fits."""
+    # Plans that take longer than `most_s` are not compiled: the first of them
+    # that is predicted to fit stands for all.
+    # `most_s`: seconds of the step that plans are compared with.
     for plan in self.plans:
       nbytes = plan.device_bytes
       may_fit = nbytes <= self._MOST_SHARE * budget
@@ -125,7 +123,7 @@ class HandPlans:
 
 def _predict_plans(model: str, exact: bool, target: str) -> Iterator[HandPlan]:
   """Yields the plans, predicted by the model of `fit_memory`."""
-  make_task = parse_task(model)
+  make_task = losses.parse_task(model)
   task = make_task()
   policies = list_policies(make_task)
   policies += [make_budget(task, share) for share in _SHARES]
@@ -155,22 +153,20 @@ def _predict_plans(model: str, exact: bool, target: str) -> Iterator[HandPlan]:
     yield HandPlan(policy, found.step_s + waiting_s, found.peak_bytes)
 
 
-def _make_ours(task: Task, name: str, **options: Any) -> Policy:
-  def build() -> StepProgram:
+def _make_ours(task: losses.Task, name: str, **options: Any) -> Policy:
+  def build() -> cases.StepProgram:
     fn = memory.compress_residuals(task.loss_fn, **options)
-    return StepProgram(jax.value_and_grad(fn), (task.params, task.batch))
+    return cases.StepProgram(jax.value_and_grad(fn), (task.params, task.batch))
 
   return Policy(f"ours_{name}", build)
 
 
 def _predict_waiting(
-  task: Task, options: Mapping[str, Any], step_s: float, target: str
+  task: losses.Task, options: Mapping[str, Any], step_s: float, target: str
 ) -> float:
-  """Returns the seconds of transfers that do not hide.
-
-  As in `fit_memory`, every array is a transfer; those to the host hide behind
-  the forward pass, here a third of the step, the others behind the rest.
-  """
+  """Returns the seconds of transfers that do not hide."""
+  # As in `fit_memory`, every array is a transfer; those to the host hide behind
+  # the forward pass, here a third of the step, the others behind the rest.
   found = memory.residuals_of(task.loss_fn, task.params, task.batch, **options)
   moved = [r for r in found if r.on_host]
   platform = perfmodel.builtin_platform(measure.TARGETS[target])

@@ -20,20 +20,27 @@ import jax
 from absl import flags
 
 from experiments import models
-from experiments.common import list_flags, records, shared_flags
-from experiments.common.console import make_console
-from experiments.common.records import Row
-from experiments.planner.tables import links_table
+from experiments.common import console, list_flags, records, shared_flags
+from experiments.planner import tables
 from jaxmotion import codecs, perfmodel, planner
-from jaxmotion.perfmodel import Link, Platform, gbit_per_s, gbyte_per_s
 
 LINKS = {
-  "WAN, 1 Gbit/s, 20 ms": Link(latency_s=2e-2, rate=gbit_per_s(1)),
-  "Ethernet, 10 Gbit/s": Link(latency_s=5e-5, rate=gbit_per_s(10)),
-  "Ethernet, 25 Gbit/s": Link(latency_s=5e-5, rate=gbit_per_s(25)),
-  "Ethernet, 100 Gbit/s": Link(latency_s=5e-5, rate=gbit_per_s(100)),
-  "PCIe 5.0 x16": Link(latency_s=5.7e-6, rate=gbyte_per_s(64)),
-  "NVLink": Link(latency_s=3.4e-6, rate=gbyte_per_s(450)),
+  "WAN, 1 Gbit/s, 20 ms": perfmodel.Link(
+    latency_s=2e-2, rate=perfmodel.gbit_per_s(1)
+  ),
+  "Ethernet, 10 Gbit/s": perfmodel.Link(
+    latency_s=5e-5, rate=perfmodel.gbit_per_s(10)
+  ),
+  "Ethernet, 25 Gbit/s": perfmodel.Link(
+    latency_s=5e-5, rate=perfmodel.gbit_per_s(25)
+  ),
+  "Ethernet, 100 Gbit/s": perfmodel.Link(
+    latency_s=5e-5, rate=perfmodel.gbit_per_s(100)
+  ),
+  "PCIe 5.0 x16": perfmodel.Link(
+    latency_s=5.7e-6, rate=perfmodel.gbyte_per_s(64)
+  ),
+  "NVLink": perfmodel.Link(latency_s=3.4e-6, rate=perfmodel.gbyte_per_s(450)),
 }
 """Links from GPU to GPU: nominal rates each way, latencies assumed."""
 
@@ -54,18 +61,15 @@ def main() -> None:
   rows = []
   for network in _NETWORKS.value:
     rows += predict_network(network, NETWORKS[network], _SHARE.value)
-  make_console().print(links_table(rows).to_console())
+  console.make_console().print(tables.links_table(rows).to_console())
   if _JSON.value:
     records.write_rows(_JSON.value, rows)
 
 
-def make_platform(link: Link, peak_share: float) -> Platform:
-  """Returns 8 H100 GPUs with one link each.
-
-  Args:
-    link: link between the GPUs.
-    peak_share: share in (0, 1] of the datasheet's rate of matmuls.
-  """
+def make_platform(
+  link: perfmodel.Link, peak_share: float
+) -> perfmodel.Platform:
+  """Returns 8 H100 GPUs with one link each."""
   node = perfmodel.builtin_platform("h100_node")
   rates = node.device.matmul_flops_per_s
   device = dataclasses.replace(
@@ -80,15 +84,8 @@ def make_platform(link: Link, peak_share: float) -> Platform:
 
 def predict_network(
   network: str, batch_size: int, peak_share: float, **options: float
-) -> list[Row]:
-  """Returns the rows of one network on every link.
-
-  Args:
-    network: name for `models.make_network`.
-    batch_size: examples of a step on each GPU.
-    peak_share: share in (0, 1] of the datasheet's rate of matmuls.
-    **options: options of the network.
-  """
+) -> list[records.Row]:
+  """Returns the rows of one network on every link."""
   net = models.make_network(network, **options)
   cost = perfmodel.trace_step(net.loss, net.params, (net.batch(batch_size),))
   case = f"{network}, {net.size / 1e6:.0f} M parameters, batch {batch_size}"
@@ -109,16 +106,14 @@ def predict_network(
     for metric, value, unit, baseline in facts:
       ratio = float(value) / baseline if baseline else None
       key = ("planner_links", f"{case}: {name}", metric, value, unit)
-      rows.append(Row(*key, baseline, ratio, None, machine, jax.__version__))
+      rows.append(
+        records.Row(*key, baseline, ratio, None, machine, jax.__version__)
+      )
   return rows
 
 
 def describe_plan(plan: planner.ExchangePlan) -> str:
-  """Returns the codecs of a plan, that of most tensors first.
-
-  Args:
-    plan: made by `planner.advise`.
-  """
+  """Returns the codecs of a plan, that of most tensors first."""
   counts = collections.Counter(choice.codec for choice in plan.choices)
   if set(counts) == {codecs.identity()}:
     return "do not compress"

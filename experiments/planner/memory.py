@@ -35,13 +35,8 @@ from absl import flags
 
 from experiments.common import list_flags, records, shared_flags
 from experiments.common.console import make_console
-from experiments.common.records import Row
-from experiments.planner.compile_store import CompileStore
-from experiments.planner.hand_plans import OPTIONS, HandPlans
-from experiments.planner.memory_fits import MemoryFit, fit_model
-from experiments.planner.tables import memory_table
-from experiments.residuals import measure
-from experiments.residuals.model_names import check_model
+from experiments.planner import compile_store, hand_plans, memory_fits, tables
+from experiments.residuals import measure, model_names
 
 _MODELS = list_flags.define_items(
   "models",
@@ -55,11 +50,11 @@ _MODELS = list_flags.define_items(
     "moe",
     "ssm",
   ],
-  check_model,
+  model_names.check_model,
   "Models, NAME or NAME:OPTION=VALUE.",
 )
 _OPTIONS = list_flags.define_names(
-  "options", ["exact"], OPTIONS, "Options of plans: exact, rounded."
+  "options", ["exact"], hand_plans.OPTIONS, "Options of plans: exact, rounded."
 )
 _DEPTHS = list_flags.define_numbers(
   "depths",
@@ -95,19 +90,21 @@ def main() -> None:
   if _COMPILE.value and (why := measure.explain_refusal(target)):
     console.print(f"Nothing can be compiled for {target}: {why}.")
     return
-  store = CompileStore(target, _STORE.value) if _COMPILE.value else None
+  store = (
+    compile_store.CompileStore(target, _STORE.value) if _COMPILE.value else None
+  )
   file = _RowFile(_JSON.value)
   for model in _MODELS.value:
     for options in _OPTIONS.value:
-      hand = HandPlans(model, options, target, store)
+      hand = hand_plans.HandPlans(model, options, target, store)
       file.begin(f"{model}/{options}/")
-      for fit in fit_model(hand, _DEPTHS.value):
+      for fit in memory_fits.fit_model(hand, _DEPTHS.value):
         print(describe_fit(fit), flush=True)
         file.add(make_rows(fit, target))
       if store is not None and _ALL.value:
         file.add(make_error_rows(hand))
   if file.added:
-    console.print(memory_table(file.added).to_console())
+    console.print(tables.memory_table(file.added).to_console())
 
 
 class _RowFile:
@@ -122,23 +119,23 @@ class _RowFile:
 
   def __init__(self, path: str | None):
     self._path = path
-    self._kept: list[Row] = []
+    self._kept: list[records.Row] = []
     if path is not None and os.path.exists(path):
       self._kept = records.read_rows(path)
-    self.added: list[Row] = []
+    self.added: list[records.Row] = []
 
   def begin(self, prefix: str) -> None:
     """Forgets older rows of cases."""
     self._kept = [r for r in self._kept if not r.case.startswith(prefix)]
 
-  def add(self, rows: list[Row]) -> None:
+  def add(self, rows: list[records.Row]) -> None:
     """Adds rows, and writes the file."""
     self.added += rows
     if self._path is not None:
       records.write_rows(self._path, [*self._kept, *self.added])
 
 
-def describe_fit(fit: MemoryFit) -> str:
+def describe_fit(fit: memory_fits.MemoryFit) -> str:
   """Returns a line about a plan."""
   text = f"{fit.model} {fit.options} {fit.budget_bytes / 1e9:.2f} GB: "
   hand = "none by hand"
@@ -154,13 +151,8 @@ def describe_fit(fit: MemoryFit) -> str:
   )
 
 
-def make_rows(fit: MemoryFit, target: str) -> list[Row]:
-  """Returns the rows of a plan.
-
-  Args:
-    fit: the plan, or the least that any plan takes.
-    target: device that it was compiled for.
-  """
+def make_rows(fit: memory_fits.MemoryFit, target: str) -> list[records.Row]:
+  """Returns the rows of a plan."""
   case = f"{fit.model}/{fit.options}/{fit.budget_bytes / 1e9:.3g}GB"
   make = functools.partial(_make_row, case, target)
   plan, hand = fit.plan, fit.by_hand
@@ -187,12 +179,8 @@ def make_rows(fit: MemoryFit, target: str) -> list[Row]:
   return rows
 
 
-def make_error_rows(hand: HandPlans) -> list[Row]:
-  """Returns rows that say how well memory of plans by hand was predicted.
-
-  Args:
-    hand: plans made by hand; those that were not compiled yet are compiled.
-  """
+def make_error_rows(hand: hand_plans.HandPlans) -> list[records.Row]:
+  """Returns rows that say how well memory of plans by hand was predicted."""
   make = functools.partial(
     _make_row, f"{hand.model}/{hand.options}/by hand", hand.target
   )
@@ -212,13 +200,13 @@ def _make_row(
   value: float | str,
   unit: str,
   baseline: float | None = None,
-) -> Row:
+) -> records.Row:
   ratio = None
   if baseline and not isinstance(value, str):
     ratio = value / baseline
   machine = f"{target}: compiled or predicted, not run"
   key = ("planner_memory", case, metric, value, unit, baseline, ratio)
-  return Row(*key, None, machine, jax.__version__)
+  return records.Row(*key, None, machine, jax.__version__)
 
 
 if __name__ == "__main__":

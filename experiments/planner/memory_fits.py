@@ -4,9 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from experiments.planner.hand_plans import OPTIONS, HandPlan, HandPlans
-from experiments.residuals import measure
-from experiments.residuals.cases import StepProgram
+from experiments.planner import hand_plans
+from experiments.residuals import cases, measure
 from jaxmotion import perfmodel, planner
 
 
@@ -31,22 +30,17 @@ class MemoryFit(NamedTuple):
   budget_bytes: float
   plan: planner.MemoryPlan | None
   least_bytes: float | None
-  by_hand: HandPlan | None
+  by_hand: hand_plans.HandPlan | None
   hand_bytes: float | None
   hand_count: int
   compilations: int
   fit_s: float
 
 
-def fit_model(hand: HandPlans, depths: Sequence[float]) -> Iterator[MemoryFit]:
-  """Yields the plans of a model for several budgets.
-
-  Args:
-    hand: plans made by hand for the model.
-    depths: budgets: 0 is what plain training takes, 1 what the plan made by
-      hand takes that is predicted to take least, and between them lie their
-      geometric means.
-  """
+def fit_model(
+  hand: hand_plans.HandPlans, depths: Sequence[float]
+) -> Iterator[MemoryFit]:
+  """Yields the plans of a model for several budgets."""
   task, store = hand.task, hand.store
   platform = perfmodel.builtin_platform(measure.TARGETS[hand.target])
   smallest = min(hand.plans, key=lambda p: p.device_bytes)
@@ -55,7 +49,7 @@ def fit_model(hand: HandPlans, depths: Sequence[float]) -> Iterator[MemoryFit]:
 
   def measure_memory(fn: Any, *args: Any) -> int:
     assert store is not None
-    return store.compile(StepProgram(fn, args)).device_bytes
+    return store.compile(cases.StepProgram(fn, args)).device_bytes
 
   for depth in depths:
     budget = plain ** (1 - depth) * least**depth
@@ -69,7 +63,7 @@ def fit_model(hand: HandPlans, depths: Sequence[float]) -> Iterator[MemoryFit]:
         (task.batch,),
         platform,
         budget,
-        options=OPTIONS[hand.options],
+        options=hand_plans.OPTIONS[hand.options],
         measure_memory=measure_memory if store else None,
         progress=lambda line: print(f"  {line}", flush=True),
       )

@@ -2,17 +2,12 @@
 
 import jax
 
-from experiments.common.records import Row
+from experiments.common import records
 from jaxmotion import planner
 
 
-def make_rows(experiment: str, plan: planner.ExchangePlan) -> list[Row]:
-  """Returns rows of the plan, of each codec for all tensors, of each tensor.
-
-  Args:
-    experiment: name of the configuration's experiment.
-    plan: made by `run.make_plan`.
-  """
+def make_rows(experiment: str, plan: planner.ExchangePlan) -> list[records.Row]:
+  """Returns rows of the plan, of each codec for all tensors, of each tensor."""
   experiment = f"planner_{experiment}"
   stamp = plan.platform.name, jax.__version__
   plain_ms = 1e3 * plan.uncompressed.total_s
@@ -20,7 +15,7 @@ def make_rows(experiment: str, plan: planner.ExchangePlan) -> list[Row]:
   for case, seconds in list_step_times(plan).items():
     ms = 1e3 * seconds
     key = (experiment, case, "step_ms_predicted", ms, "ms")
-    rows.append(Row(*key, plain_ms, ms / plain_ms, None, *stamp))
+    rows.append(records.Row(*key, plain_ms, ms / plain_ms, None, *stamp))
   facts: list[tuple[str, str, float | str, str]] = [
     ("plan", "wire_bytes_predicted", plan.step.wire_bytes, "bytes/step/worker"),
     ("plan", "gradient_error", plan.error, "1"),
@@ -35,7 +30,7 @@ def make_rows(experiment: str, plan: planner.ExchangePlan) -> list[Row]:
       (c.path, "reason", c.reason, "text"),
     ]
   return rows + [
-    Row(experiment, *fact, None, None, None, *stamp) for fact in facts
+    records.Row(experiment, *fact, None, None, None, *stamp) for fact in facts
   ]
 
 

@@ -6,27 +6,18 @@ import jax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from experiments.common.console import JobError
-from experiments.common.files import FileError
-from experiments.train import tasks
-from experiments.train.optimizer import make_optimizer
+from experiments.common import console, files
+from experiments.train import optimizer, tasks
 from jaxmotion import perfmodel, planner
 from jaxmotion.command.extend import CommandError, name_flags, read_platform
 
 
 def load_platform(name: str) -> perfmodel.Platform:
-  """Returns the platform of a name, or of a JSON file.
-
-  Args:
-    name: name of a built-in platform, or path of a file that ends in `.json`.
-
-  Raises:
-    FileError: there is no such platform, or the file does not hold one.
-  """
+  """Returns the platform of a name, or of a JSON file."""
   try:
     return read_platform(name)
   except CommandError as error:
-    raise FileError(str(error)) from error
+    raise files.FileError(str(error)) from error
 
 
 def make_plan(
@@ -37,21 +28,9 @@ def make_plan(
   accuracy_budget: float = 0.1,
   gradients: bool = True,
 ) -> planner.ExchangePlan:
-  """Plans the exchange of a configuration's training step.
-
-  Args:
-    config: made by a `get_config()`, for `experiments.train`.
-    platform: platform to plan for; gets the configuration's number of workers.
-    mesh_axis: mesh axis of the workers; None for the platform's only axis.
-    accuracy_budget: greatest relative error of the gradient.
-    gradients: whether errors are measured on a gradient.
-
-  Raises:
-    JobError: the workers do not divide the batch, or the platform has no such
-      axis.
-  """
+  """Plans the exchange of a configuration's training step."""
   if config.batch_size % config.workers:
-    raise JobError(
+    raise console.JobError(
       f"`config.batch_size` must be a multiple of the {config.workers} workers,"
       f" got {config.batch_size}."
     )
@@ -78,9 +57,9 @@ def make_plan(
       platform,
       accuracy_budget=accuracy_budget,
       gradients=given,
-      optimizer=make_optimizer(config),
+      optimizer=optimizer.make_optimizer(config),
       mesh_axis=mesh_axis,
     )
   except (TypeError, ValueError) as error:
     names = {n: f"--{n}" for n in ("accuracy_budget", "mesh_axis")}
-    raise JobError(str(name_flags(error, **names))) from error
+    raise console.JobError(str(name_flags(error, **names))) from error

@@ -4,18 +4,13 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from experiments.common.records import Row
-from experiments.common.tables import Table, index_rows
+from experiments.common import records, tables
 from experiments.planner.rows import list_step_times
 from jaxmotion import planner
 
 
-def tensor_table(plan: planner.ExchangePlan) -> Table:
-  """Returns codec, bytes, error and reason of each tensor.
-
-  Args:
-    plan: made by `run.make_plan`.
-  """
+def tensor_table(plan: planner.ExchangePlan) -> tables.Table:
+  """Returns codec, bytes, error and reason of each tensor."""
   lines = [
     (
       c.path,
@@ -27,7 +22,7 @@ def tensor_table(plan: planner.ExchangePlan) -> Table:
     )
     for c in plan.choices
   ]
-  return Table(
+  return tables.Table(
     ("tensor", "codec", "method", "bytes/step", "error", "reason"),
     lines,
     title="Tensors",
@@ -35,12 +30,8 @@ def tensor_table(plan: planner.ExchangePlan) -> Table:
   )
 
 
-def codec_table(plan: planner.ExchangePlan) -> Table:
-  """Returns the step time of the plan, and of each codec for all tensors.
-
-  Args:
-    plan: made by `run.make_plan`.
-  """
+def codec_table(plan: planner.ExchangePlan) -> tables.Table:
+  """Returns the step time of the plan, and of each codec for all tensors."""
   lines = [
     (
       case,
@@ -49,7 +40,7 @@ def codec_table(plan: planner.ExchangePlan) -> Table:
     )
     for case, seconds in list_step_times(plan).items()
   ]
-  return Table(
+  return tables.Table(
     ("codec", "step, ms", "speedup"),
     lines,
     title="The plan, and one codec for all tensors",
@@ -57,24 +48,16 @@ def codec_table(plan: planner.ExchangePlan) -> Table:
   )
 
 
-def summary_table(rows: Sequence[Row]) -> Table:
-  """Returns the table of a file of rows: memory plans, or plans on links.
-
-  Args:
-    rows: rows of `experiments.planner.memory` or `.links`.
-  """
+def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns the table of a file of rows: memory plans, or plans on links."""
   if rows[0].experiment == "planner_links":
     return links_table(rows)
   return memory_table(rows)
 
 
-def links_table(rows: Sequence[Row]) -> Table:
-  """Returns predicted steps on each link, with and without compression.
-
-  Args:
-    rows: rows of `experiments.planner.links`.
-  """
-  index = index_rows(rows)
+def links_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns predicted steps on each link, with and without compression."""
+  index = tables.index_rows(rows)
   lines = []
   for case in dict.fromkeys(row.case for row in rows):
     network, link = case.split(": ")
@@ -91,7 +74,7 @@ def links_table(rows: Sequence[Row]) -> Table:
         str(index[case, "plan"].value),
       )
     )
-  return Table(
+  return tables.Table(
     (
       *("network", "link", "no exchange, ms", "float32, ms", "plan, ms"),
       *("faster", "codecs of the plan: tensors"),
@@ -108,14 +91,7 @@ _MOST_LETTERS = 70
 
 
 def format_plan(name: str) -> str:
-  """Shortens the name of a memory plan to fit a column.
-
-  Args:
-    name: of a `planner.MemoryPlan`.
-
-  Returns:
-    At most 70 letters. `compress_residuals` is "ours", as in plans by hand.
-  """
+  """Shortens the name of a memory plan to fit a column."""
   name = name.replace("compress_residuals", "ours").replace("()", "")
   name = name.replace("memory_budget", "budget").replace("'", "")
   name = re.sub(r"policy=save_only_these_names\(([^)]*)\)", r"save \1", name)
@@ -128,13 +104,9 @@ def _format_model(model: str, options: str) -> str:
   return words if options == "exact" else f"{words}, {options}"
 
 
-def memory_table(rows: Sequence[Row]) -> Table:
-  """Returns memory plans, each beside the fastest plan made by hand.
-
-  Args:
-    rows: rows of `experiments.planner.memory`.
-  """
-  cases: dict[str, dict[str, Row]] = {}
+def memory_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns memory plans, each beside the fastest plan made by hand."""
+  cases: dict[str, dict[str, records.Row]] = {}
   for row in rows:
     cases.setdefault(row.case, {})[row.metric] = row
   lines = []
@@ -169,7 +141,7 @@ def memory_table(rows: Sequence[Row]) -> Table:
     *("model", "budget, GB", "plan", "step, ms", "by hand", "its step, ms"),
     *("memory off by", "programs", "seconds"),
   )
-  return Table(
+  return tables.Table(
     header,
     lines,
     title="Plans within memory budgets",

@@ -28,13 +28,15 @@ measured again, unless with --fresh; rows of what was not asked for stay.
 
 from absl import flags
 
-from experiments.common import list_flags, shared_flags
-from experiments.common.console import make_console
-from experiments.residuals import measure, paper
-from experiments.residuals.cases import MODES
-from experiments.residuals.model_names import list_networks
-from experiments.residuals.networks import parse_network
-from experiments.residuals.run import Question, run_experiment
+from experiments.common import console, list_flags, shared_flags
+from experiments.residuals import (
+  cases,
+  measure,
+  model_names,
+  networks,
+  paper,
+  run,
+)
 
 _USUAL = (
   "plain",
@@ -50,25 +52,27 @@ _USUAL = (
 _NETWORKS = list_flags.define_items(
   "networks",
   list(paper.NETWORKS),
-  parse_network,
+  networks.parse_network,
   "Networks and batches, NAME:BATCH.",
   least=0,
 )
-_MODES = list_flags.define_names("modes", _USUAL, MODES, "Modes of training.")
+_MODES = list_flags.define_names(
+  "modes", _USUAL, cases.MODES, "Modes of training."
+)
 _LIMIT = flags.DEFINE_float(
   "limit_gb", 12.0, "Device memory, 10^9 bytes.", 1e-9
 )
 _FIT = list_flags.define_names(
   "fit",
   ["plain", "jax_checkpoint", "cut_int4", "everything", "streamed"],
-  (*MODES, "streamed"),
+  (*cases.MODES, "streamed"),
   "Modes whose deepest network and largest batch are searched.",
   least=0,
 )
 _BATCH_OF = list_flags.define_names(
   "batch_of",
   ["resnet50"],
-  list_networks(),
+  model_names.list_networks(),
   "Networks whose largest batch is searched.",
   least=0,
 )
@@ -83,7 +87,7 @@ _BUDGETS = list_flags.define_numbers(
 _BUDGET_OF = list_flags.define_items(
   "budget_of",
   ["gpt:8", "resnet152:32"],
-  parse_network,
+  networks.parse_network,
   "Networks planned under budgets.",
   least=0,
 )
@@ -105,9 +109,11 @@ def main() -> None:
   """Runs the job that the flags describe."""
   target = _TARGET.value
   if why := measure.explain_refusal(target):
-    make_console().print(f"Nothing can be compiled for {target}: {why}.")
+    console.make_console().print(
+      f"Nothing can be compiled for {target}: {why}."
+    )
     return
-  question = Question(
+  question = run.Question(
     _NETWORKS.value,
     _MODES.value,
     _FIT.value,
@@ -116,7 +122,7 @@ def main() -> None:
     _BUDGET_OF.value,
     _BUDGETS.value,
   )
-  run_experiment(
+  run.run_experiment(
     question,
     target,
     json=_JSON.value,

@@ -11,15 +11,13 @@ gradient, and the accuracy on held-out images after training, over the seeds.
 
 from absl import flags
 
-from experiments.common import list_flags, records, shared_flags
+from experiments.common import list_flags, progress, records, shared_flags
 from experiments.common.console import make_console
-from experiments.common.progress import Display
+from experiments.residuals import tables, training
 from experiments.residuals.rows import make_accuracy_rows
-from experiments.residuals.tables import accuracy_table
-from experiments.residuals.training import CODECS, NETWORKS, train_network
 
 _NETS = list_flags.define_names(
-  "nets", NETWORKS, NETWORKS, "Names of networks."
+  "nets", training.NETWORKS, training.NETWORKS, "Names of networks."
 )
 _STEPS = flags.DEFINE_integer(
   "steps", 150, "Number of training steps.", 2, allow_override=True
@@ -38,11 +36,11 @@ _JSON = shared_flags.define_rows()
 
 def main() -> None:
   """Trains every network in every case, prints the table and writes rows."""
-  runs = len(_NETS.value) * len(CODECS) * _SEEDS.value
+  runs = len(_NETS.value) * len(training.CODECS) * _SEEDS.value
   console = make_console()
-  with Display(console, steps=_STEPS.value, runs=runs) as display:
+  with progress.Display(console, steps=_STEPS.value, runs=runs) as display:
     results = [
-      train_network(
+      training.train_network(
         name,
         case,
         steps=_STEPS.value,
@@ -52,10 +50,10 @@ def main() -> None:
         display=display,
       )
       for name in _NETS.value
-      for case in CODECS
+      for case in training.CODECS
     ]
   rows = make_accuracy_rows(results)
-  console.print(accuracy_table(rows).to_console())
+  console.print(tables.accuracy_table(rows).to_console())
   if _JSON.value:
     records.write_rows(_JSON.value, rows)
 

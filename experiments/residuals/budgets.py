@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from experiments.residuals import cases, measure
-from experiments.residuals.networks import NetworkSpec
+from experiments.residuals import cases, measure, networks
 from jaxmotion import memory, perfmodel, planner
 
 _OPTIONS = (
@@ -28,7 +27,7 @@ class BudgetPlan(NamedTuple):
     least_bytes: smallest budget that a plan fits; None with `plan`.
   """
 
-  spec: NetworkSpec
+  spec: networks.NetworkSpec
   share: float
   budget_bytes: float
   plain_memory: measure.StepMemory
@@ -38,18 +37,11 @@ class BudgetPlan(NamedTuple):
 
 
 def fit_budgets(
-  spec: NetworkSpec, shares: Sequence[float], target: str
+  spec: networks.NetworkSpec, shares: Sequence[float], target: str
 ) -> Iterator[BudgetPlan]:
-  """Yields the plan of a network for each memory budget.
-
-  A residual may be kept, rounded to 8 bits, offloaded to the host exactly or
-  rounded, or recomputed. The planner sees the whole loss as one function.
-
-  Args:
-    spec: the network and its batch.
-    shares: budgets, relative to the device memory of plain training.
-    target: device to compile for, a key of `TARGETS`.
-  """
+  """Yields the plan of a network for each memory budget."""
+  # A residual may be kept, rounded to 8 bits, offloaded to the host exactly or
+  # rounded, or recomputed. The planner sees the whole loss as one function.
   net = spec.make_network()
   plain = cases.build_step("plain", net, spec.batch)
   plain_memory = measure.compile_step(plain, target)

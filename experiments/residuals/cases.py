@@ -7,9 +7,9 @@ import jax
 import optax
 from jax.ad_checkpoint import checkpoint_name
 
-from experiments.models import Block, Network, Wrap, cross_entropy
-from jaxmotion import codecs, memory
-from jaxmotion.core import Array, PyTree, check_choice
+from experiments import models
+from jaxmotion import codecs, core, memory
+from jaxmotion.core import Array, PyTree
 
 INT8 = codecs.uniform(bits=8, block=64, rounding="stochastic")
 INT4 = codecs.uniform(bits=4, block=64, rounding="stochastic")
@@ -33,27 +33,18 @@ class StepProgram(NamedTuple):
   donated: tuple[int, ...] = ()
 
 
-def build_step(mode: str, net: Network, batch: int) -> StepProgram:
-  """Builds the training step of a mode.
-
-  Args:
-    mode: name of the mode, a key of `MODES`.
-    net: network to train.
-    batch: number of examples in the batch.
-
-  Raises:
-    ValueError: there is no such mode.
-  """
-  check_choice("mode", mode, tuple(MODES))
+def build_step(mode: str, net: models.Network, batch: int) -> StepProgram:
+  """Builds the training step of a mode."""
+  core.check_choice("mode", mode, tuple(MODES))
   return MODES[mode](net, batch)
 
 
 def _make_gradient_mode(
-  make_wrap: Callable[[Network], Wrap | None], together: int = 1
+  make_wrap: Callable[[models.Network], models.Wrap | None], together: int = 1
 ) -> Callable[..., StepProgram]:
   """Returns a mode whose step returns the loss and all gradients."""
 
-  def build(net: Network, batch: int) -> StepProgram:
+  def build(net: models.Network, batch: int) -> StepProgram:
     wrap = make_wrap(net)
     fn = jax.value_and_grad(lambda p, b: net.loss(p, b, wrap, together))
     return StepProgram(fn, (net.params, net.batch(batch)))
@@ -66,7 +57,7 @@ def _make_checkpoint_mode(
 ) -> Callable[..., StepProgram]:
   """Returns a mode of `jax.checkpoint` around each block."""
 
-  def wrap_block(block: Block, _: str) -> Block:
+  def wrap_block(block: models.Block, _: str) -> models.Block:
     def run_block(params: PyTree, x: Array) -> Array:
       return block(params, checkpoint_name(x, name) if name else x)
 
@@ -80,10 +71,10 @@ def _make_residual_mode(
 ) -> Callable[..., StepProgram]:
   """Returns a mode of `memory.compress_residuals` around groups of blocks."""
 
-  def make_wrap(net: Network) -> Wrap:
+  def make_wrap(net: models.Network) -> models.Wrap:
     first = net.stages[0].name
 
-    def wrap_block(block: Block, name: str) -> Block:
+    def wrap_block(block: models.Block, name: str) -> models.Block:
       # The batch stays in memory anyway: the first block need not save it.
       params = (0, 1) if name == first else 0
       return memory.compress_residuals(block, codec, params=params, **options)
@@ -98,10 +89,10 @@ def _make_update_mode(
 ) -> Callable[..., StepProgram]:
   """Returns a mode of `memory.OptimizerInBackward` with gradient descent."""
 
-  def build(net: Network, batch: int) -> StepProgram:
+  def build(net: models.Network, batch: int) -> StepProgram:
     blocks = [(stage.block, stage.repeats) for stage in net.stages]
     model = memory.OptimizerInBackward(
-      blocks, cross_entropy, optax.sgd(0.1), codec=codec, **options
+      blocks, models.cross_entropy, optax.sgd(0.1), codec=codec, **options
     )
     params = [net.params[stage.name] for stage in net.stages]
     state = jax.eval_shape(model.init, params)
@@ -146,7 +137,7 @@ _GRADIENT_MODES = {
 GRADIENT_MODES = tuple(_GRADIENT_MODES)
 """Names of the modes that return gradients."""
 
-MODES: dict[str, Callable[[Network, int], StepProgram]] = {
+MODES: dict[str, Callable[[models.Network, int], StepProgram]] = {
   **_GRADIENT_MODES,
   "update": _make_update_mode(),
   "update_int4_host": _make_update_mode(memory.offload(INT4)),

@@ -55,33 +55,26 @@ from absl import flags
 from experiments.common import list_flags, records, shared_flags
 from experiments.common.console import JobError, make_console
 from experiments.common.kept import read_cases
-from experiments.common.records import Row
-from experiments.models.losses import TASKS, parse_task
-from experiments.residuals import comparison, measure
-from experiments.residuals.comparison import Figures, Subject
+from experiments.models import losses
+from experiments.residuals import (
+  comparison,
+  measure,
+  model_names,
+  user_file,
+  verdicts,
+)
 from experiments.residuals.kept import add_ratios
-from experiments.residuals.model_names import check_model
 from experiments.residuals.policies import (
   Policy,
   count_flops_alone,
   find_budget,
   list_policies,
 )
-from experiments.residuals.user_file import load_task
-from experiments.residuals.verdicts import (
-  EQUAL_SHARE,
-  Points,
-  figures_table,
-  find_losses,
-  group_points,
-  losses_table,
-  verdict_table,
-)
 
 _MODELS = list_flags.define_items(
   "models",
-  list(TASKS),
-  check_model,
+  list(losses.TASKS),
+  model_names.check_model,
   "Models, NAME or NAME:OPTION=VALUE; all by default, none with --file.",
 )
 _FILE = list_flags.define_items(
@@ -125,48 +118,38 @@ def main() -> None:
     match=_MATCH.value,
     fresh=_FRESH.value,
   )
-  console.print(figures_table(rows).to_console())
-  console.print(losses_table(rows).to_console())
-  console.print(verdict_table(rows).to_console())
+  console.print(verdicts.figures_table(rows).to_console())
+  console.print(verdicts.losses_table(rows).to_console())
+  console.print(verdicts.verdict_table(rows).to_console())
   if _PLOT.value:
     from experiments.residuals.frontier_plot import save_plot  # matplotlib.
 
     save_plot(rows, _PLOT.value)
 
 
-def _list_subjects() -> Iterator[Subject]:
+def _list_subjects() -> Iterator[comparison.Subject]:
   """Yields the models of the flags."""
   if flags.FLAGS["models"].present or not _FILE.value:
     for text in _MODELS.value:
-      yield Subject(text, parse_task(text))
+      yield comparison.Subject(text, losses.parse_task(text))
   for text in _FILE.value:
-    make_task = load_task(text)
+    make_task = user_file.load_task(text)
     path = pathlib.Path(text.rpartition(":")[0])
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     name = f"{path.stem}.{text.rpartition(':')[2]}"
-    yield Subject(name, make_task, f"{path.name} {digest}")
+    yield comparison.Subject(name, make_task, f"{path.name} {digest}")
 
 
 def compare_models(
-  subjects: list[Subject],
+  subjects: list[comparison.Subject],
   patterns: list[str],
   target: str,
   path: str | os.PathLike[str] | None = None,
   *,
   match: bool = True,
   fresh: bool = False,
-) -> list[Row]:
-  """Returns the rows of models under policies, with ratios to plain.
-
-  Args:
-    subjects: the models.
-    patterns: patterns of names of policies; plain is always measured.
-    target: device to compile for, a key of `measure.TARGETS`.
-    path: file of rows, read before and written after every measurement.
-    match: whether budgets are searched that take the FLOPs of stock policies
-      that hold less than ours.
-    fresh: whether rows that are there already are measured again.
-  """
+) -> list[records.Row]:
+  """Returns the rows of models under policies, with ratios to plain."""
   run = _Run(target, path, fresh)
   policies = [list_policies(subject.make_task) for subject in subjects]
   _check_patterns(patterns, {p.name for found in policies for p in found})
@@ -210,11 +193,13 @@ class _Run:
     self._kept = read_cases(path)
     self._asked: dict[str, None] = {}
 
-  def list_rows(self) -> list[Row]:
+  def list_rows(self) -> list[records.Row]:
     """Returns the rows of what was asked for, in that order."""
     return _join({case: self._kept[case] for case in self._asked})
 
-  def measure(self, subject: Subject, policy: Policy, place: str) -> None:
+  def measure(
+    self, subject: comparison.Subject, policy: Policy, place: str
+  ) -> None:
     """Measures a model under a policy, unless its rows are there."""
     case = f"{subject.name}/{policy.name}"
     if case in self._asked:
@@ -236,20 +221,20 @@ class _Run:
     if self._path is not None:
       records.write_rows(self._path, _join(self._kept))
 
-  def match_stock(self, subject: Subject) -> None:
-    """Measures the budgets whose FLOPs are those of stock policies.
-
-    That is done for stock policies that hold less than ours at their FLOPs.
-    Ours are the fastest, and FLOPs are not all that takes time. So what is left
-    is searched again among those of the fewest FLOPs.
-    """
+  def match_stock(self, subject: comparison.Subject) -> None:
+    """Measures the budgets whose FLOPs are those of stock policies."""
+    # That is done for stock policies that hold less than ours at their FLOPs.
+    # Ours are the fastest, and FLOPs are not all that takes time. So what is
+    # left is searched again among those of the fewest FLOPs.
     task = subject.make_task()
     for device in (None, count_flops_alone(self._target)):
       for policy in self._find_losses(subject):
         # A budget for another policy may do.
         if policy not in self._find_losses(subject):
           continue
-        most = (1 + EQUAL_SHARE) * self._get_points(subject)[policy]["flops"]
+        most = (1 + verdicts.EQUAL_SHARE) * self._get_points(subject)[policy][
+          "flops"
+        ]
         try:
           found = find_budget(task, most, self._target, device)
         # What fails here has failed under every budget, and was reported.
@@ -258,32 +243,28 @@ class _Run:
         if found is not None:
           self.measure(subject, found, f"at the FLOPs of {policy}")
 
-  def _get_points(self, subject: Subject) -> Points:
-    return group_points(self.list_rows()).get(subject.name, {})
+  def _get_points(self, subject: comparison.Subject) -> verdicts.Points:
+    return verdicts.group_points(self.list_rows()).get(subject.name, {})
 
-  def _find_losses(self, subject: Subject) -> list[str]:
+  def _find_losses(self, subject: comparison.Subject) -> list[str]:
     """Returns the stock policies that hold less than ours at their FLOPs."""
-    return [loss.policy for loss in find_losses(self._get_points(subject))]
+    return [
+      loss.policy for loss in verdicts.find_losses(self._get_points(subject))
+    ]
 
 
-def _join(kept: dict[str, list[Row]]) -> list[Row]:
+def _join(kept: dict[str, list[records.Row]]) -> list[records.Row]:
   return add_ratios([row for rows in kept.values() for row in rows])
 
 
 def _try_policy(
   policy: Policy, target: str, known: dict[str, float | str]
-) -> Figures | str:
-  """Measures a policy; what goes wrong is returned as text.
-
-  Args:
-    policy: the policy.
-    target: device to compile for.
-    known: figures that are known; only predictions are made if the others are.
-  """
+) -> comparison.Figures | str:
+  """Measures a policy; what goes wrong is returned as text."""
   compiled = {metric: known.get(metric) for metric in comparison.COMPILED}
   try:
     if all(isinstance(value, float | int) for value in compiled.values()):
-      found = Figures(flops=0, step_ms_predicted=0, **compiled)  # type: ignore[arg-type]
+      found = comparison.Figures(flops=0, step_ms_predicted=0, **compiled)  # type: ignore[arg-type]
       return comparison.predict_again(policy, target, found)
     return comparison.measure_policy(policy, target)
   # Policies meet models of any kind; the others are to be measured still.
@@ -291,7 +272,7 @@ def _try_policy(
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
-def _describe(found: Figures | str) -> str:
+def _describe(found: comparison.Figures | str) -> str:
   if isinstance(found, str):
     return f"none: {found}"
   return (

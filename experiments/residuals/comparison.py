@@ -10,12 +10,9 @@ from jax.extend import core
 from experiments import gpu_compile
 from experiments.common import records
 from experiments.common.kept import describe_sources
-from experiments.common.records import Row
-from experiments.residuals import kept, measure
-from experiments.residuals.cases import StepProgram
-from experiments.residuals.policies import MakeTask, Policy, is_ours
+from experiments.residuals import cases, kept, measure, policies
+from jaxmotion import program
 from jaxmotion.core import check_choice
-from jaxmotion.program import program_memory
 
 EXPERIMENT = "residuals_compare"
 
@@ -36,7 +33,7 @@ class Subject(NamedTuple):
   """
 
   name: str
-  make_task: MakeTask
+  make_task: policies.MakeTask
   source: str = ""
 
 
@@ -67,15 +64,9 @@ _UNITS = {
 }
 
 
-def measure_policy(policy: Policy, target: str) -> Figures:
-  """Compiles and predicts the step of a policy.
-
-  Tracing begins without cached traces, so policies do not help one another.
-
-  Args:
-    policy: the policy.
-    target: device to compile for, a key of `measure.TARGETS`.
-  """
+def measure_policy(policy: policies.Policy, target: str) -> Figures:
+  """Compiles and predicts the step of a policy."""
+  # Tracing begins without cached traces, so policies do not help one another.
   check_choice("target", target, tuple(measure.TARGETS))
   step = policy.build_step()
   trace_s: list[float] = []
@@ -90,7 +81,7 @@ def measure_policy(policy: Policy, target: str) -> Figures:
   compiled_at = measure.processor_seconds()
   flops, step_ms = _predict_traced(traced, step, target)
   return Figures(
-    program_memory(compiled).temp_bytes,
+    program.program_memory(compiled).temp_bytes,
     flops,
     step_ms,
     min(trace_s),
@@ -98,14 +89,10 @@ def measure_policy(policy: Policy, target: str) -> Figures:
   )
 
 
-def predict_again(policy: Policy, target: str, found: Figures) -> Figures:
-  """Predicts the step of a policy again, without compiling it.
-
-  Args:
-    policy: the policy.
-    target: device to predict for, a key of `measure.TARGETS`.
-    found: figures of which all others stay as they are.
-  """
+def predict_again(
+  policy: policies.Policy, target: str, found: Figures
+) -> Figures:
+  """Predicts the step of a policy again, without compiling it."""
   step = policy.build_step()
   traced = measure.trace_step(step, target)
   flops, step_ms = _predict_traced(traced, step, target)
@@ -113,16 +100,14 @@ def predict_again(policy: Policy, target: str, found: Figures) -> Figures:
 
 
 def _predict_traced(
-  traced: Any, step: StepProgram, target: str
+  traced: Any, step: cases.StepProgram, target: str
 ) -> tuple[float, float]:
-  """Returns FLOPs and milliseconds of a step.
-
-  It is not traced once more: that takes seconds for large steps.
-  """
+  """Returns FLOPs and milliseconds of a step."""
+  # It is not traced once more: that takes seconds for large steps.
   flat = [
     jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jax.tree.leaves(step.args)
   ]
-  again = StepProgram(core.jaxpr_as_fun(traced.jaxpr), tuple(flat))
+  again = cases.StepProgram(core.jaxpr_as_fun(traced.jaxpr), tuple(flat))
   prediction = measure.predict_figures(again, 0, target)
   return prediction.flops, 1e3 * prediction.step_s
 
@@ -130,16 +115,9 @@ def _predict_traced(
 def describe_stamp(
   subject: Subject, policy: str, metric: str, target: str
 ) -> str:
-  """Returns what a figure of a policy holds for, as text.
-
-  Args:
-    subject: the model.
-    policy: name of the policy.
-    metric: name of the figure.
-    target: device that is compiled for.
-  """
+  """Returns what a figure of a policy holds for, as text."""
   sources = kept.MODELS
-  if is_ours(policy):
+  if policies.is_ours(policy):
     sources = kept.OURS
   elif metric in _PREDICTED:
     sources = kept.COSTS
@@ -159,20 +137,13 @@ def describe_stamp(
 
 def make_rows(
   subject: Subject, policy: str, found: Figures | str, target: str
-) -> list[Row]:
-  """Returns the rows of one policy; ratios are added by `kept.add_ratios`.
-
-  Args:
-    subject: the model.
-    policy: name of the policy.
-    found: its figures, or the reason why there are none.
-    target: device that was compiled for.
-  """
+) -> list[records.Row]:
+  """Returns the rows of one policy; ratios are added by `kept.add_ratios`."""
   items: list[tuple[str, float | str]] = [("temp_bytes", f"none: {found}")]
   if isinstance(found, Figures):
     items = list(found._asdict().items())
   return [
-    Row(
+    records.Row(
       EXPERIMENT,
       f"{subject.name}/{policy}",
       metric,
@@ -189,16 +160,9 @@ def make_rows(
 
 
 def find_current(
-  subject: Subject, policy: str, rows: Sequence[Row], target: str
+  subject: Subject, policy: str, rows: Sequence[records.Row], target: str
 ) -> dict[str, float | str]:
-  """Returns the figures of rows that hold still, by metric.
-
-  Args:
-    subject: the model.
-    policy: name of the policy.
-    rows: rows of the policy.
-    target: device that is compiled for.
-  """
+  """Returns the figures of rows that hold still, by metric."""
   return {
     row.metric: row.value
     for row in rows

@@ -43,15 +43,7 @@ def has_gpu() -> bool:
 def measure_step(
   name: str, options: dict[str, Any], batch: int, mode: str, steps: int = 20
 ) -> Measured:
-  """Runs a step in a new process, on the first device that JAX finds there.
-
-  Args:
-    name: name of the network.
-    options: options of the network.
-    batch: number of examples in the batch.
-    mode: name of the mode, a key of `MODES`.
-    steps: number of timed steps.
-  """
+  """Runs a step in a new process, on the first device that JAX finds there."""
   arguments = json.dumps([name, options, batch, mode, steps])
   environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
   if has_gpu():

@@ -20,15 +20,12 @@ from absl import flags
 from experiments.common import list_flags, records, shared_flags
 from experiments.common.console import make_console
 from experiments.common.kept import read_cases
-from experiments.residuals.cases import GRADIENT_MODES
-from experiments.residuals.gradients import compare_gradients
-from experiments.residuals.networks import parse_network
+from experiments.residuals import cases, gradients, networks, tables
 from experiments.residuals.rows import (
   are_current,
   make_equality_rows,
   stamp_rows,
 )
-from experiments.residuals.tables import equality_table
 
 _SMALL = "image=32:width=0.125"
 _DEEP = "image=32:width=0.0625"
@@ -51,13 +48,13 @@ _DEFAULT = (
 _NETWORKS = list_flags.define_items(
   "networks",
   _DEFAULT,
-  parse_network,
+  networks.parse_network,
   "Networks and batches, NAME:BATCH:OPTION=NUMBER.",
 )
 _MODES = list_flags.define_names(
   "modes",
   ["cut", "cut_together", "cut_int8", "cut_int4"],
-  GRADIENT_MODES,
+  cases.GRADIENT_MODES,
   "Modes of training, beside plain.",
 )
 _FRESH = flags.DEFINE_bool(
@@ -75,12 +72,14 @@ def main() -> None:
     known = [are_current(kept.get(name, []), None) for name in names]
     if all(known) and not _FRESH.value:
       continue
-    for name, found in zip(names, compare_gradients(spec, modes), strict=True):
+    for name, found in zip(
+      names, gradients.compare_gradients(spec, modes), strict=True
+    ):
       kept[name] = stamp_rows(make_equality_rows(found), None)
     if _JSON.value:
       records.write_rows(_JSON.value, itertools.chain(*kept.values()))
   rows = list(itertools.chain(*kept.values()))
-  console.print(equality_table(rows).to_console())
+  console.print(tables.equality_table(rows).to_console())
 
 
 if __name__ == "__main__":

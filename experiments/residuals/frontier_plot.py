@@ -8,10 +8,8 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from experiments.common.figures import make_figure, save_figure
-from experiments.common.records import Row
-from experiments.residuals.policies import is_exact, is_ours
-from experiments.residuals.verdicts import Points, group_points
+from experiments.common import figures, records
+from experiments.residuals import policies, verdicts
 
 _COLUMNS = 3
 _SIZE = 3.4  # Inches of one plot.
@@ -19,20 +17,16 @@ _COLORS = {"jax_block": "tab:orange", "jax_whole": "tab:brown"}
 _MARKS = "osD^v<>pPXhH*d8"
 
 
-def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
-  """Draws one plot for each model, with the legend beside all of them.
-
-  Stock policies are points. Ours is a line over those of its budgets that no
-  other one beats in both bytes and time; the others are small points.
-
-  Args:
-    rows: of `experiments.residuals.compare`.
-    path: file of the image; its suffix chooses the format.
-  """
-  groups = group_points(rows)
+def save_plot(
+  rows: Sequence[records.Row], path: str | os.PathLike[str]
+) -> None:
+  """Draws one plot for each model, with the legend beside all of them."""
+  # Stock policies are points. Ours is a line over those of its budgets that no
+  # other one beats in both bytes and time; the others are small points.
+  groups = verdicts.group_points(rows)
   lines = math.ceil(len(groups) / _COLUMNS)
   columns = min(_COLUMNS, len(groups))
-  figure = make_figure(_SIZE * columns + 3, _SIZE * lines + 0.6)
+  figure = figures.make_figure(_SIZE * columns + 3, _SIZE * lines + 0.6)
   marks = _choose_marks(groups)
   handles: dict[str, Artist] = {}
   for i, (model, points) in enumerate(groups.items(), 1):
@@ -48,16 +42,17 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
     loc="outside right upper",
     fontsize="small",
   )
-  save_figure(figure, path)
+  figures.save_figure(figure, path)
 
 
-def _choose_marks(groups: dict[str, Points]) -> dict[str, str]:
-  """Returns a mark for every kind of stock policy.
-
-  Policies of one name alone share a mark: names differ between models.
-  """
+def _choose_marks(groups: dict[str, verdicts.Points]) -> dict[str, str]:
+  """Returns a mark for every kind of stock policy."""
+  # Policies of one name alone share a mark: names differ between models.
   found = dict.fromkeys(
-    _kind(p) for points in groups.values() for p in points if not is_ours(p)
+    _kind(p)
+    for points in groups.values()
+    for p in points
+    if not policies.is_ours(p)
   )
   return {kind: _MARKS[i % len(_MARKS)] for i, kind in enumerate(found)}
 
@@ -70,7 +65,7 @@ def _kind(policy: str) -> str:
 
 
 def _draw_model(
-  axes: Axes, points: Points, marks: dict[str, str]
+  axes: Axes, points: verdicts.Points, marks: dict[str, str]
 ) -> dict[str, Artist]:
   """Draws the points of a model; returns what the legend shows, by label."""
   handles: dict[str, Artist] = {}
@@ -82,14 +77,16 @@ def _draw_model(
     return 100 * found["temp_bytes"] / whole, found["step_ms_predicted"]
 
   for policy in points:
-    if is_ours(policy):
+    if policies.is_ours(policy):
       continue
     kind = _kind(policy)
     color = next((c for k, c in _COLORS.items() if kind.startswith(k)), "black")
     (handles[kind],) = axes.plot(
       *place(policy), marks[kind], color=color, alpha=0.7, markersize=6
     )
-  ours = sorted(place(p) for p in points if is_ours(p) and is_exact(p))
+  ours = sorted(
+    place(p) for p in points if policies.is_ours(p) and policies.is_exact(p)
+  )
   if ours:
     axes.plot(*zip(*ours, strict=True), ".", color="tab:blue", markersize=4)
     (handles["ours, lossless"],) = axes.plot(

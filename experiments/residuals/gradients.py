@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.residuals import cases
-from experiments.residuals.networks import NetworkSpec
+from experiments.residuals import cases, networks
 from jaxmotion.core import PyTree
 
 _LOSSLESS = ("cut", "cut_together")
@@ -40,14 +39,9 @@ class GradientErrors(NamedTuple):
 
 
 def compare_gradients(
-  spec: NetworkSpec, modes: Sequence[str]
+  spec: networks.NetworkSpec, modes: Sequence[str]
 ) -> Iterator[GradientErrors]:
-  """Runs one step in every mode and yields the errors of its gradient.
-
-  Args:
-    spec: the network and its batch.
-    modes: modes that return gradients, `plain` first.
-  """
+  """Runs one step in every mode and yields the errors of its gradient."""
   net = spec.make_network()
   params = net.init(jax.random.key(0))
   batch = _draw_batch(*net.batch(spec.batch), np.random.default_rng(0))
@@ -80,14 +74,16 @@ def compare_gradients(
     )
 
 
-def _make_gradient(mode: str, spec: NetworkSpec) -> Callable[..., PyTree]:
+def _make_gradient(
+  mode: str, spec: networks.NetworkSpec
+) -> Callable[..., PyTree]:
   step = cases.build_step(mode, spec.make_network(), spec.batch)
   fn = jax.jit(step.fn)
   return lambda params, batch: fn(params, batch)[1]
 
 
 def _compute_in_float64(
-  mode: str, spec: NetworkSpec, params: PyTree, batch: PyTree
+  mode: str, spec: networks.NetworkSpec, params: PyTree, batch: PyTree
 ) -> np.ndarray:
   gradient = _make_gradient(mode, spec)
   with jax.enable_x64(True):

@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Iterable
 
-from experiments.common.records import Row
+from experiments.common import records
 
 MODELS: tuple[str, ...] = ("experiments/models",)
 """Sources that compiled figures of stock policies depend on."""
@@ -15,14 +15,9 @@ OURS: tuple[str, ...] = (*MODELS, "jaxmotion")
 
 
 def add_ratios(
-  rows: Iterable[Row], metrics: Container[str] | None = None
-) -> list[Row]:
-  """Returns rows with baselines and ratios to plain training.
-
-  Args:
-    rows: rows of models, each in several modes or under several policies.
-    metrics: metrics that are compared; None for all.
-  """
+  rows: Iterable[records.Row], metrics: Container[str] | None = None
+) -> list[records.Row]:
+  """Returns rows with baselines and ratios to plain training."""
   rows = list(rows)
   plain = {
     (row.case.rpartition("/")[0], row.metric): row.value
@@ -30,7 +25,7 @@ def add_ratios(
     if row.case.endswith("/plain") and not isinstance(row.value, str)
   }
 
-  def add_ratio(row: Row) -> Row:
+  def add_ratio(row: records.Row) -> records.Row:
     baseline = plain.get((row.case.rpartition("/")[0], row.metric))
     if metrics is not None and row.metric not in metrics:
       baseline = None

@@ -8,9 +8,8 @@ is full, and the program of that size is compiled to see whether it fits.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from experiments.models import count_layers
-from experiments.residuals import cases, measure, streamed
-from experiments.residuals.networks import NetworkSpec
+from experiments import models
+from experiments.residuals import cases, measure, networks, streamed
 
 _CompileSize = Callable[[int], measure.StepMemory]
 
@@ -29,7 +28,7 @@ class FittingSize(NamedTuple):
   drawn_bytes: float
 
 
-def resnet_spec(blocks: int) -> NetworkSpec:
+def resnet_spec(blocks: int) -> networks.NetworkSpec:
   """Returns the ResNet with that many blocks in its second stage, at batch 16.
 
   The bottleneck ResNets of the papers have five blocks in the third stage for
@@ -38,7 +37,9 @@ def resnet_spec(blocks: int) -> NetworkSpec:
   >>> resnet_spec(138).options
   {'blocks': (3, 138, 690, 3)}
   """
-  return NetworkSpec("resnet", 16, {"blocks": (3, blocks, 5 * blocks, 3)})
+  return networks.NetworkSpec(
+    "resnet", 16, {"blocks": (3, blocks, 5 * blocks, 3)}
+  )
 
 
 def find_deepest(
@@ -47,38 +48,23 @@ def find_deepest(
   limit_bytes: float,
   first_sizes: tuple[int, int] = (40, 120),
 ) -> FittingSize | None:
-  """Finds the deepest ResNet of batch 16 and 224 pixels that fits.
-
-  Args:
-    mode: a key of `MODES`, or "streamed".
-    target: device to compile for, a key of `TARGETS`.
-    limit_bytes: memory of the device, for arguments and gradients too.
-    first_sizes: blocks in the second stage of the two that are compiled first.
-  """
+  """Finds the deepest ResNet of batch 16 and 224 pixels that fits."""
   compile_size = _make_compiler(resnet_spec, mode, target, limit_bytes)
   found = search_largest(compile_size, limit_bytes, first_sizes)
   if found is None:
     return None
   blocks = resnet_spec(found.size).options["blocks"]
-  return found._replace(size=count_layers(blocks))
+  return found._replace(size=models.count_layers(blocks))
 
 
 def find_largest_batch(
-  spec: NetworkSpec,
+  spec: networks.NetworkSpec,
   mode: str,
   target: str,
   limit_bytes: float,
   first_sizes: tuple[int, int] = (16, 32),
 ) -> FittingSize | None:
-  """Finds the largest batch of a network that fits.
-
-  Args:
-    spec: the network; its own batch is not used.
-    mode: a key of `MODES`, or "streamed".
-    target: device to compile for, a key of `TARGETS`.
-    limit_bytes: memory of the device, for arguments and gradients too.
-    first_sizes: the two batches that are compiled first.
-  """
+  """Finds the largest batch of a network that fits."""
   at_batch = lambda batch: spec._replace(batch=batch)
   compile_size = _make_compiler(at_batch, mode, target, limit_bytes)
   return search_largest(compile_size, limit_bytes, first_sizes)
@@ -87,21 +73,11 @@ def find_largest_batch(
 def search_largest(
   compile_size: _CompileSize, limit_bytes: float, first_sizes: tuple[int, int]
 ) -> FittingSize | None:
-  """Searches the largest size that fits by compiling a few programs.
-
-  Each of up to five more sizes is read off a line: through the largest size
-  that fits and the smallest that does not, or the next one that fits. The
-  search ends at 99 % of the limit. After each miss it aims a thousandth of the
-  limit lower, because memory grows in pages and segments.
-
-  Args:
-    compile_size: returns the memory of the program of a size.
-    limit_bytes: memory of the device.
-    first_sizes: two sizes that are compiled first.
-
-  Returns:
-    The largest compiled size that fits; None if none does.
-  """
+  """Searches the largest size that fits by compiling a few programs."""
+  # Each of up to five more sizes is read off a line: through the largest size
+  # that fits and the smallest that does not, or the next one that fits. The
+  # search ends at 99 % of the limit. After each miss it aims a thousandth of
+  # the limit lower, because memory grows in pages and segments.
   known: dict[int, FittingSize] = {}
 
   def try_size(size: int, drawn_bytes: float | None = None) -> None:
@@ -132,7 +108,7 @@ def search_largest(
 
 
 def _make_compiler(
-  at_size: Callable[[int], NetworkSpec],
+  at_size: Callable[[int], networks.NetworkSpec],
   mode: str,
   target: str,
   limit_bytes: float,

@@ -7,10 +7,8 @@ from typing import Any, NamedTuple
 import jax
 
 from experiments import gpu_compile
-from experiments.residuals.cases import StepProgram
-from jaxmotion import perfmodel
-from jaxmotion.core import check_choice
-from jaxmotion.program import program_memory
+from experiments.residuals import cases
+from jaxmotion import core, perfmodel, program
 
 TARGETS = {"h100": "h100_node", "h200": "h200_node", "cpu": "ethernet_10gbit"}
 """Platform that predictions are for, by the target that is compiled for."""
@@ -65,13 +63,8 @@ def explain_refusal(target: str) -> str | None:
   return gpu_compile.explain_refusal()
 
 
-def trace_step(step: StepProgram, target: str) -> Any:
-  """Traces a step for a target, as `jax.jit(fn).trace` does.
-
-  Args:
-    step: the step.
-    target: device to compile for, a key of `TARGETS`.
-  """
+def trace_step(step: cases.StepProgram, target: str) -> Any:
+  """Traces a step for a target, as `jax.jit(fn).trace` does."""
   if target == "cpu":
     return jax.jit(step.fn).trace(*step.args)
   gpu = gpu_compile.find_gpu(target.upper())
@@ -79,22 +72,15 @@ def trace_step(step: StepProgram, target: str) -> Any:
 
 
 def lower_traced(traced: Any, target: str) -> Any:
-  """Lowers a traced step, as its own method `lower` does.
-
-  Args:
-    traced: what `trace_step` returned.
-    target: the same device.
-  """
+  """Lowers a traced step, as its own method `lower` does."""
   if target == "cpu":
     return traced.lower()
   return gpu_compile.lower_for(traced, gpu_compile.find_gpu(target.upper()))
 
 
 def processor_seconds() -> float:
-  """Returns seconds of this process and of its children on all cores.
-
-  Other jobs on the machine do not count in these.
-  """
+  """Returns seconds of this process and of its children on all cores."""
+  # Other jobs on the machine do not count in these.
   usages = map(
     resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
   )
@@ -102,25 +88,15 @@ def processor_seconds() -> float:
 
 
 def compile_step(
-  step: StepProgram, target: str, memory_gib: float | None = None
+  step: cases.StepProgram, target: str, memory_gib: float | None = None
 ) -> StepMemory:
-  """Compiles a step and returns its memory.
-
-  Args:
-    step: the step.
-    target: device to compile for, a key of `TARGETS`.
-    memory_gib: device memory that the compiler is told of, GiB; None for the
-      memory that the GPU has.
-
-  Raises:
-    ValueError: there is no such target.
-  """
-  check_choice("target", target, tuple(TARGETS))
+  """Compiles a step and returns its memory."""
+  core.check_choice("target", target, tuple(TARGETS))
   begin = time.monotonic()
   if target == "cpu":
     machine = "CPU: compiled, not run; has no memory of a host beside its own"
     jitted = jax.jit(step.fn, donate_argnums=step.donated)
-    needs = program_memory(jitted.lower(*step.args).compile())
+    needs = program.program_memory(jitted.lower(*step.args).compile())
   else:
     gpu = gpu_compile.find_gpu(target.upper(), memory_gib)
     machine = (
@@ -145,19 +121,12 @@ def compile_step(
 
 
 def predict_figures(
-  step: StepProgram, host_bytes: int, target: str
+  step: cases.StepProgram, host_bytes: int, target: str
 ) -> PredictedStep:
-  """Predicts FLOPs, bytes and time of a step from datasheets.
-
-  Bytes for the host leave during the first third of the computation, the
-  forward pass, and return during the rest. A transfer that takes longer than
-  its part of the computation makes the step wait.
-
-  Args:
-    step: the step.
-    host_bytes: bytes that go to the host and return.
-    target: device to predict for, a key of `TARGETS`.
-  """
+  """Predicts FLOPs, bytes and time of a step from datasheets."""
+  # Bytes for the host leave during the first third of the computation, the
+  # forward pass, and return during the rest. A transfer that takes longer than
+  # its part of the computation makes the step wait.
   platform = perfmodel.builtin_platform(TARGETS[target])
   backend = "cpu" if target == "cpu" else "cuda"
   cost = perfmodel.predict_cost(step.fn, *step.args, backend=backend)

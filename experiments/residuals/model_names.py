@@ -4,9 +4,9 @@ import functools
 import inspect
 
 from experiments import models
-from experiments.common.console import JobError
+from experiments.common import console
 from experiments.common.names import check_name, parse_options
-from experiments.models.losses import TASKS, parse_task
+from experiments.models import losses
 
 
 def list_networks() -> list[str]:
@@ -35,31 +35,23 @@ def list_options(network: str) -> list[str]:
 
 
 def check_model(text: str) -> str:
-  """Returns the text of a model that can be made.
-
-  Args:
-    text: as of `losses.parse_task`.
-
-  Raises:
-    JobError: there is no such model or option, or an option cannot have its
-      value.
-  """
+  """Returns the text of a model that can be made."""
   name, *options = text.split(":")
-  check_name(name, TASKS, "NAME")
+  check_name(name, losses.TASKS, "NAME")
   parse_options(options, _list_task_options(name), name)
   if options:
     try:
-      parse_task(text)()
+      losses.parse_task(text)()
     except (TypeError, ValueError, ArithmeticError) as error:
       reason = " ".join(str(error).split())
-      raise JobError(
+      raise console.JobError(
         f"must be a model that can be made, got {text!r}: {reason}"
       ) from error
   return text
 
 
 def _list_task_options(name: str) -> list[str]:
-  make = TASKS[name]
+  make = losses.TASKS[name]
   fixed = make.keywords if isinstance(make, functools.partial) else {}
   names = [
     p.name

@@ -5,9 +5,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from experiments import models
-from experiments.common.console import JobError
-from experiments.common.names import check_name, parse_options
-from experiments.residuals.model_names import list_networks, list_options
+from experiments.common import console, names
+from experiments.residuals import model_names
 
 
 class NetworkSpec(NamedTuple):
@@ -52,18 +51,18 @@ def parse_network(text: str) -> NetworkSpec:
     'gpt_layers48_batch8'
   """
   name, _, rest = text.partition(":")
-  check_name(name, list_networks(), "NAME")
+  names.check_name(name, model_names.list_networks(), "NAME")
   batch, *options = rest.split(":")
   if not batch.isdecimal() or int(batch) < 1:
-    raise JobError(
+    raise console.JobError(
       f"must be NAME:BATCH or NAME:BATCH:OPTION=NUMBER, got {text!r}."
     )
-  found = parse_options(options, list_options(name), name)
+  found = names.parse_options(options, model_names.list_options(name), name)
   spec = NetworkSpec(name, int(batch), found)
   try:
     spec.make_network()
   except (TypeError, ValueError, ArithmeticError) as error:
-    raise JobError(
+    raise console.JobError(
       f"must be a network that can be made, got {text!r}: {error}"
     ) from error
   return spec

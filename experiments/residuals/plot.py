@@ -3,19 +3,15 @@
 import os
 from collections.abc import Sequence
 
-from experiments.common.figures import make_figure, save_figure
-from experiments.common.records import Row
+from experiments.common import figures, records
 
 _MARKS = "osD^v<>pPXhH*d8"
 
 
-def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
-  """Draws the temporaries of each mode relative to plain, by network.
-
-  Args:
-    rows: rows with `temp_bytes`.
-    path: file of the image; its suffix chooses the format.
-  """
+def save_plot(
+  rows: Sequence[records.Row], path: str | os.PathLike[str]
+) -> None:
+  """Draws the temporaries of each mode relative to plain, by network."""
   shares = {
     tuple(row.case.rsplit("/", 1)): row.ratio
     for row in rows
@@ -23,7 +19,7 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   }
   nets = list(dict.fromkeys(net for net, _ in shares))
   modes = list(dict.fromkeys(mode for _, mode in shares))
-  figure = make_figure(9, 1 + 0.8 * len(nets))
+  figure = figures.make_figure(9, 1 + 0.8 * len(nets))
   axes = figure.add_subplot()
   height = 0.6 / max(1, len(modes))
   for i, mode in enumerate(modes):
@@ -46,4 +42,4 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   axes.set_title("Device memory by mode: compiled, not run")
   figure.legend(loc="outside right upper", fontsize="small")
   axes.grid(alpha=0.3, axis="x")
-  save_figure(figure, path)
+  figures.save_figure(figure, path)

@@ -4,8 +4,7 @@ from typing import NamedTuple
 
 import jax
 
-from experiments.residuals import cases, device, measure
-from experiments.residuals.networks import NetworkSpec
+from experiments.residuals import cases, device, measure, networks
 
 
 class Point(NamedTuple):
@@ -19,7 +18,7 @@ class Point(NamedTuple):
     measured: figures measured on a GPU; None without a GPU.
   """
 
-  spec: NetworkSpec
+  spec: networks.NetworkSpec
   mode: str
   memory: measure.StepMemory | str
   prediction: measure.PredictedStep | None
@@ -27,17 +26,12 @@ class Point(NamedTuple):
 
 
 def measure_point(
-  spec: NetworkSpec, mode: str, target: str, memory_gib: float | None = None
+  spec: networks.NetworkSpec,
+  mode: str,
+  target: str,
+  memory_gib: float | None = None,
 ) -> Point:
-  """Compiles and predicts a step, and measures it if this machine has a GPU.
-
-  Args:
-    spec: the network and its batch.
-    mode: name of the mode, a key of `MODES`.
-    target: device to compile for, a key of `TARGETS`.
-    memory_gib: device memory that the compiler is told of, GiB; None for the
-      memory that the GPU has.
-  """
+  """Compiles and predicts a step, and measures it if this machine has a GPU."""
   step = cases.build_step(mode, spec.make_network(), spec.batch)
   try:
     memory = measure.compile_step(step, target, memory_gib)

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core
 
-from experiments.models.losses import Task, Wrap
-from experiments.residuals import measure
-from experiments.residuals.cases import StepProgram
+from experiments.models import losses
+from experiments.residuals import cases, measure
 from jaxmotion import codecs, memory, perfmodel
 
-MakeTask = Callable[..., Task]
+MakeTask = Callable[..., losses.Task]
 """Function that returns a task; a parameter `wrap` is a hook around blocks."""
 
 _BUDGETS = (1, 0.75, 0.5, 0.25, 0)
@@ -40,7 +39,7 @@ class Policy(NamedTuple):
   """
 
   name: str
-  build_step: Callable[[], StepProgram]
+  build_step: Callable[[], cases.StepProgram]
 
 
 def is_ours(name: str) -> bool:
@@ -54,15 +53,10 @@ def is_exact(name: str) -> bool:
 
 
 def list_policies(make_task: MakeTask) -> list[Policy]:
-  """Lists all policies that a task can be trained under.
-
-  Stock policies are those of `jax.checkpoint`: around each block if there is a
-  hook, and around the whole loss. Names are those that the loss gives by
-  `checkpoint_name`: each alone, all together, and all but one.
-
-  Args:
-    make_task: function that returns the task.
-  """
+  """Lists all policies that a task can be trained under."""
+  # Stock policies are those of `jax.checkpoint`: around each block if there is
+  # a hook, and around the whole loss. Names are those that the loss gives by
+  # `checkpoint_name`: each alone, all together, and all but one.
   task = make_task()
   has_hook = "wrap" in inspect.signature(make_task).parameters
   stock: dict[str, Any] = dict(_STOCK)
@@ -108,15 +102,9 @@ def list_policies(make_task: MakeTask) -> list[Policy]:
 
 
 def make_budget(
-  task: Task, share: float, device: perfmodel.Device | None = None
+  task: losses.Task, share: float, device: perfmodel.Device | None = None
 ) -> Policy:
-  """Returns the policy of a memory budget.
-
-  Args:
-    task: the task.
-    share: `memory_budget` of `compress_residuals`.
-    device: its `device`, of `count_flops_alone`; None for the default.
-  """
+  """Returns the policy of a memory budget."""
   build = functools.partial(
     _build_ours, task, memory_budget=share, device=device
   )
@@ -125,11 +113,7 @@ def make_budget(
 
 
 def count_flops_alone(target: str) -> perfmodel.Device:
-  """Returns a device on which a step takes as long as its FLOPs tell.
-
-  Args:
-    target: device whose FLOP/s it has, a key of `measure.TARGETS`.
-  """
+  """Returns a device on which a step takes as long as its FLOPs tell."""
   device = perfmodel.builtin_platform(measure.TARGETS[target]).device
   rate = max(device.matmul_flops_per_s.values())
   return dataclasses.replace(
@@ -144,20 +128,12 @@ def count_flops_alone(target: str) -> perfmodel.Device:
 
 
 def find_budget(
-  task: Task, flops: float, target: str, device: perfmodel.Device | None = None
+  task: losses.Task,
+  flops: float,
+  target: str,
+  device: perfmodel.Device | None = None,
 ) -> Policy | None:
-  """Finds the smallest memory budget whose step takes so few FLOPs.
-
-  Args:
-    task: the task.
-    flops: most FLOPs of a step.
-    target: device to predict for.
-    device: `device` of `compress_residuals`; None for the default.
-
-  Returns:
-    The policy of that budget, in steps of 1/32, with a device of 1/512; None if
-    all take more.
-  """
+  """Finds the smallest memory budget whose step takes so few FLOPs."""
   steps = _SHARES if device is None else _FINE_SHARES
 
   def is_within(share: int) -> bool:
@@ -171,7 +147,7 @@ def find_budget(
   return make_budget(task, first / steps, device)
 
 
-def list_names(task: Task) -> list[str]:
+def list_names(task: losses.Task) -> list[str]:
   """Lists the names that a loss gives by `checkpoint_name`, in order."""
   closed = jax.make_jaxpr(task.loss_fn)(task.params, task.batch)
   return list(dict.fromkeys(_walk_names(closed.jaxpr)))
@@ -187,14 +163,16 @@ def _walk_names(jaxpr: core.Jaxpr) -> list[str]:
   return found
 
 
-def _build_whole(task: Task, wrap: Wrap = lambda fn: fn) -> StepProgram:
+def _build_whole(
+  task: losses.Task, wrap: losses.Wrap = lambda fn: fn
+) -> cases.StepProgram:
   step = jax.value_and_grad(wrap(task.loss_fn))
-  return StepProgram(step, (task.params, task.batch))
+  return cases.StepProgram(step, (task.params, task.batch))
 
 
-def _build_blocks(make_task: MakeTask, wrap: Wrap) -> StepProgram:
+def _build_blocks(make_task: MakeTask, wrap: losses.Wrap) -> cases.StepProgram:
   return _build_whole(make_task(wrap=wrap))
 
 
-def _build_ours(task: Task, **options: Any) -> StepProgram:
+def _build_ours(task: losses.Task, **options: Any) -> cases.StepProgram:
   return _build_whole(task, lambda fn: memory.compress_residuals(fn, **options))

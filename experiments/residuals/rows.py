@@ -8,14 +8,17 @@ import numpy as np
 
 from experiments.common import records
 from experiments.common.kept import describe_sources, drop_sources
-from experiments.common.records import Row
-from experiments.residuals import kept, measure, paper
-from experiments.residuals.budgets import BudgetPlan
-from experiments.residuals.gradients import GradientErrors
-from experiments.residuals.limits import FittingSize
-from experiments.residuals.networks import NetworkSpec
-from experiments.residuals.points import Point
-from experiments.residuals.training import Result
+from experiments.residuals import (
+  budgets,
+  gradients,
+  kept,
+  limits,
+  measure,
+  networks,
+  paper,
+  points,
+  training,
+)
 
 EXPERIMENT = "residuals"
 
@@ -37,65 +40,40 @@ _OF_HOST = (
 )
 
 
-def make_point_rows(point: Point, target: str) -> Iterator[Row]:
-  """Yields the rows of a point; ratios are added by `add_plain_ratios`.
-
-  Args:
-    point: figures of a network in a mode.
-    target: device that was compiled for, a key of `TARGETS`.
-  """
+def make_point_rows(point: points.Point, target: str) -> Iterator[records.Row]:
+  """Yields the rows of a point; ratios are added by `add_plain_ratios`."""
   case = f"{point.spec.case}/{point.mode}"
   for metric, value in _list_figures(point):
     machine = _machine_of(metric, point, target)
     yield _make_row(case, metric, value, _unit_of(metric), machine)
 
 
-def add_plain_ratios(rows: Iterable[Row]) -> list[Row]:
-  """Returns rows of points with the figures of the network's `plain`.
-
-  Args:
-    rows: made by `make_point_rows`.
-  """
+def add_plain_ratios(rows: Iterable[records.Row]) -> list[records.Row]:
+  """Returns rows of points with the figures of the network's `plain`."""
   return kept.add_ratios(rows, _COMPARED)
 
 
-def is_of_point(rows: Sequence[Row]) -> bool:
-  """Says whether the rows of one case are those of a point.
-
-  Args:
-    rows: rows of one case.
-  """
+def is_of_point(rows: Sequence[records.Row]) -> bool:
+  """Says whether the rows of one case are those of a point."""
   metrics = {row.metric for row in rows}
   return "temp_bytes" in metrics and rows[0].case.count("/") == 1
 
 
-def is_summary(rows: Sequence[Row]) -> bool:
-  """Says whether the rows of one case are of papers or means of others.
-
-  Args:
-    rows: rows of one case.
-  """
+def is_summary(rows: Sequence[records.Row]) -> bool:
+  """Says whether the rows of one case are of papers or means of others."""
   return rows[0].case.startswith(("paper/", "mean_of_", "best/"))
 
 
-def stamp_rows(rows: Iterable[Row], mode: str | None) -> list[Row]:
-  """Returns rows that say which sources they were measured from.
-
-  Args:
-    rows: rows of one mode.
-    mode: its name, a key of `MODES`, or "streamed"; None for all of ours.
-  """
+def stamp_rows(
+  rows: Iterable[records.Row], mode: str | None
+) -> list[records.Row]:
+  """Returns rows that say which sources they were measured from."""
   stamp = _describe_stamp(mode)
   return [row._replace(machine=f"{row.machine}; {stamp}") for row in rows]
 
 
-def are_current(rows: Sequence[Row], mode: str | None) -> bool:
-  """Says whether rows hold still, on this machine and of these sources.
-
-  Args:
-    rows: rows of one case.
-    mode: its name, as for `stamp_rows`.
-  """
+def are_current(rows: Sequence[records.Row], mode: str | None) -> bool:
+  """Says whether rows hold still, on this machine and of these sources."""
   stamp, host = _describe_stamp(mode), records.describe_machine()
   return bool(rows) and all(
     row.jax == jax.__version__
@@ -110,7 +88,7 @@ def _describe_stamp(mode: str | None) -> str:
   return describe_sources(kept.COSTS if is_stock else kept.OURS)
 
 
-def _list_figures(point: Point) -> Iterator[tuple[str, float | str]]:
+def _list_figures(point: points.Point) -> Iterator[tuple[str, float | str]]:
   """Yields (metric, value) of a point; a missing value is its reason."""
   memory, prediction = point.memory, point.prediction
   if isinstance(memory, str) or prediction is None:
@@ -142,7 +120,7 @@ def _unit_of(metric: str) -> str:
   return {"compile_s": "s", "flops": "FLOP"}.get(metric, "ms")
 
 
-def _machine_of(metric: str, point: Point, target: str) -> str:
+def _machine_of(metric: str, point: points.Point, target: str) -> str:
   if metric in _OF_HOST:
     return records.describe_machine()
   if metric in ("flops", "traffic_bytes_predicted", "step_ms_predicted"):
@@ -150,18 +128,14 @@ def _machine_of(metric: str, point: Point, target: str) -> str:
   return point.memory.machine if not isinstance(point.memory, str) else target
 
 
-def make_paper_rows() -> Iterator[Row]:
+def make_paper_rows() -> Iterator[records.Row]:
   """Yields the figures that the papers published."""
   for p in paper.PUBLISHED:
     yield _make_row(f"paper/{p.case}", p.metric, p.value, p.unit, p.source)
 
 
-def make_mean_rows(rows: Iterable[Row]) -> Iterator[Row]:
-  """Yields the mean savings and costs of each mode over the networks.
-
-  Args:
-    rows: made by `make_point_rows`.
-  """
+def make_mean_rows(rows: Iterable[records.Row]) -> Iterator[records.Row]:
+  """Yields the mean savings and costs of each mode over the networks."""
   for metric, name, sign in (
     ("temp_bytes", "saved_percent", -1),
     ("step_ms_predicted", "step_percent_predicted", 1),
@@ -182,16 +156,9 @@ def make_mean_rows(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def make_fit_rows(
-  case: str, metric: str, found: FittingSize | None, target: str
-) -> Iterator[Row]:
-  """Yields the rows of the largest size that fits a device.
-
-  Args:
-    case: network, limit and mode.
-    metric: "deepest" or "largest_batch".
-    found: the largest size that fits, if any.
-    target: device that was compiled for, a key of `TARGETS`.
-  """
+  case: str, metric: str, found: limits.FittingSize | None, target: str
+) -> Iterator[records.Row]:
+  """Yields the rows of the largest size that fits a device."""
   unit = "layers" if metric == "deepest" else "examples"
   if found is None:
     yield _make_row(case, metric, "none fits", unit, target)
@@ -211,29 +178,20 @@ def make_fit_rows(
   yield _make_row(compiled, "compile_s", memory.compile_s, "s", host)
 
 
-def name_budget(spec: NetworkSpec, share: float) -> str:
-  """Returns the case of a network under a memory budget.
-
-  Args:
-    spec: the network and its batch.
-    share: budget relative to the device memory of plain training.
-  """
+def name_budget(spec: networks.NetworkSpec, share: float) -> str:
+  """Returns the case of a network under a memory budget."""
   return f"{spec.case}/budget_{100 * share:g}%"
 
 
-def make_budget_rows(found: BudgetPlan) -> Iterator[Row]:
-  """Yields the rows of the plan for a memory budget.
-
-  Args:
-    found: the budget and its plan.
-  """
+def make_budget_rows(found: budgets.BudgetPlan) -> Iterator[records.Row]:
+  """Yields the rows of the plan for a memory budget."""
   case = name_budget(found.spec, found.share)
   machine = f"{found.plain_memory.machine}; predicted from datasheets"
   whole = found.plain_memory.device_bytes
 
   def make(
     metric: str, value: float, unit: str, baseline: float | None = None
-  ) -> Row:
+  ) -> records.Row:
     return _make_row(case, metric, value, unit, machine, baseline)
 
   yield make("budget_bytes", found.budget_bytes, "bytes", whole)
@@ -258,18 +216,14 @@ def _make_row(
   unit: str,
   machine: str,
   baseline: float | None = None,
-) -> Row:
+) -> records.Row:
   ratio = None if baseline is None else float(value) / baseline
   key = (EXPERIMENT, case, metric, value, unit)
-  return Row(*key, baseline, ratio, None, machine, jax.__version__)
+  return records.Row(*key, baseline, ratio, None, machine, jax.__version__)
 
 
-def make_accuracy_rows(results: Sequence[Result]) -> list[Row]:
-  """Returns means over seeds, with deviations and plain training's accuracy.
-
-  Args:
-    results: networks trained in every case, `fp32` among the cases.
-  """
+def make_accuracy_rows(results: Sequence[training.Result]) -> list[records.Row]:
+  """Returns means over seeds, with deviations and plain training's accuracy."""
   stamp = (records.describe_machine(), jax.__version__)
   baselines = {
     r.net: float(np.mean(r.accuracy)) for r in results if r.case == "fp32"
@@ -285,16 +239,14 @@ def make_accuracy_rows(results: Sequence[Result]) -> list[Row]:
       key = (f"{EXPERIMENT}_accuracy_{r.net}", r.case, metric)
       ratio = mean / baseline if baseline else None
       noise = float(np.std(values, ddof=1)) if len(values) > 1 else None
-      rows.append(Row(*key, mean, unit, baseline, ratio, noise, *stamp))
+      rows.append(records.Row(*key, mean, unit, baseline, ratio, noise, *stamp))
   return rows
 
 
-def make_equality_rows(found: GradientErrors) -> Iterator[Row]:
-  """Yields the distances between one mode's gradient and others.
-
-  Args:
-    found: errors of the gradient of one network in one mode.
-  """
+def make_equality_rows(
+  found: gradients.GradientErrors,
+) -> Iterator[records.Row]:
+  """Yields the distances between one mode's gradient and others."""
   case = f"{found.case}/{found.mode}"
   stamp = (records.describe_machine(), jax.__version__)
   for metric, value, baseline in (
@@ -307,4 +259,4 @@ def make_equality_rows(found: GradientErrors) -> Iterator[Row]:
       unit = "relative" if metric.startswith("gradient") else "of all"
       key = (f"{EXPERIMENT}_equality", case, metric, value, unit)
       ratio = value / baseline if baseline else None
-      yield Row(*key, baseline, ratio, None, *stamp)
+      yield records.Row(*key, baseline, ratio, None, *stamp)

@@ -9,11 +9,14 @@ import rich.progress
 
 from experiments.common import kept, records
 from experiments.common.console import make_console
-from experiments.common.records import Row
-from experiments.residuals import budgets, limits, rows as residuals_rows
+from experiments.residuals import (
+  budgets,
+  limits,
+  rows as residuals_rows,
+  tables,
+)
 from experiments.residuals.networks import NetworkSpec
 from experiments.residuals.points import measure_point
-from experiments.residuals.tables import comparison_table, point_table
 
 Path = str | os.PathLike[str]
 
@@ -98,7 +101,7 @@ class _Run:
       for plan in budgets.fit_budgets(spec, shares, self._target):
         self._add(residuals_rows.make_budget_rows(plan), None)
 
-  def list_rows(self) -> list[Row]:
+  def list_rows(self) -> list[records.Row]:
     """Returns all rows, those of the file that were not asked for, too."""
     points = self.list_points()
     means = residuals_rows.make_mean_rows(points)
@@ -112,7 +115,7 @@ class _Run:
     ]
     return [*residuals_rows.make_paper_rows(), *points, *means, *others]
 
-  def list_points(self) -> list[Row]:
+  def list_points(self) -> list[records.Row]:
     """Returns the rows of networks in modes, with ratios to plain."""
     return residuals_rows.add_plain_ratios(
       row
@@ -128,8 +131,8 @@ class _Run:
       for case in cases
     )
 
-  def _add(self, rows: Iterable[Row], mode: str | None) -> None:
-    added = dict[str, list[Row]]()
+  def _add(self, rows: Iterable[records.Row], mode: str | None) -> None:
+    added = dict[str, list[records.Row]]()
     for row in residuals_rows.stamp_rows(rows, mode):
       added.setdefault(row.case, []).append(row)
     self._kept |= added
@@ -145,28 +148,19 @@ def run_experiment(
   plot: Path | None = None,
   fresh: bool = False,
 ) -> None:
-  """Runs a job, prints its tables, and writes rows and a plot.
-
-  Rows are written after every measurement, because a whole job takes hours.
-  Rows in the file that hold still are not measured again, and rows of what was
-  not asked for stay.
-
-  Args:
-    question: networks, modes, limits and budgets.
-    target: device to compile for, a key of `TARGETS`.
-    json: file to write rows to, if any.
-    plot: file to write the plot to, if any.
-    fresh: whether rows that are there already are measured again.
-  """
+  """Runs a job, prints its tables, and writes rows and a plot."""
+  # Rows are written after every measurement, because a whole job takes hours.
+  # Rows in the file that hold still are not measured again, and rows of what
+  # was not asked for stay.
   console = make_console()
   run = _Run(target, json, fresh)
   run.measure_networks(question.networks, question.modes)
-  console.print(point_table(run.list_points()).to_console())
+  console.print(tables.point_table(run.list_points()).to_console())
   run.find_limits(question)
   for spec in question.budget_of:
     run.fit_budgets(spec, question.budget_shares)
   rows = run.list_rows()
-  console.print(comparison_table(rows).to_console())
+  console.print(tables.comparison_table(rows).to_console())
   if json:
     records.write_rows(json, rows)
   if plot:

@@ -12,11 +12,10 @@ from typing import Any
 import jax
 import optax
 
-from experiments.models import Block, Network, cross_entropy, scan_block
-from experiments.residuals import measure
-from experiments.residuals.cases import INT8, StepProgram
-from jaxmotion import memory
-from jaxmotion.core import Array, PyTree, tree_bytes
+from experiments import models
+from experiments.residuals import cases, measure
+from jaxmotion import core, memory
+from jaxmotion.core import Array, PyTree
 
 SEGMENT = 64
 """Number of repeats of a block that are on the device together."""
@@ -26,7 +25,7 @@ SEGMENT = 64
 class _Segment:
   """Some repeats of a block as a stage; equal segments share their programs."""
 
-  block: Block
+  block: models.Block
   repeats: int
   is_first: bool
   is_last: bool
@@ -38,21 +37,19 @@ class _Segment:
       self.block, self.codec, params=0, memory_budget=0.0
     )
     x = inputs if self.is_first else x
-    x = run(params, x) if self.repeats == 1 else scan_block(run, params, x)
-    return cross_entropy(x, labels) if self.is_last else x
+    x = (
+      run(params, x) if self.repeats == 1 else models.scan_block(run, params, x)
+    )
+    return models.cross_entropy(x, labels) if self.is_last else x
 
 
 def make_streamed_model(
-  net: Network, segment: int = SEGMENT, codec: Any = INT8, **options: Any
+  net: models.Network,
+  segment: int = SEGMENT,
+  codec: Any = cases.INT8,
+  **options: Any,
 ) -> memory.HostResident:
-  """Returns a network as stages of segments, trained by gradient descent.
-
-  Args:
-    net: the network.
-    segment: number of repeats of a block in a stage.
-    codec: codec of the inputs of blocks.
-    **options: arguments of `memory.HostResident`.
-  """
+  """Returns a network as stages of segments, trained by gradient descent."""
   spans = [
     (stage.block, size)
     for stage in net.stages
@@ -71,15 +68,9 @@ def make_streamed_model(
 
 
 def split_params(
-  net: Network, params: PyTree, segment: int = SEGMENT
+  net: models.Network, params: PyTree, segment: int = SEGMENT
 ) -> PyTree:
-  """Splits the parameters of a network, or their shapes, into its segments.
-
-  Args:
-    net: the network.
-    params: parameters of the network, or their shapes.
-    segment: number of repeats of a block in a stage.
-  """
+  """Splits the parameters of a network, or their shapes, into its segments."""
   if isinstance(jax.tree.leaves(params)[0], jax.ShapeDtypeStruct):
     return jax.eval_shape(lambda p: split_params(net, p, segment), params)
   parts = []
@@ -95,34 +86,24 @@ def split_params(
 
 
 def compile_step(
-  net: Network, batch: int, target: str, memory_gib: float | None = None
+  net: models.Network, batch: int, target: str, memory_gib: float | None = None
 ) -> measure.StepMemory:
-  """Compiles all programs of a step, each once, and returns their memory.
-
-  Args:
-    net: the network.
-    batch: number of examples in the batch.
-    target: device to compile for, a key of `TARGETS`.
-    memory_gib: device memory that the compiler is told of, GiB; None for the
-      memory that the GPU has.
-
-  Returns:
-    The peak memory of the device, by `HostResident.device_bytes`;
-    `host_temp_bytes` is the size of the parameters, which stay on the host.
-  """
+  """Compiles all programs of a step, each once, and returns their memory."""
   machine = ""
   begin = time.monotonic()
 
   def measure_memory(fn: Any, *args: PyTree) -> int:
     nonlocal machine
-    found = measure.compile_step(StepProgram(fn, args), target, memory_gib)
+    found = measure.compile_step(
+      cases.StepProgram(fn, args), target, memory_gib
+    )
     machine = found.machine
     return found.temp_bytes
 
   model, params = make_streamed_model(net), split_params(net, net.params)
   data = net.batch(batch)
   peak = model.device_bytes(params, data, measure_memory=measure_memory)
-  data_bytes = tree_bytes(data)
+  data_bytes = core.tree_bytes(data)
   return measure.StepMemory(
     machine,
     peak - data_bytes,
@@ -138,7 +119,7 @@ def _segment_sizes(repeats: int, segment: int) -> list[int]:
   return [segment] * count + [last] * bool(last)
 
 
-def _segment_names(net: Network, segment: int) -> list[str]:
+def _segment_names(net: models.Network, segment: int) -> list[str]:
   return [
     f"{stage.name}/{i}"
     for stage in net.stages

@@ -2,15 +2,8 @@
 
 from collections.abc import Sequence
 
-from experiments.common import kept
-from experiments.common.records import Row
-from experiments.common.tables import (
-  Table,
-  format_gap,
-  format_noise,
-  index_rows,
-)
-from experiments.residuals.verdicts import verdict_table
+from experiments.common import kept, records, tables
+from experiments.residuals import verdicts
 
 _GIB = 2**30
 
@@ -37,15 +30,11 @@ _COMPARED = (
 )
 
 
-def summary_table(rows: Sequence[Row]) -> Table:
-  """Returns the table that the docs show of the rows of one command.
-
-  Args:
-    rows: rows of one command of `experiments.residuals`.
-  """
+def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns the table that the docs show of the rows of one command."""
   metrics = {row.metric for row in rows}
   if rows[0].experiment == "residuals_compare":
-    return verdict_table(rows)
+    return verdicts.verdict_table(rows)
   if "test_accuracy" in metrics:
     return accuracy_table(rows)
   if "values_equal" in metrics:
@@ -53,12 +42,8 @@ def summary_table(rows: Sequence[Row]) -> Table:
   return memory_table(rows)
 
 
-def memory_table(rows: Sequence[Row]) -> Table:
-  """Returns the share of temporary memory that each mode saves.
-
-  Args:
-    rows: of `experiments.residuals`.
-  """
+def memory_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns the share of temporary memory that each mode saves."""
   temp = {row.case: row for row in rows if row.metric == "temp_bytes"}
   lines = []
   for case in [c for c in temp if c.endswith("/plain") and c.count("/") == 1]:
@@ -72,15 +57,11 @@ def memory_table(rows: Sequence[Row]) -> Table:
       ratio = None if row is None else row.ratio
       line.append("" if ratio is None else f"{100 * (1 - ratio):.1f} %")
     lines.append(line)
-  return Table(("network, batch", "plain, MiB", *_MODES.values()), lines)
+  return tables.Table(("network, batch", "plain, MiB", *_MODES.values()), lines)
 
 
-def accuracy_table(rows: Sequence[Row]) -> Table:
-  """Returns test accuracy and gradient error with compressed residuals.
-
-  Args:
-    rows: of `experiments.residuals.accuracy`.
-  """
+def accuracy_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns test accuracy and gradient error with compressed residuals."""
   errors = {
     (row.experiment, row.case): float(row.value)
     for row in rows
@@ -90,8 +71,8 @@ def accuracy_table(rows: Sequence[Row]) -> Table:
     (
       row.experiment.rpartition("_")[2],
       row.case,
-      format_noise(row),
-      format_gap(row),
+      tables.format_noise(row),
+      tables.format_gap(row),
       f"{errors[row.experiment, row.case]:.2g}",
     )
     for row in rows
@@ -104,7 +85,7 @@ def accuracy_table(rows: Sequence[Row]) -> Table:
     "to fp32, points",
     "error of the first gradient",
   )
-  return Table(
+  return tables.Table(
     header,
     lines,
     title="Training with compressed residuals",
@@ -113,13 +94,9 @@ def accuracy_table(rows: Sequence[Row]) -> Table:
   )
 
 
-def equality_table(rows: Sequence[Row]) -> Table:
-  """Returns the errors of the first gradient, a line for each mode.
-
-  Args:
-    rows: made by `rows.make_equality_rows`.
-  """
-  found = index_rows(rows)
+def equality_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns the errors of the first gradient, a line for each mode."""
+  found = tables.index_rows(rows)
 
   def format_cell(case: str, metric: str, style: str) -> str:
     row = found.get((case, metric))
@@ -146,16 +123,12 @@ def equality_table(rows: Sequence[Row]) -> Table:
     "equal elements",
     "error, both in float64",
   )
-  return Table(header, lines, title="Gradients of the first step")
+  return tables.Table(header, lines, title="Gradients of the first step")
 
 
-def point_table(rows: Sequence[Row]) -> Table:
-  """Returns the figures of each network, batch and mode.
-
-  Args:
-    rows: made by `rows.make_point_rows`.
-  """
-  found = index_rows(rows)
+def point_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns the figures of each network, batch and mode."""
+  found = tables.index_rows(rows)
   cases = [case for case, metric in found if metric == "temp_bytes"]
   machines = {
     kept.drop_sources(row.machine) for row in rows if row.metric == "temp_bytes"
@@ -172,7 +145,7 @@ def point_table(rows: Sequence[Row]) -> Table:
     "measured",
     "compile, s",
   )
-  return Table(
+  return tables.Table(
     header,
     [_point_cells(found, case) for case in cases],
     title="; ".join(sorted(machines)),
@@ -182,7 +155,9 @@ def point_table(rows: Sequence[Row]) -> Table:
   )
 
 
-def _point_cells(found: dict[tuple[str, str], Row], case: str) -> list[str]:
+def _point_cells(
+  found: dict[tuple[str, str], records.Row], case: str
+) -> list[str]:
   temp = found[case, "temp_bytes"]
   if isinstance(temp.value, str):
     return [case, temp.value, *[""] * 8]
@@ -202,20 +177,16 @@ def _point_cells(found: dict[tuple[str, str], Row], case: str) -> list[str]:
   ]
 
 
-def _format_gib(row: Row) -> str:
+def _format_gib(row: records.Row) -> str:
   return f"{float(row.value) / _GIB:.2f}"
 
 
-def _format_ratio(row: Row) -> str:
+def _format_ratio(row: records.Row) -> str:
   return "-" if row.ratio is None else f"{row.ratio:.3f}"
 
 
-def comparison_table(rows: Sequence[Row]) -> Table:
-  """Returns savings, fitting sizes and budgets beside the published figures.
-
-  Args:
-    rows: rows of `experiments.residuals`.
-  """
+def comparison_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns savings, fitting sizes and budgets beside the published figures."""
   lines = [
     (
       row.case,
@@ -227,7 +198,7 @@ def comparison_table(rows: Sequence[Row]) -> Table:
     for row in rows
     if row.metric in _COMPARED
   ]
-  return Table(
+  return tables.Table(
     ("case", "metric", "value", "unit", "source"),
     lines,
     title="Beside the published figures",

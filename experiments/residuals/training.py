@@ -8,18 +8,10 @@ import numpy as np
 import optax
 
 from experiments import models
-from experiments.common.loop import run_steps
-from experiments.common.progress import Display
-from experiments.models.training import (
-  NARROW_WIDTHS,
-  load_color_images,
-  make_batches,
-  make_optimizer,
-  select_batch,
-)
-from jaxmotion import codecs
+from experiments.common import loop, progress
+from experiments.models import training
+from jaxmotion import codecs, memory
 from jaxmotion.core import Array, PyTree
-from jaxmotion.memory import compress_residuals
 
 CODECS = {
   "fp32": None,
@@ -31,8 +23,8 @@ CODECS = {
 
 NETWORKS: dict[str, dict] = {
   "resnet": {"blocks": (1, 2, 2, 1), "width": 0.125},
-  "alexnet": {"width": NARROW_WIDTHS["alexnet"]},
-  "vgg16": {"width": NARROW_WIDTHS["vgg16"]},
+  "alexnet": {"width": training.NARROW_WIDTHS["alexnet"]},
+  "vgg16": {"width": training.NARROW_WIDTHS["vgg16"]},
 }
 """Options of the networks that are trained, by name."""
 
@@ -61,32 +53,22 @@ def train_network(
   batch: int,
   seeds: int,
   image: int,
-  display: Display,
+  display: progress.Display,
 ) -> Result:
-  """Trains a network once for each seed, from the same start in each case.
-
-  Args:
-    net_name: name of the network, a key of `NETWORKS`.
-    case: name of the case, a key of `CODECS`.
-    steps: number of training steps.
-    batch: number of images in a batch.
-    seeds: number of runs.
-    image: height and width of the images in pixels.
-    display: shows the progress.
-  """
+  """Trains a network once for each seed, from the same start in each case."""
   net = models.make_network(
     net_name, image=image, classes=10, **NETWORKS[net_name]
   )
-  images = load_color_images("digits", image)
+  images = training.load_color_images("digits", image)
   plain = jax.jit(jax.value_and_grad(net.loss))
   grad = plain
   if case != "fp32":
-    loss_fn = compress_residuals(
+    loss_fn = memory.compress_residuals(
       lambda params, batch: net.loss(params, batch), CODECS[case]
     )
     grad = jax.jit(jax.value_and_grad(loss_fn))
   predict = jax.jit(lambda params, x: net.apply(params, x).argmax(-1))
-  optimizer = make_optimizer(steps)
+  optimizer = training.make_optimizer(steps)
 
   @jax.jit
   def update(
@@ -105,11 +87,11 @@ def train_network(
   result = Result(net_name, case, [], [])
   for seed in range(seeds):
     params = jax.jit(net.init)(jax.random.key(seed))
-    load_batch = make_batches(images.train, batch, seed)
+    load_batch = training.make_batches(images.train, batch, seed)
     first = load_batch(0)
     exact, found = plain(params, first)[1], grad(params, first)[1]
     result.error.append(float(_relative_distance(exact, found)))
-    (params, _), log = run_steps(
+    (params, _), log = loop.run_steps(
       (params, jax.jit(optimizer.init)(params)),
       step,
       load_batch,
@@ -119,7 +101,9 @@ def train_network(
     )
     hits = total = 0
     for start in range(0, len(images.test.labels) - batch + 1, batch):
-      x, labels = select_batch(images.test, np.arange(start, start + batch))
+      x, labels = training.select_batch(
+        images.test, np.arange(start, start + batch)
+      )
       hits += int((predict(params, x) == labels).sum())
       total += batch
     result.accuracy.append(100 * hits / total)

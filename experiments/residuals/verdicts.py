@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from experiments.common.records import Row
-from experiments.common.tables import Table
-from experiments.residuals.policies import is_exact, is_ours
+from experiments.common import records, tables
+from experiments.residuals import policies
 
 _MIB = 2**20
 EQUAL_SHARE = 1e-3
@@ -29,12 +28,8 @@ class Loss(NamedTuple):
   ours: float | None
 
 
-def group_points(rows: Sequence[Row]) -> dict[str, Points]:
-  """Returns the figures by model, policy and metric.
-
-  Args:
-    rows: of `experiments.residuals.compare`.
-  """
+def group_points(rows: Sequence[records.Row]) -> dict[str, Points]:
+  """Returns the figures by model, policy and metric."""
   found: dict[str, Points] = {}
   for row in rows:
     model, _, policy = row.case.rpartition("/")
@@ -45,12 +40,7 @@ def group_points(rows: Sequence[Row]) -> dict[str, Points]:
 
 
 def find_losses(points: Points, cost: str = "flops") -> Iterator[Loss]:
-  """Yields stock policies that ours does not match, without rounding.
-
-  Args:
-    points: figures of one model.
-    cost: metric in which ours must cost no more than a stock policy.
-  """
+  """Yields stock policies that ours does not match, without rounding."""
   for policy, stock in points.items():
     if not policy.startswith("jax_"):
       continue
@@ -62,31 +52,21 @@ def find_losses(points: Points, cost: str = "flops") -> Iterator[Loss]:
 def least_bytes(
   points: Points, most: float, cost: str = "flops"
 ) -> float | None:
-  """Returns the fewest bytes of ours at this cost or less, exact.
-
-  Args:
-    points: figures of one model.
-    most: highest cost.
-    cost: metric of the cost.
-  """
+  """Returns the fewest bytes of ours at this cost or less, exact."""
   return min(
     (
       found["temp_bytes"]
       for policy, found in points.items()
-      if is_ours(policy)
-      and is_exact(policy)
+      if policies.is_ours(policy)
+      and policies.is_exact(policy)
       and found[cost] <= most * (1 + EQUAL_SHARE)
     ),
     default=None,
   )
 
 
-def figures_table(rows: Sequence[Row]) -> Table:
-  """Returns a line of figures for every model and policy.
-
-  Args:
-    rows: of `experiments.residuals.compare`.
-  """
+def figures_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns a line of figures for every model and policy."""
   header = ("model", "policy", "MiB", "TFLOP", "step, ms", "trace", "compile")
   lines = []
   for model, points in group_points(rows).items():
@@ -105,7 +85,7 @@ def figures_table(rows: Sequence[Row]) -> Table:
           ),
         )
       )
-  return Table(
+  return tables.Table(
     header,
     lines,
     title="Compiled, not run; predicted from datasheets",
@@ -114,12 +94,8 @@ def figures_table(rows: Sequence[Row]) -> Table:
   )
 
 
-def losses_table(rows: Sequence[Row]) -> Table:
-  """Returns a line for each stock policy that holds less than ours.
-
-  Args:
-    rows: of `experiments.residuals.compare`.
-  """
+def losses_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns a line for each stock policy that holds less than ours."""
   lines = []
   for model, points in group_points(rows).items():
     for loss in find_losses(points):
@@ -129,7 +105,7 @@ def losses_table(rows: Sequence[Row]) -> Table:
       flops = f"{points[loss.policy]['flops'] / 1e12:.2f}"
       held = f"{loss.nbytes / _MIB:,.0f}"
       lines.append((model, loss.policy, flops, held, ours))
-  return Table(
+  return tables.Table(
     ("model", "policy", "TFLOP", "MiB", "ours at these FLOPs, MiB"),
     lines,
     title="Stock policies that hold less than ours at their FLOPs",
@@ -137,12 +113,8 @@ def losses_table(rows: Sequence[Row]) -> Table:
   )
 
 
-def verdict_table(rows: Sequence[Row]) -> Table:
-  """Returns a line for every model: does a stock policy hold less anywhere?
-
-  Args:
-    rows: of `experiments.residuals.compare`.
-  """
+def verdict_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns a line for every model: does a stock policy hold less anywhere?"""
   header = (
     "model",
     "plain, MiB",
@@ -160,7 +132,7 @@ def verdict_table(rows: Sequence[Row]) -> Table:
     _list_verdicts(model, points)
     for model, points in group_points(rows).items()
   ]
-  return Table(
+  return tables.Table(
     header,
     lines,
     title="Ours beside stock policies",
@@ -174,7 +146,7 @@ def verdict_table(rows: Sequence[Row]) -> Table:
 
 def _list_verdicts(model: str, points: Points) -> tuple[str, ...]:
   plain = points.get("plain", {})
-  ours = [found for policy, found in points.items() if is_ours(policy)]
+  ours = [found for policy, found in points.items() if policies.is_ours(policy)]
   saved = _ratio(points, "ours", "plain", "temp_bytes")
   stock = [policy for policy in points if policy.startswith("jax_")]
 

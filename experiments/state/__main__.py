@@ -22,11 +22,9 @@ import sys
 from absl import flags
 
 from experiments import gpu_compile
-from experiments.common import records, shared_flags
-from experiments.common.console import make_console
+from experiments.common import console, records, shared_flags
+from experiments.state import run, tables
 from experiments.state.rows import make_rows
-from experiments.state.run import compile_all
-from experiments.state.tables import summary_table
 
 _LEAVES = flags.DEFINE_integer(
   "leaves", 16, "Number of matrices.", 1, allow_override=True
@@ -49,9 +47,9 @@ def main() -> None:
   gpu_compile.stay_on_host()
   if why := gpu_compile.explain_refusal():
     sys.exit(f"Nothing can be compiled for a GPU: {why}.")
-  found = compile_all(_LEAVES.value, _WIDTH.value, _GPU.value)
+  found = run.compile_all(_LEAVES.value, _WIDTH.value, _GPU.value)
   rows = list(make_rows(found, _LEAVES.value, _WIDTH.value))
-  make_console().print(summary_table(rows).to_console())
+  console.make_console().print(tables.summary_table(rows).to_console())
   if _JSON.value:
     records.write_rows(_JSON.value, rows)
 

@@ -80,19 +80,9 @@ def step_on_host(
   grads: PyTree,
   state: PyTree,
 ) -> tuple[PyTree, PyTree]:
-  """Runs two steps with the state in host memory between them.
-
-  A scan carries the state, because the arguments of a program that is only
-  compiled are on the device.
-
-  Args:
-    tx: the optimizer.
-    naive: whether to move the whole state to the device before each step and
-      back after it, in no order; otherwise `tx` moves it.
-    params: parameters.
-    grads: gradients.
-    state: optimizer state.
-  """
+  """Runs two steps with the state in host memory between them."""
+  # A scan carries the state, because the arguments of a program that is only
+  # compiled are on the device.
 
   def step(carry: tuple[PyTree, PyTree], _: None) -> tuple[Any, None]:
     params, state = carry

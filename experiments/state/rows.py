@@ -4,24 +4,18 @@ from collections.abc import Iterable, Iterator
 
 import jax
 
-from experiments.common.records import Row
-from experiments.gpu_compile import Compiled
+from experiments import gpu_compile
+from experiments.common import records
 
 
 def make_rows(
-  found: Iterable[tuple[str, str, Compiled]], leaves: int, width: int
-) -> Iterator[Row]:
-  """Yields the rows of all cases.
-
-  The baseline of state on the host is the naive loop, that of encoded state on
-  the device is plain state.
-
-  Args:
-    found: optimizers, cases and their programs, in the order of
-      `list_programs`.
-    leaves: number of matrices.
-    width: number of rows and columns of each.
-  """
+  found: Iterable[tuple[str, str, gpu_compile.Compiled]],
+  leaves: int,
+  width: int,
+) -> Iterator[records.Row]:
+  """Yields the rows of all cases."""
+  # The baseline of state on the host is the naive loop, that of encoded state
+  # on the device is plain state.
   known: dict[tuple[str, str, str], int] = {}
   for optimizer, case, program in found:
     on_host = "host" in case
@@ -40,7 +34,7 @@ def make_rows(
         baseline = known.get((optimizer, f"{case}_naive", metric))
       elif case != "plain" and metric != "temp_bytes":
         baseline = known[optimizer, "plain", metric]
-      yield Row(
+      yield records.Row(
         "state_compiled",
         f"{optimizer}/{leaves}x{width}x{width}/{case}",
         metric,

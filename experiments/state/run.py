@@ -6,22 +6,16 @@ import jax
 import jax.numpy as jnp
 
 from experiments import gpu_compile
-from experiments.state.cases import list_programs
+from experiments.state import cases
 
 
 def compile_all(
   leaves: int, width: int, gpu: str
 ) -> Iterator[tuple[str, str, gpu_compile.Compiled]]:
-  """Yields each optimizer, case and its compiled program.
-
-  Args:
-    leaves: number of float32 matrices.
-    width: number of rows and columns of each.
-    gpu: name of the GPU, a key of `gpu_compile.GPUS`.
-  """
+  """Yields each optimizer, case and its compiled program."""
   like = jax.ShapeDtypeStruct((width, width), jnp.float32)
   params = {f"layer{i:03d}": like for i in range(leaves)}
-  for optimizer, case, fn, tx, donated in list_programs():
+  for optimizer, case, fn, tx, donated in cases.list_programs():
     # Shapes without shardings: memory kinds of arguments are not compiled.
     state = jax.tree.map(
       lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype),

@@ -2,16 +2,11 @@
 
 from collections.abc import Sequence
 
-from experiments.common.records import Row
-from experiments.common.tables import Table
+from experiments.common import records, tables
 
 
-def summary_table(rows: Sequence[Row]) -> Table:
-  """Returns the MiB of every case and metric, with ratios to baselines.
-
-  Args:
-    rows: made by `rows.make_rows`.
-  """
+def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns the MiB of every case and metric, with ratios to baselines."""
   lines = [
     (
       row.case,
@@ -21,7 +16,7 @@ def summary_table(rows: Sequence[Row]) -> Table:
     )
     for row in rows
   ]
-  return Table(
+  return tables.Table(
     ("case", "metric", "MiB", "ratio"),
     lines,
     title=rows[0].machine,

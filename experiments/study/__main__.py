@@ -13,7 +13,7 @@ the traced program.
 """
 
 from experiments.common import shared_flags, signals
-from experiments.study.run import run_experiment
+from experiments.study import run
 
 _CONFIG = shared_flags.define_config("study_digits")
 _JSON = shared_flags.define_rows()
@@ -23,7 +23,7 @@ _WORKDIR = shared_flags.define_workdir()
 
 def main() -> None:
   """Runs the study that the flags describe."""
-  run_experiment(
+  run.run_experiment(
     _CONFIG.value, json=_JSON.value, plot=_PLOT.value, workdir=_WORKDIR.value
   )
 

@@ -2,19 +2,12 @@
 
 from ml_collections import ConfigDict
 
-from experiments.study.cases import ALGORITHMS
+from experiments.study import cases
 
 
 def study_config(config: ConfigDict, **base_rates: float) -> ConfigDict:
-  """Returns a configuration of a study of the same data and model.
-
-  Args:
-    config: of `experiments.train`; its steps and its learning rate are those of
-      no run here.
-    **base_rates: learning rate that the trials of algorithms begin with, by
-      the optimizer of the algorithms.
-  """
-  config.algorithms = tuple(ALGORITHMS)
+  """Returns a configuration of a study of the same data and model."""
+  config.algorithms = tuple(cases.ALGORITHMS)
   config.lengths = (48, 200, 800)  # Steps of the runs that are compared.
 
   # Trials of the learning rates, with one seed. First the base rate and those

@@ -9,8 +9,8 @@ import optax
 from ml_collections import ConfigDict
 
 import jaxmotion
-from experiments.common.names import check_name
-from experiments.train.cases import exchange_with
+from experiments.common import names
+from experiments.train import cases
 from experiments.train.mesh import Mesh
 from experiments.train.optimizer import make_optimizer, make_settings
 from jaxmotion import codecs, presets
@@ -130,15 +130,8 @@ LOCAL = {
 
 
 def check_algorithm(name: str) -> None:
-  """Raises unless there is an algorithm of this name.
-
-  Args:
-    name: what a configuration names.
-
-  Raises:
-    JobError: there is no such algorithm.
-  """
-  check_name(name, ALGORITHMS, "`config.algorithms`")
+  """Raises unless there is an algorithm of this name."""
+  names.check_name(name, ALGORITHMS, "`config.algorithms`")
 
 
 def make_step(
@@ -149,18 +142,8 @@ def make_step(
   outer_rate: float | None,
   steps: int,
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-  """Returns `init` and `step` of an algorithm whose rate is in its state.
-
-  One program so serves all learning rates, which `set_rates` sets.
-
-  Args:
-    config: configuration of the study.
-    loss_fn: (params, batch) -> mean loss.
-    mesh: workers on the axis "data".
-    name: name of the algorithm.
-    outer_rate: outer learning rate of local updates.
-    steps: number of steps of a run, of which warm-ups take a tenth.
-  """
+  """Returns `init` and `step` of an algorithm whose rate is in its state."""
+  # One program so serves all learning rates, which `set_rates` sets.
   algorithm = ALGORITHMS[name]
   optimizer_name = algorithm.optimizer or config.optimizer
   fields = config.copy_and_resolve_references()
@@ -183,7 +166,7 @@ def make_step(
       optimizer = make_optimizer(fields, schedule)
     if algorithm.exchange in LOCAL:
       return optimizer
-    return exchange_with(mesh, algorithm.exchange, optimizer, settings)
+    return cases.exchange_with(mesh, algorithm.exchange, optimizer, settings)
 
   tx = optax.inject_hyperparams(make)(peak=1.0, length=1.0)
   if algorithm.exchange in LOCAL:
@@ -192,13 +175,7 @@ def make_step(
 
 
 def set_rates(state: Any, peak: float, length: int) -> Any:
-  """Returns a state of `make_step` with this learning rate.
-
-  Args:
-    state: what `init` returned.
-    peak: greatest learning rate; a cosine takes it to zero.
-    length: number of steps of the run; a sixteenth of them rise to the peak.
-  """
+  """Returns a state of `make_step` with this learning rate."""
   values = {"['peak']": peak, "['length']": float(length)}
 
   def set_leaf(path: Any, leaf: Array) -> Array:

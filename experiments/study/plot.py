@@ -5,9 +5,7 @@ from collections.abc import Sequence
 
 from matplotlib.ticker import NullFormatter
 
-from experiments.common.figures import make_figure, save_figure
-from experiments.common.records import Row
-from experiments.common.tables import index_rows
+from experiments.common import figures, records, tables
 from experiments.study.rows import DIVERGED
 
 _PANELS = {
@@ -20,17 +18,15 @@ _TICKS = 1, 1.5, 2, 3, 5, 10, 20, 50
 _MARKERS = "os^Dv"
 
 
-def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
-  """Draws a line for each algorithm, with a point for each length of its runs.
-
-  Args:
-    rows: made by `rows.make_rows`.
-    path: file of the image; its suffix chooses the format.
-  """
-  found = index_rows(rows)
+def save_plot(
+  rows: Sequence[records.Row], path: str | os.PathLike[str]
+) -> None:
+  """Draws a line for each algorithm, with a point for each length of its
+  runs."""
+  found = tables.index_rows(rows)
   metric = rows[0].metric.rsplit("_", 1)[0]
   is_share = rows[0].unit == "%"
-  figure = make_figure(12, 9)
+  figure = figures.make_figure(12, 9)
   panels = figure.subplots(2, 2, sharey=True).ravel()
   cases = list(dict.fromkeys(row.case for row in rows))
   for axes, (kind, label) in zip(panels, _PANELS.items(), strict=True):
@@ -66,4 +62,4 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   handles, labels = panels[0].get_legend_handles_labels()
   figure.legend(handles, labels, loc="outside right center")
   figure.suptitle(f"{rows[0].experiment}: lower and further left is better")
-  save_figure(figure, path)
+  figures.save_figure(figure, path)

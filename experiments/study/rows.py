@@ -9,9 +9,8 @@ import jax
 from ml_collections import ConfigDict
 
 from experiments.common import records
-from experiments.common.records import Row
-from experiments.study.trainer import LINKS, StudyRun
-from experiments.train.tasks import Task
+from experiments.study import trainer
+from experiments.train import tasks
 
 BASELINE = "fp32"
 DIVERGED = "diverged"
@@ -27,20 +26,9 @@ Curve = list[tuple[float, float]]
 
 
 def make_rows(
-  config: ConfigDict, task: Task, runs: Sequence[StudyRun]
-) -> list[Row]:
-  """Returns the rows of all runs so far, an algorithm after the other.
-
-  Args:
-    config: configuration of the study.
-    task: names the score.
-    runs: finished runs, trials among them.
-
-  Returns:
-    Of each algorithm that has run with the seeds of the study: scores of each
-    length, the longest first, bytes and times of a step, and the scores for the
-    bytes and times that the baseline takes for each length but the longest.
-  """
+  config: ConfigDict, task: tasks.Task, runs: Sequence[trainer.StudyRun]
+) -> list[records.Row]:
+  """Returns the rows of all runs so far, an algorithm after the other."""
   cases = {}
   for name in config.algorithms:
     own = [run for run in runs if run.trial.algorithm == name]
@@ -64,21 +52,14 @@ def make_rows(
       if baseline and not isinstance(value, str):
         ratio = value / baseline
       key = (f"study_{config.experiment}", name, metric)
-      rows.append(Row(*key, value, unit, baseline, ratio, noise, *stamp))
+      rows.append(
+        records.Row(*key, value, unit, baseline, ratio, noise, *stamp)
+      )
   return rows
 
 
 def score_at(curve: Curve, budget: float) -> float | None:
-  """Returns the score that a cost buys, linear in the cost's logarithm.
-
-  Args:
-    curve: costs of whole runs, each with its own schedule, and their scores.
-    budget: the cost. More than the greatest of the curve buys no more.
-
-  Returns:
-    The score; None for less than the least cost, of which nothing is known. A
-    budget that is 5 % less buys the cheapest run.
-  """
+  """Returns the score that a cost buys, linear in the cost's logarithm."""
   if not curve or budget < curve[0][0] * (1 - _CLOSE):
     return None
   for (low, worse), (high, better) in itertools.pairwise(curve):
@@ -89,10 +70,10 @@ def score_at(curve: Curve, budget: float) -> float | None:
 
 
 def _final_runs(
-  config: ConfigDict, runs: Sequence[StudyRun]
-) -> dict[int, list[StudyRun]]:
+  config: ConfigDict, runs: Sequence[trainer.StudyRun]
+) -> dict[int, list[trainer.StudyRun]]:
   """Returns the runs of the study's seeds by length, the longest first."""
-  found: dict[int, list[StudyRun]] = {}
+  found: dict[int, list[trainer.StudyRun]] = {}
   for length in sorted(config.lengths, reverse=True):
     own = [
       run
@@ -104,13 +85,13 @@ def _final_runs(
   return found
 
 
-def _step_ms(runs: Sequence[StudyRun]) -> float:
+def _step_ms(runs: Sequence[trainer.StudyRun]) -> float:
   """Returns the time of a step when other programs lengthened it least."""
   return min(run.step_ms for run in runs)
 
 
 def _measure_algorithm(
-  config: ConfigDict, task: Task, runs: Sequence[StudyRun]
+  config: ConfigDict, task: tasks.Task, runs: Sequence[trainer.StudyRun]
 ) -> Found:
   """Returns scores of each length, the chosen rates, bytes and times."""
   found: Found = {}
@@ -139,12 +120,12 @@ def _measure_algorithm(
   )
   found["wire_bytes"] = (chosen.wire_bytes, "bytes/step/worker", None)
   found["step_ms"] = (_step_ms(runs), _EMULATED, None)
-  for link, ms in zip(LINKS, chosen.link_ms, strict=True):
+  for link, ms in zip(trainer.LINKS, chosen.link_ms, strict=True):
     found[f"link_ms_{link}"] = (ms, _PREDICTED, None)
   return found
 
 
-def _describe_trial(run: StudyRun) -> str:
+def _describe_trial(run: trainer.StudyRun) -> str:
   _, _, _, *rates = run.trial
   tried = "/".join(f"{rate:.3g}" for rate in rates if rate is not None)
   score = DIVERGED if run.score is None else f"{run.score:.4g}"
@@ -152,14 +133,14 @@ def _describe_trial(run: StudyRun) -> str:
 
 
 def _list_costs(
-  config: ConfigDict, runs: Sequence[StudyRun]
+  config: ConfigDict, runs: Sequence[trainer.StudyRun]
 ) -> dict[str, dict[int, float]]:
   """Returns what runs of each length cost: bytes, and seconds on each link."""
   step_ms = _step_ms(runs)
   costs: dict[str, dict[int, float]] = {}
   for length, (first, *_) in sorted(_final_runs(config, runs).items()):
     costs.setdefault("bytes", {})[length] = length * first.wire_bytes
-    for link, ms in zip(LINKS, first.link_ms, strict=True):
+    for link, ms in zip(trainer.LINKS, first.link_ms, strict=True):
       seconds = length * (step_ms + ms) / 1e3
       costs.setdefault(f"time_{link}", {})[length] = seconds
   return costs
@@ -167,8 +148,8 @@ def _list_costs(
 
 def _score_budgets(
   config: ConfigDict,
-  task: Task,
-  runs: Sequence[StudyRun],
+  task: tasks.Task,
+  runs: Sequence[trainer.StudyRun],
   budgets: dict[str, dict[int, float]],
 ) -> Found:
   """Returns an algorithm's costs, and its scores for those of the baseline."""

@@ -6,20 +6,11 @@ import sys
 import jax
 from ml_collections import ConfigDict
 
-from experiments.common import records
-from experiments.common.config_fields import check_fields
+from experiments.common import config_fields, records
 from experiments.common.console import make_console
 from experiments.common.workdir import Workdir
-from experiments.study import tables
-from experiments.study.cases import check_algorithm
+from experiments.study import cases, tables, trainer, trials
 from experiments.study.rows import make_rows
-from experiments.study.trainer import (
-  Bench,
-  StudyRun,
-  Trial,
-  run_from_line,
-)
-from experiments.study.trials import choose_rates
 from experiments.train import tasks
 from experiments.train.mesh import make_mesh
 
@@ -34,17 +25,10 @@ def run_experiment(
   plot: str | None = None,
   workdir: str | None = None,
 ) -> list[records.Row]:
-  """Runs what is missing, prints the table, and writes rows and a plot.
-
-  Args:
-    config: made by a `get_config()`.
-    json: file of the rows, if any; it is written after every run.
-    plot: file of the plot, if any.
-    workdir: folder of the finished runs and compiled programs, if any.
-  """
-  check_fields(config, "algorithms")
+  """Runs what is missing, prints the table, and writes rows and a plot."""
+  config_fields.check_fields(config, "algorithms")
   for name in config.algorithms:
-    check_algorithm(name)  # A misspelled name fails before any work.
+    cases.check_algorithm(name)  # A misspelled name fails before any work.
   mesh = make_mesh(config.workers)
   console = make_console()
   folder = None
@@ -52,21 +36,23 @@ def run_experiment(
     folder = Workdir(
       workdir,
       config,
-      run_from_line,
+      trainer.run_from_line,
       _FREE_FIELDS,
-      to_line=StudyRun.to_line,
+      to_line=trainer.StudyRun.to_line,
     )
     cache = str(pathlib.Path(workdir) / "compiled")
     jax.config.update("jax_compilation_cache_dir", cache)
   task = tasks.load_task(config)
-  bench = Bench(config, task, mesh)
-  used: dict[Trial, StudyRun] = {}  # Others had rates that lost since.
+  bench = trainer.Bench(config, task, mesh)
+  used: dict[
+    trainer.Trial, trainer.StudyRun
+  ] = {}  # Others had rates that lost since.
   finished = {run.trial: run for run in folder.read_runs()} if folder else {}
   if finished:
     text = f"{workdir} has {len(finished)} finished runs; the others follow."
     print(text, file=sys.stderr)
 
-  def run(trial: Trial) -> StudyRun:
+  def run(trial: trainer.Trial) -> trainer.StudyRun:
     if trial in finished:
       used[trial] = finished[trial]
       return finished[trial]
@@ -82,7 +68,7 @@ def run_experiment(
     return done
 
   for name in config.algorithms:
-    best = choose_rates(config, name, run, higher=task.unit == "%").trial
+    best = trials.choose_rates(config, name, run, higher=task.unit == "%").trial
     # The longest runs come first: they alone make a table.
     for length in sorted(config.lengths, reverse=True):
       for seed in config.seeds:

@@ -2,26 +2,16 @@
 
 from collections.abc import Sequence
 
-from experiments.common.records import Row
-from experiments.common.tables import (
-  Table,
-  format_noise,
-  index_rows,
-)
+from experiments.common import records, tables
+from experiments.study import trainer
 from experiments.study.rows import DIVERGED
-from experiments.study.trainer import LINKS
 
 _NOTHING = "-"
 
 
-def summary_table(rows: Sequence[Row]) -> Table:
-  """Returns a line for each algorithm.
-
-  Args:
-    rows: made by `rows.make_rows`; the first one is a score of the longest
-      runs.
-  """
-  found = index_rows(rows)
+def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns a line for each algorithm."""
+  found = tables.index_rows(rows)
   longest = rows[0].metric
   metric, steps = longest.rsplit("_", 1)
   unit, digits = rows[0].unit, 2 if rows[0].unit == "%" else 3
@@ -31,7 +21,7 @@ def summary_table(rows: Sequence[Row]) -> Table:
     default=0,
   )
   budgets = [f"{metric}_equal_bytes_{spent}"]
-  budgets += [f"{metric}_equal_time_{link}_{spent}" for link in LINKS]
+  budgets += [f"{metric}_equal_time_{link}_{spent}" for link in trainer.LINKS]
 
   def format_budget(case: str, name: str) -> str:
     row = found.get((case, name))
@@ -47,7 +37,7 @@ def summary_table(rows: Sequence[Row]) -> Table:
       (
         case,
         ", ".join(f"{float(r.value):.2g}" for r in rates if r is not None),
-        format_noise(row, digits)
+        tables.format_noise(row, digits)
         if row and has_score
         else (DIVERGED if row else _NOTHING),
         _NOTHING
@@ -68,7 +58,7 @@ def summary_table(rows: Sequence[Row]) -> Table:
     "at 100 Mbit/s",
     "at 1 Gbit/s",
   )
-  return Table(
+  return tables.Table(
     header,
     lines,
     title=f"{rows[0].experiment} on {rows[0].machine}, JAX {rows[0].jax}",

@@ -11,11 +11,10 @@ import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
-from experiments.common.loop import OnStep, ignore_step, run_steps
-from experiments.study.cases import ALGORITHMS, EVERY, make_step, set_rates
+from experiments.common import loop
+from experiments.study import cases
+from experiments.train import tasks, trainer
 from experiments.train.mesh import Mesh
-from experiments.train.tasks import Task
-from experiments.train.trainer import make_score
 from jaxmotion import perfmodel, wire
 
 LINKS = {
@@ -75,11 +74,7 @@ class StudyRun(NamedTuple):
 
 
 def run_from_line(**line: Any) -> StudyRun:
-  """Returns the run that `StudyRun.to_line` wrote.
-
-  Args:
-    **line: fields of the trial and of the run.
-  """
+  """Returns the run that `StudyRun.to_line` wrote."""
   trial = Trial(**{name: line.pop(name) for name in Trial._fields})
   return StudyRun(trial, **line)
 
@@ -105,32 +100,29 @@ class Bench:
     mesh: workers on the axis "data".
   """
 
-  def __init__(self, config: ConfigDict, task: Task, mesh: Mesh):
+  def __init__(self, config: ConfigDict, task: tasks.Task, mesh: Mesh):
     self._config = config
     self._task = task
     self._mesh = mesh
-    self._score = make_score(task)
+    self._score = trainer.make_score(task)
     self._graph = nnx.graphdef(task.build(0))
     # Programs are large: those of the algorithm at work are kept.
     self._compile = functools.lru_cache(maxsize=1)(self._compile_step)
 
-  def run(self, trial: Trial, on_step: OnStep = ignore_step) -> StudyRun:
-    """Returns the measurements of a run.
-
-    Args:
-      trial: what to run.
-      on_step: called with the number of steps done and the loss.
-    """
-    algorithm = ALGORITHMS[trial.algorithm]
+  def run(
+    self, trial: Trial, on_step: loop.OnStep = loop.ignore_step
+  ) -> StudyRun:
+    """Returns the measurements of a run."""
+    algorithm = cases.ALGORITHMS[trial.algorithm]
     length = trial.steps if algorithm.warms_up else 0
     init, step, sent = self._compile(trial.algorithm, trial.outer_rate, length)
-    state = set_rates(init(trial.seed), trial.rate, trial.steps)
+    state = cases.set_rates(init(trial.seed), trial.rate, trial.steps)
 
     def take_step(state: Any, batch: Any) -> tuple[Any, float]:
       *state, loss = step(*state, batch)
       return tuple(state), float(np.mean(loss))
 
-    state, log = run_steps(
+    state, log = loop.run_steps(
       state,
       take_step,
       lambda index: self._task.batch(trial.seed, index),
@@ -163,7 +155,7 @@ class Bench:
       return self._task.loss(nnx.merge(self._graph, params), batch)
 
     step: Any
-    init_params, step = make_step(
+    init_params, step = cases.make_step(
       self._config, loss, self._mesh, name, outer_rate, length
     )
 
@@ -176,7 +168,7 @@ class Bench:
     args = *init(0), self._task.batch(0, 0)
     compiled = step.lower(*args).compile()
 
-    apart = ALGORITHMS[name].rounds, ALGORITHMS[name].fragments
+    apart = cases.ALGORITHMS[name].rounds, cases.ALGORITHMS[name].fragments
 
     @functools.cache
     def count_sent(branch: int | None) -> Sent:
@@ -188,15 +180,12 @@ class Bench:
 
 
 def typical_ms(step_ms: Sequence[float]) -> float:
-  """Returns the mean time of a step that no other program lengthens much.
-
-  Local updates exchange in one step of `EVERY`. So each of that many steps has
-  a tenth percentile of its own, over the run.
-
-  Args:
-    step_ms: times of all steps of a run.
-  """
-  turns = [step_ms[i::EVERY] for i in range(min(EVERY, len(step_ms)))]
+  """Returns the mean time of a step that no other program lengthens much."""
+  # Local updates exchange in one step of `EVERY`. So each of that many steps
+  # has a tenth percentile of its own, over the run.
+  turns = [
+    step_ms[i :: cases.EVERY] for i in range(min(cases.EVERY, len(step_ms)))
+  ]
   return statistics.fmean(float(np.percentile(turn, 10)) for turn in turns)
 
 
@@ -206,17 +195,9 @@ def link_seconds(
   rounds: int = 1,
   fragments: int = 1,
 ) -> float:
-  """Predicts the time that the collectives of a step take on a link.
-
-  Those of one kind and dtype travel together, as compilers for GPUs and TPUs
-  combine them. The CPU's compiler leaves them apart.
-
-  Args:
-    ledger: collectives of the step.
-    link: link of each worker.
-    rounds: number of sums of gradients that wait for one another.
-    fragments: number of equal parts that travel at different steps.
-  """
+  """Predicts the time that the collectives of a step take on a link."""
+  # Those of one kind and dtype travel together, as compilers for GPUs and TPUs
+  # combine them. The CPU's compiler leaves them apart.
   together: dict[tuple[str, str, int], float] = {}
   for move in ledger.moves:
     key = (move.op, move.dtype, move.workers)

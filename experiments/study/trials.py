@@ -4,49 +4,40 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from experiments.study.cases import ALGORITHMS
-from experiments.study.trainer import StudyRun, Trial
+from experiments.study import cases, trainer
 
 
 def choose_rates(
   config: ConfigDict,
   name: str,
-  run: Callable[[Trial], StudyRun],
+  run: Callable[[trainer.Trial], trainer.StudyRun],
   *,
   higher: bool,
-) -> StudyRun:
-  """Returns the best of an algorithm's trials.
-
-  Three learning rates are tried, then both neighbors of the best of them: other
-  outer learning rates for local updates, rates in between for all others. As
-  long as the best is the least or the greatest that was tried, the next one
-  beyond it is tried, at most `config.further` times.
-
-  Args:
-    config: configuration of the study.
-    name: name of the algorithm.
-    run: runs a trial.
-    higher: whether higher scores are better.
-  """
-  algorithm = ALGORITHMS[name]
+) -> trainer.StudyRun:
+  """Returns the best of an algorithm's trials."""
+  # Three learning rates are tried, then both neighbors of the best of them:
+  # other outer learning rates for local updates, rates in between for all
+  # others. As long as the best is the least or the greatest that was tried, the
+  # next one beyond it is tried, at most `config.further` times.
+  algorithm = cases.ALGORITHMS[name]
   base = config.base_rates[algorithm.optimizer or config.optimizer]
   is_local = algorithm.outer_rate is not None
 
-  def try_rates(rate: float, outer_rate: float | None) -> StudyRun:
+  def try_rates(rate: float, outer_rate: float | None) -> trainer.StudyRun:
     seed, steps = config.trial_seed, config.trial_steps
-    return run(Trial(name, seed, steps, rate, outer_rate))
+    return run(trainer.Trial(name, seed, steps, rate, outer_rate))
 
-  def rank(found: StudyRun) -> tuple[float, float]:
+  def rank(found: trainer.StudyRun) -> tuple[float, float]:
     if found.score is None or found.loss is None:
       return float("inf"), float("inf")
     # Scores of few examples are often equal: then the training loss decides.
     return (-found.score if higher else found.score), found.loss
 
-  def knob(found: StudyRun) -> float:
+  def knob(found: trainer.StudyRun) -> float:
     trial = found.trial
     return trial.rate if trial.outer_rate is None else trial.outer_rate
 
-  def scale(found: StudyRun, factor: float) -> StudyRun:
+  def scale(found: trainer.StudyRun, factor: float) -> trainer.StudyRun:
     _, _, _, rate, outer_rate = found.trial
     if outer_rate is None:
       return try_rates(rate * factor, None)

@@ -15,7 +15,7 @@ equal shares of the workers; `experiments.common.distributed` says when it ends.
 from absl import flags
 
 from experiments.common import distributed, shared_flags, signals
-from experiments.train.run import run_experiment
+from experiments.train import run
 
 _CONFIG = shared_flags.define_config("digits")
 _JSON = shared_flags.define_rows()
@@ -28,7 +28,7 @@ flags.adopt_module_key_flags(distributed)
 def main() -> None:
   """Runs the job that the flags describe."""
   with distributed.join_job() as processes:
-    run_experiment(
+    run.run_experiment(
       _CONFIG.value,
       json=_JSON.value,
       plot=_PLOT.value,

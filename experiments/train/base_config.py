@@ -4,14 +4,8 @@ from ml_collections import ConfigDict
 
 
 def base_config(experiment: str, data: str) -> ConfigDict:
-  """Returns a configuration without the fields of a model.
-
-  Every field can be set on the command line.
-
-  Args:
-    experiment: name in the rows.
-    data: name of the data: digits, photographs, cifar10, imagefolder or stdlib.
-  """
+  """Returns a configuration without the fields of a model."""
+  # Every field can be set on the command line.
   config = ConfigDict()
   config.experiment = experiment
   config.data = data
@@ -45,13 +39,7 @@ def base_config(experiment: str, data: str) -> ConfigDict:
 def cnn_config(
   experiment: str, data: str, channels: tuple[int, ...]
 ) -> ConfigDict:
-  """Returns a configuration of a CNN for images.
-
-  Args:
-    experiment: name in the rows.
-    data: name of the data: digits, photographs, cifar10 or imagefolder.
-    channels: output channels of each convolution.
-  """
+  """Returns a configuration of a CNN for images."""
   config = base_config(experiment, data)
   config.model = "cnn"
   config.channels = channels
@@ -60,11 +48,7 @@ def cnn_config(
 
 
 def text_config(experiment: str) -> ConfigDict:
-  """Returns a configuration of a byte transformer for Python source.
-
-  Args:
-    experiment: name in the rows.
-  """
+  """Returns a configuration of a byte transformer for Python source."""
   # *.py in the order of their paths, without tests and site-packages, or those
   # of another folder, `data_dir`.
   config = base_config(experiment, "stdlib")

@@ -4,8 +4,8 @@ import jax
 import optax
 
 import jaxmotion
-from experiments.common.names import check_name
-from experiments.train.presets import ALTERNATING, PRESETS, Place, Settings
+from experiments.common import names
+from experiments.train import presets
 from jaxmotion import codecs
 
 # Biases and norms are less than 1 % of the parameters. They stay uncompressed,
@@ -60,11 +60,7 @@ DELAYED = "delayed_"
 
 
 def split_delay(name: str) -> tuple[str, int]:
-  """Returns the name of an exchange without its prefix, and its delay.
-
-  Args:
-    name: what a configuration names.
-  """
+  """Returns the name of an exchange without its prefix, and its delay."""
   return name.removeprefix(DELAYED), int(name.startswith(DELAYED))
 
 
@@ -81,35 +77,23 @@ def settled_branches(name: str) -> tuple[int | None, ...]:
   (0, 1)
   """
   name, _ = split_delay(name)
-  if name == ALTERNATING:
+  if name == presets.ALTERNATING:
     return (0, 1)
   # What a preset starts with is the later of two branches.
-  return (0,) if name in PRESETS else (None,)
+  return (0,) if name in presets.PRESETS else (None,)
 
 
 def check_exchange(name: str) -> None:
-  """Raises unless there is an exchange of this name, whatever its kind.
-
-  Args:
-    name: what a configuration names.
-
-  Raises:
-    JobError: there is no such exchange.
-  """
+  """Raises unless there is an exchange of this name, whatever its kind."""
   name, _ = split_delay(name)
-  check_name(name, (*EXCHANGES, *SHARDED, *PRESETS), "`config.exchanges`")
+  names.check_name(
+    name, (*EXCHANGES, *SHARDED, *presets.PRESETS), "`config.exchanges`"
+  )
 
 
 def get_exchange(name: str) -> codecs.Codec:
-  """Returns the codec of an exchange.
-
-  Args:
-    name: one of `EXCHANGES`.
-
-  Raises:
-    JobError: there is no such exchange.
-  """
-  check_name(name, EXCHANGES, "`config.exchanges`")
+  """Returns the codec of an exchange."""
+  names.check_name(name, EXCHANGES, "`config.exchanges`")
   return EXCHANGES[name]
 
 
@@ -117,22 +101,15 @@ def exchange_with(
   mesh: jax.sharding.Mesh,
   exchange: str,
   optimizer: optax.GradientTransformation,
-  settings: Settings = Settings(),  # noqa: B008, a tuple of numbers.
+  settings: presets.Settings = presets.Settings(),  # noqa: B008, a tuple of numbers.
 ) -> optax.GradientTransformation:
-  """Returns an optimizer with its exchange; of two axes, within hosts first.
-
-  Args:
-    mesh: workers on the first axis, or hosts on the first of two axes.
-    exchange: name of the exchange.
-    optimizer: optimizer of the mean gradients.
-    settings: of presets, which may be optimizers themselves.
-  """
+  """Returns an optimizer with its exchange; of two axes, within hosts first."""
   exchange, _ = split_delay(exchange)
   outer, *inner = mesh.axis_names
   local_axis = tuple(inner) or None
-  if exchange in PRESETS:
-    place = Place(outer, local_axis, optimizer, settings)
-    return PRESETS[exchange](place)
+  if exchange in presets.PRESETS:
+    place = presets.Place(outer, local_axis, optimizer, settings)
+    return presets.PRESETS[exchange](place)
   if exchange in SHARDED:
     gradients, weights = SHARDED[exchange]
     return jaxmotion.sharded(

@@ -6,7 +6,7 @@ import os
 import jax
 import numpy as np
 
-from experiments.common.console import JobError
+from experiments.common import console
 
 Mesh = jax.sharding.Mesh
 
@@ -17,25 +17,14 @@ _EMULATION_FLAG = "xla_force_host_platform_device_count"
 
 
 def make_mesh(workers: int, processes: int = 1) -> Mesh:
-  """Returns a mesh of `workers` devices.
-
-  The axis of one process is `"data"`. Several processes have equal shares of
-  the workers: along `"host"` if each has one device, else along `"host"` and
-  `"device"`.
-
-  If the machine has fewer devices than workers, CPU devices are emulated. Call
-  this function before anything else asks JAX for a device.
-
-  Args:
-    workers: number of devices, over all processes.
-    processes: number of processes that run this job together.
-
-  Raises:
-    JobError: the processes do not divide the workers, or JAX has already
-      started with too few devices.
-  """
+  """Returns a mesh of `workers` devices."""
+  # The axis of one process is `"data"`. Several processes have equal shares of
+  # the workers: along `"host"` if each has one device, else along `"host"` and
+  # `"device"`.
+  # If the machine has fewer devices than workers, CPU devices are emulated.
+  # Call this function before anything else asks JAX for a device.
   if workers % processes:
-    raise JobError(
+    raise console.JobError(
       f"`config.workers` must be a multiple of the {processes} processes, got"
       f" {workers}."
     )
@@ -50,7 +39,7 @@ def make_mesh(workers: int, processes: int = 1) -> Mesh:
   if len(devices) < workers:
     devices = jax.devices("cpu")
   if len(devices) < workers:
-    raise JobError(
+    raise console.JobError(
       "`config.workers` must be at most the devices JAX has started with, got"
       f" {workers} for {len(devices)}."
     )
@@ -69,7 +58,7 @@ def _make_host_mesh(share: int, processes: int) -> Mesh:
   ]
   fewest = min(map(len, rows))
   if fewest < share:
-    raise JobError(
+    raise console.JobError(
       "`config.workers` must be at most the devices of all processes, got"
       f" {share} a process for {fewest}."
     )

@@ -3,20 +3,15 @@
 import optax
 from ml_collections import ConfigDict
 
-from experiments.common.console import JobError
-from experiments.train.presets import Settings
+from experiments.common import console
+from experiments.train import presets
 
 
 def make_settings(
   config: ConfigDict, schedule: optax.Schedule | None = None
-) -> Settings:
-  """Returns what presets take of a configuration.
-
-  Args:
-    config: as for `make_optimizer`.
-    schedule: as for `make_optimizer`.
-  """
-  return Settings(
+) -> presets.Settings:
+  """Returns what presets take of a configuration."""
+  return presets.Settings(
     schedule or _make_schedule(config),
     config.momentum,
     config.optimizer == "sgd",
@@ -28,18 +23,7 @@ def make_settings(
 def make_optimizer(
   config: ConfigDict, schedule: optax.Schedule | None = None
 ) -> optax.GradientTransformation:
-  """Returns the optimizer, with a learning rate that ends at zero.
-
-  Args:
-    config: with `optimizer` (`adamw`, `sgd` or `momentum`, which is sgd
-      without Nesterov's step), `learning_rate`, `warmup_steps`, `steps`,
-      `momentum` and `weight_decay`.
-    schedule: learning rate by the count of updates; None for the cosine that
-      the configuration describes.
-
-  Raises:
-    JobError: `config.optimizer` is unknown, or the warm-up is too long.
-  """
+  """Returns the optimizer, with a learning rate that ends at zero."""
   schedule = schedule or _make_schedule(config)
   match config.optimizer:
     case "adamw":
@@ -52,7 +36,7 @@ def make_optimizer(
         optax.add_decayed_weights(config.weight_decay),
         optax.sgd(schedule, momentum=config.momentum, nesterov=nesterov),
       )
-  raise JobError(
+  raise console.JobError(
     "`config.optimizer` must be adamw, sgd or momentum, got"
     f" {config.optimizer!r}."
   )
@@ -60,7 +44,7 @@ def make_optimizer(
 
 def _make_schedule(config: ConfigDict) -> optax.Schedule:
   if not 0 <= config.warmup_steps < config.steps:
-    raise JobError(
+    raise console.JobError(
       "`config.warmup_steps` must be at least 0 and less than `config.steps` ="
       f" {config.steps}, got {config.warmup_steps}."
     )

@@ -3,17 +3,13 @@
 import os
 from collections.abc import Sequence
 
-from experiments.common.figures import make_figure, save_figure
-from experiments.common.records import Row
+from experiments.common import figures, records
 
 
-def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
-  """Draws the score against the bytes a worker sends per step.
-
-  Args:
-    rows: made by `rows.make_rows`; the first one is a score.
-    path: file of the image; its suffix chooses the format.
-  """
+def save_plot(
+  rows: Sequence[records.Row], path: str | os.PathLike[str]
+) -> None:
+  """Draws the score against the bytes a worker sends per step."""
   metric, unit = rows[0].metric, rows[0].unit
   sent = {
     row.case: float(row.value)
@@ -21,7 +17,7 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
     if row.metric == "wire_bytes_predicted"
   }
   scores = [row for row in rows if row.metric == metric]
-  figure = make_figure(7, 4.5)
+  figure = figures.make_figure(7, 4.5)
   axes = figure.add_subplot()
   for i, row in enumerate(sorted(scores, key=lambda row: sent[row.case])):
     x, y = sent[row.case], float(row.value)
@@ -43,4 +39,4 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
     "mean ± standard deviation over seeds"
   )
   axes.grid(alpha=0.3)
-  save_figure(figure, path)
+  figures.save_figure(figure, path)

@@ -7,10 +7,8 @@ from typing import NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from experiments.common import records
-from experiments.common.records import Row
-from experiments.common.workdir import Run
-from experiments.train.tasks import Task
+from experiments.common import records, workdir
+from experiments.train import tasks
 
 LINK_SPEEDS = {"100mbit": 1e8, "1gbit": 1e9, "10gbit": 1e10}
 """Bits per second of the links that exchange times are computed for."""
@@ -25,21 +23,12 @@ class _Measured(NamedTuple):
   noise: float | None = None
 
 
-def make_rows(config: ConfigDict, task: Task, runs: Iterable[Run]) -> list[Row]:
-  """Returns one row for each exchange and metric, over the seeds.
-
-  Args:
-    config: configuration of the job.
-    task: names the score and brings facts about the data.
-    runs: finished runs of the job.
-
-  Returns:
-    For each exchange the mean score first, then the bytes a worker sends per
-    step, the median step time, the time those bytes would take on links of
-    three speeds, and fp32's bytes over these bytes; at last the facts.
-  """
+def make_rows(
+  config: ConfigDict, task: tasks.Task, runs: Iterable[workdir.Run]
+) -> list[records.Row]:
+  """Returns one row for each exchange and metric, over the seeds."""
   experiment = f"train_{config.experiment}"
-  groups: dict[str, list[Run]] = {}
+  groups: dict[str, list[workdir.Run]] = {}
   for run in runs:
     groups.setdefault(run.exchange, []).append(run)
   # The workers of one process share its link.
@@ -56,15 +45,17 @@ def make_rows(config: ConfigDict, task: Task, runs: Iterable[Run]) -> list[Row]:
       baseline = base[metric].value if metric in base else None
       ratio = value / baseline if baseline else None
       key = (experiment, name, metric)
-      rows.append(Row(*key, value, unit, baseline, ratio, noise, *stamp))
+      rows.append(
+        records.Row(*key, value, unit, baseline, ratio, noise, *stamp)
+      )
   for metric, fact, unit in task.facts:
     key = (experiment, "data", metric)
-    rows.append(Row(*key, fact, unit, None, None, None, *stamp))
+    rows.append(records.Row(*key, fact, unit, None, None, None, *stamp))
   return rows
 
 
 def _measure_exchange(
-  task: Task, runs: list[Run], sharing: int
+  task: tasks.Task, runs: list[workdir.Run], sharing: int
 ) -> dict[str, _Measured]:
   """Returns the measurements of one exchange by metric, the score first."""
   scores = [run.score for run in runs]

@@ -5,16 +5,17 @@ import pathlib
 import jax
 from ml_collections import ConfigDict
 
-from experiments.common import records
-from experiments.common.checkpoint import CheckpointStore
-from experiments.common.config_fields import check_fields
+from experiments.common import (
+  checkpoint,
+  config_fields,
+  loop,
+  progress,
+  records,
+  scalars,
+)
 from experiments.common.console import make_console
-from experiments.common.loop import OnStep, run_cases
-from experiments.common.progress import Display
-from experiments.common.scalars import ScalarWriter
 from experiments.common.workdir import FREE_FIELDS, Run, Workdir
-from experiments.train import tables, tasks
-from experiments.train.cases import check_exchange
+from experiments.train import cases, tables, tasks
 from experiments.train.mesh import Mesh, make_mesh
 from experiments.train.rows import make_rows
 from experiments.train.trainer import Trainer, make_score
@@ -29,25 +30,12 @@ def run_experiment(
   tensorboard: str | None = None,
   processes: int = 1,
 ) -> None:
-  """Trains all exchanges and seeds, prints the table, writes rows and plot.
-
-  Of several processes, only the first prints and writes; checkpoints are the
-  exception.
-
-  Args:
-    config: made by a `get_config()`.
-    json: file of the rows, if any.
-    plot: file of the plot, if any.
-    workdir: folder of the checkpoints, if any.
-    tensorboard: folder of the scalars, if any.
-    processes: number of processes that run this job together.
-
-  Raises:
-    SystemExit: a loss is not finite; the message says which.
-  """
-  check_fields(config, "exchanges")
+  """Trains all exchanges and seeds, prints the table, writes rows and plot."""
+  # Of several processes, only the first prints and writes; checkpoints are the
+  # exception.
+  config_fields.check_fields(config, "exchanges")
   for exchange in config.exchanges:
-    check_exchange(exchange)  # A misspelled name fails before any work.
+    cases.check_exchange(exchange)  # A misspelled name fails before any work.
   mesh = make_mesh(config.workers, processes)
   is_first = jax.process_index() == 0
   console = make_console()
@@ -55,7 +43,7 @@ def run_experiment(
   folder = open_workdir(workdir, config) if workdir else None
   task = tasks.load_task(config)
   runs = len(config.exchanges) * len(config.seeds)
-  with Display(console, steps=config.steps, runs=runs) as display:
+  with progress.Display(console, steps=config.steps, runs=runs) as display:
     try:
       finished = train_all(
         config,
@@ -82,26 +70,16 @@ def run_experiment(
 
 
 def open_workdir(folder: str, config: ConfigDict) -> Workdir:
-  """Opens the work folder of a job, which other workers may continue.
-
-  Args:
-    folder: path of the folder.
-    config: configuration of the job.
-  """
+  """Opens the work folder of a job, which other workers may continue."""
   return Workdir(folder, config, free_fields=(*FREE_FIELDS, "workers"))
 
 
-def open_scalars(folder: str | None, name: str) -> ScalarWriter | None:
-  """Returns the writer of one run's scalars, if there is a folder for them.
-
-  Args:
-    folder: of the job.
-    name: of the run.
-  """
+def open_scalars(folder: str | None, name: str) -> scalars.ScalarWriter | None:
+  """Returns the writer of one run's scalars, if there is a folder for them."""
   if folder is None:
     return None
   path = pathlib.Path(folder) / name
-  return ScalarWriter(path, is_quiet=jax.process_index() != 0)
+  return scalars.ScalarWriter(path, is_quiet=jax.process_index() != 0)
 
 
 def train_all(
@@ -111,28 +89,20 @@ def train_all(
   *,
   workdir: Workdir | None = None,
   tensorboard: str | None = None,
-  display: Display | None = None,
+  display: progress.Display | None = None,
 ) -> list[Run]:
-  """Trains every exchange with every seed, except runs `workdir` already has.
-
-  Args:
-    config: configuration of the job.
-    task: model, data and loss.
-    mesh: made by `make_mesh`.
-    workdir: folder of checkpoints and finished runs, if any.
-    tensorboard: folder of the scalars of every run, if any.
-    display: shows the progress, if given.
-
-  Returns:
-    One `Run` for each exchange and seed that `config` names.
-  """
+  """Trains every exchange with every seed, except runs `workdir` already
+  has."""
   score = make_score(task)
   trainers = {
     name: Trainer(config, task, mesh, name) for name in config.exchanges
   }
 
   def run_case(
-    exchange: str, seed: int, store: CheckpointStore | None, on_step: OnStep
+    exchange: str,
+    seed: int,
+    store: checkpoint.CheckpointStore | None,
+    on_step: loop.OnStep,
   ) -> Run:
     trainer = trainers[exchange]
     writer = open_scalars(tensorboard, f"{exchange}-seed{seed}")
@@ -145,7 +115,7 @@ def train_all(
       writer.close()
     return run
 
-  return run_cases(
+  return loop.run_cases(
     config.exchanges,
     config.seeds,
     run_case,

@@ -2,23 +2,13 @@
 
 from collections.abc import Sequence
 
-from experiments.common.records import Row
-from experiments.common.tables import (
-  Table,
-  format_gap,
-  format_noise,
-  index_rows,
-)
+from experiments.common import records, tables
 from experiments.train.rows import LINK_SPEEDS
 
 
-def summary_table(rows: Sequence[Row]) -> Table:
-  """Returns score, bytes and times, a line for each exchange.
-
-  Args:
-    rows: made by `rows.make_rows`; the first one is a score.
-  """
-  found = index_rows(rows)
+def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns score, bytes and times, a line for each exchange."""
+  found = tables.index_rows(rows)
   metric, unit = rows[0].metric, rows[0].unit
   digits = 2 if unit == "%" else 3
   lines = []
@@ -27,8 +17,8 @@ def summary_table(rows: Sequence[Row]) -> Table:
     lines.append(
       (
         row.case,
-        format_noise(row, digits),
-        format_gap(row, digits),
+        tables.format_noise(row, digits),
+        tables.format_gap(row, digits),
         f"{found[row.case, 'wire_bytes_compiled'].value:,.0f}",
         "-" if ratio is None else f"{ratio.value:.2f}",
         f"{found[row.case, 'step_ms'].value:.1f}",
@@ -49,7 +39,7 @@ def summary_table(rows: Sequence[Row]) -> Table:
     "at 1 Gbit/s",
     "at 10 Gbit/s",
   )
-  return Table(
+  return tables.Table(
     header,
     lines,
     title=f"{rows[0].experiment} on {rows[0].machine}, JAX {rows[0].jax}",

@@ -12,9 +12,9 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from experiments.common.console import JobError
+from experiments.common import console
+from experiments.data import labels
 from experiments.data.images import batch_indices, load_images
-from experiments.data.labels import ImageData, Images
 from experiments.data.text import (
   corpus_sha256,
   cut_windows,
@@ -58,34 +58,21 @@ class Task:
 
 
 def load_task(config: ConfigDict) -> Task:
-  """Reads the data and builds the model that a configuration names.
-
-  Args:
-    config: with `model` (`cnn` or `transformer`) and the fields of that
-      model and of its data.
-
-  Raises:
-    JobError: `config.model` is neither.
-  """
+  """Reads the data and builds the model that a configuration names."""
   match config.model:
     case "cnn":
       return _image_task(config)
     case "transformer":
       return _text_task(config)
-  raise JobError(
+  raise console.JobError(
     f"`config.model` must be cnn or transformer, got {config.model!r}."
   )
 
 
 def image_batches(
-  data: ImageData, size: int
+  data: labels.ImageData, size: int
 ) -> tuple[Callable[[int, int], Batch], Callable[[], Iterator[Batch]]]:
-  """Returns the functions `batch` and `test` of a task about images.
-
-  Args:
-    data: images to train and test on.
-    size: number of examples in a training batch.
-  """
+  """Returns the functions `batch` and `test` of a task about images."""
   train = data.train
 
   def batch(seed: int, step: int) -> Batch:
@@ -114,7 +101,7 @@ def _image_task(config: ConfigDict) -> Task:
   )
 
 
-def _image_batch(images: Images, index: Any) -> Batch:
+def _image_batch(images: labels.Images, index: Any) -> Batch:
   pixels = images.pixels[index].astype(np.float32) / np.float32(127.5) - 1
   return {"pixels": pixels, "labels": images.labels[index]}
 
@@ -171,10 +158,8 @@ def _sum_bits(model: Any, batch: Batch) -> jax.Array:
 
 
 def _pad_batches(examples: Batch) -> Iterator[Batch]:
-  """Yields batches of one shape, padded with examples of weight 0.
-
-  One shape makes scoring compile once.
-  """
+  """Yields batches of one shape, padded with examples of weight 0."""
+  # One shape makes scoring compile once.
   count = len(next(iter(examples.values())))
   for start in range(0, count, _TEST_BATCH):
     index = np.arange(start, start + _TEST_BATCH)

@@ -12,16 +12,10 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 import jaxmotion
+from experiments.common import console, distributed, loop, scalars, workdir
 from experiments.common.checkpoint import CheckpointStore, Elastic, Log
-from experiments.common.console import print_notice
-from experiments.common.distributed import wait_for_processes
-from experiments.common.loop import OnStep, ignore_step, run_steps
-from experiments.common.scalars import ScalarWriter
-from experiments.common.workdir import Run
-from experiments.train.cases import exchange_with, settled_branches, split_delay
+from experiments.train import cases, optimizer, tasks
 from experiments.train.mesh import DEVICE_AXIS, Mesh
-from experiments.train.optimizer import make_optimizer, make_settings
-from experiments.train.tasks import Batch, Task
 from jaxmotion import checkpoint, wire
 
 _SCALARS_EVERY = 10  # Steps: reading a state takes a program of its own.
@@ -30,12 +24,12 @@ Params = Any
 OptState = Any
 
 
-def make_score(task: Task) -> Callable[[Params], float]:
+def make_score(task: tasks.Task) -> Callable[[Params], float]:
   """Returns a function that scores parameters on the held-out data."""
   graph = nnx.graphdef(task.build(0))
 
   @jax.jit
-  def score_sum(params: Params, batch: Batch) -> jax.Array:
+  def score_sum(params: Params, batch: tasks.Batch) -> jax.Array:
     return task.score_sum(nnx.merge(graph, params), batch)
 
   def score(params: Params) -> float:
@@ -72,7 +66,9 @@ class Program(NamedTuple):
     compile_s: seconds to trace and compile the step.
   """
 
-  step: Callable[[Params, OptState, Batch], tuple[Params, OptState, jax.Array]]
+  step: Callable[
+    [Params, OptState, tasks.Batch], tuple[Params, OptState, jax.Array]
+  ]
   wire_bytes: int
   compiled_bytes: int
   compile_s: float
@@ -81,14 +77,8 @@ class Program(NamedTuple):
 def compile_step(
   step: Any, *args: Any, branches: Sequence[int | None] = (None,)
 ) -> Program:
-  """Compiles a jitted step for these arguments and counts the bytes it sends.
-
-  Args:
-    step: jitted function.
-    *args: arguments of the step.
-    branches: indices of the branches that conditionals take in turn; None for
-      the one that sends the most bytes.
-  """
+  """Compiles a jitted step for these arguments and counts the bytes it
+  sends."""
   begin = time.perf_counter()
   compiled = step.lower(*args).compile()
   compile_s = time.perf_counter() - begin
@@ -114,22 +104,27 @@ class Trainer:
     exchange: name of the exchange.
   """
 
-  def __init__(self, config: ConfigDict, task: Task, mesh: Mesh, exchange: str):
+  def __init__(
+    self, config: ConfigDict, task: tasks.Task, mesh: Mesh, exchange: str
+  ):
     self._config = config
     self._task = task
     self._exchange = exchange
     graph = nnx.graphdef(task.build(0))
 
-    def loss(params: Params, batch: Batch) -> jax.Array:
+    def loss(params: Params, batch: tasks.Batch) -> jax.Array:
       return task.loss(nnx.merge(graph, params), batch)
 
-    tx = exchange_with(
-      mesh, exchange, make_optimizer(config), make_settings(config)
+    tx = cases.exchange_with(
+      mesh,
+      exchange,
+      optimizer.make_optimizer(config),
+      optimizer.make_settings(config),
     )
     outer, *inner = mesh.axis_names
     workers = mesh.axis_names if inner else outer
     self._init, self._step = jaxmotion.data_parallel(
-      loss, tx, mesh, axis_name=workers, delay=split_delay(exchange)[1]
+      loss, tx, mesh, axis_name=workers, delay=cases.split_delay(exchange)[1]
     )
     self._mesh, self._workers = mesh, workers
     self._rows = jax.sharding.NamedSharding(mesh, jax.P(workers))
@@ -141,21 +136,10 @@ class Trainer:
     *,
     store: CheckpointStore | None = None,
     stop: int | None = None,
-    on_step: OnStep = ignore_step,
-    writer: ScalarWriter | None = None,
+    on_step: loop.OnStep = loop.ignore_step,
+    writer: scalars.ScalarWriter | None = None,
   ) -> Trained:
-    """Trains one seed, from its latest checkpoint if there is one.
-
-    Args:
-      seed: seed of the initial parameters and of the batches.
-      store: checkpoints to read and write, if any.
-      stop: number of steps to end after, instead of `config.steps`.
-      on_step: called with the number of steps done and the loss.
-      writer: receives the scalars of every `_SCALARS_EVERY`-th step, if any.
-
-    Raises:
-      FloatingPointError: the loss is not finite.
-    """
+    """Trains one seed, from its latest checkpoint if there is one."""
     initial = nnx.state(self._task.build(seed), nnx.Param)
     # On the host: arrays of one device are not those of all processes.
     params, state = self._init(
@@ -163,14 +147,14 @@ class Trainer:
     )
     if self.program is None:
       first = self._load_batch(seed, 0)
-      branches = settled_branches(self._exchange)
+      branches = cases.settled_branches(self._exchange)
       self.program = compile_step(
         self._step, params, state, first, branches=branches
       )
-      wait_for_processes(f"{self._exchange} is compiled")
+      distributed.wait_for_processes(f"{self._exchange} is compiled")
     program = self.program
 
-    def step(trained: Any, batch: Batch) -> tuple[Any, float]:
+    def step(trained: Any, batch: tasks.Batch) -> tuple[Any, float]:
       *trained, loss = program.step(trained[0], trained[1], batch)
       return tuple(trained), float(loss)
 
@@ -179,7 +163,7 @@ class Trainer:
         writer.write(done, {"loss": loss})
       on_step(done, loss)
 
-    (params, state), log = run_steps(
+    (params, state), log = loop.run_steps(
       (params, state),
       step,
       lambda index: self._load_batch(seed, index),
@@ -195,7 +179,7 @@ class Trainer:
     return Trained(params, state, log)
 
   def _make_watch(
-    self, params: Params, writer: ScalarWriter
+    self, params: Params, writer: scalars.ScalarWriter
   ) -> Callable[[int, tuple[Params, OptState]], None]:
     """Returns a function of a step that logs what its exchange did."""
     layout = checkpoint.describe_state(
@@ -210,16 +194,10 @@ class Trainer:
 
   def summarize_run(
     self, seed: int, trained: Trained, score: Callable[[Params], float]
-  ) -> Run:
-    """Returns score, loss, bytes and times of a run that is done.
-
-    Args:
-      seed: seed of the run.
-      trained: state after the last step.
-      score: function made by `make_score`.
-    """
+  ) -> workdir.Run:
+    """Returns score, loss, bytes and times of a run that is done."""
     assert self.program is not None
-    return Run(
+    return workdir.Run(
       exchange=self._exchange,
       seed=seed,
       score=score(trained.params),
@@ -245,7 +223,7 @@ class Trainer:
     ) -> tuple[Params, OptState]:
       saved = checkpoint.Layout.from_dict(layout)
       before = math.prod(count for _, count in saved.workers)
-      print_notice(
+      console.print_notice(
         f"{self._exchange}: a state of {before} workers continues on"
         f" {mesh.size}."
       )

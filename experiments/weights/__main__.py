@@ -14,14 +14,13 @@ are measured. With `--workdir` a killed job continues from its last checkpoint.
 from absl import flags
 
 from experiments.common import shared_flags, signals
-from experiments.weights.host_link import HOST_LINKS
-from experiments.weights.run import run_experiment
+from experiments.weights import host_link, run
 
 _CONFIG = shared_flags.define_config("weights_vgg")
 _LINK = flags.DEFINE_enum(
   "link",
   "pcie3_x8",
-  list(HOST_LINKS),
+  list(host_link.HOST_LINKS),
   "Host link whose emulated times the tables show.",
 )
 _JSON = shared_flags.define_rows()
@@ -31,7 +30,7 @@ _WORKDIR = shared_flags.define_workdir()
 
 def main() -> None:
   """Runs the job that the flags describe."""
-  run_experiment(
+  run.run_experiment(
     _CONFIG.value,
     link=_LINK.value,
     json=_JSON.value,

@@ -4,12 +4,7 @@ from ml_collections import ConfigDict
 
 
 def base_config(experiment: str, model: str) -> ConfigDict:
-  """Returns a configuration; every field can be set on the command line.
-
-  Args:
-    experiment: name in the rows.
-    model: key of `experiments.models.staged.NETWORKS`.
-  """
+  """Returns a configuration; every field can be set on the command line."""
   config = ConfigDict()
   config.experiment = experiment
 

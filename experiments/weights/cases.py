@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from experiments.common.names import check_name
+from experiments.common import names
 from jaxmotion import codecs, controllers
 
 
@@ -65,36 +65,20 @@ _GROWTH = 127 / 7
 
 
 def get_case(name: str) -> Case:
-  """Returns the case of a name.
-
-  Raises:
-    JobError: there is no such case.
-  """
-  check_name(name, CASES, "`config.cases`")
+  """Returns the case of a name."""
+  names.check_name(name, CASES, "`config.cases`")
   return CASES[name]
 
 
 def control_interval(case: Case, config: ConfigDict) -> int:
-  """Returns the number of steps between two updates of a case's controller.
-
-  Args:
-    case: codecs and controller.
-    config: with `budget_every`. AWP reads every batch, as in the paper.
-  """
+  """Returns the number of steps between two updates of a case's controller."""
   return config.budget_every if case.control == "budget" else 1
 
 
 def make_controller(case: Case, config: ConfigDict) -> controllers.Controller:
-  """Returns the controller of a case's levels.
-
-  AWP has the interval of the configuration and the paper's threshold for the
-  network; `awp_tuned` has the configuration's threshold.
-
-  Args:
-    case: codecs and controller.
-    config: with `model`, `awp_interval`, `awp_threshold`, `error_budget` and
-      `budget_patience`.
-  """
+  """Returns the controller of a case's levels."""
+  # AWP has the interval of the configuration and the paper's threshold for the
+  # network; `awp_tuned` has the configuration's threshold.
   interval = config.awp_interval
   match case.control:
     case "awp":

@@ -6,12 +6,10 @@ from typing import Any, NamedTuple
 import optax
 from ml_collections import ConfigDict
 
-from experiments.data import images
-from experiments.data.labels import ImageData
+from experiments.data import images, labels
 from experiments.models import staged
-from experiments.train.optimizer import make_optimizer
-from experiments.train.tasks import Batch, image_batches
-from experiments.weights.model import Model, as_model
+from experiments.train import optimizer, tasks
+from experiments.weights import model
 
 
 class RunContext(NamedTuple):
@@ -27,20 +25,14 @@ class RunContext(NamedTuple):
 
   config: ConfigDict
   tx: optax.GradientTransformation
-  data: ImageData
-  batch: Callable[[int, int], Batch]
+  data: labels.ImageData
+  batch: Callable[[int, int], tasks.Batch]
   test: Callable[[], Any]
 
   def make_model(
     self, seed: int, *, size: int | None = None, width: float | None = None
-  ) -> Model:
-    """Returns the network of the configuration.
-
-    Args:
-      seed: seed of the initial parameters.
-      size: height and width of its images; None is that of the configuration.
-      width: factor of its channels; None is that of the configuration.
-    """
+  ) -> model.Model:
+    """Returns the network of the configuration."""
     stages = staged.build_stages(
       self.config.model,
       size=size or self.config.image_size,
@@ -49,11 +41,11 @@ class RunContext(NamedTuple):
       width=width or self.config.width,
       seed=seed,
     )
-    return as_model(stages)
+    return model.as_model(stages)
 
 
 def load_context(config: ConfigDict) -> RunContext:
   """Reads the data that a configuration names."""
   data = images.resize_images(images.load_images(config), config.image_size)
-  batch, test = image_batches(data, config.batch_size)
-  return RunContext(config, make_optimizer(config), data, batch, test)
+  batch, test = tasks.image_batches(data, config.batch_size)
+  return RunContext(config, optimizer.make_optimizer(config), data, batch, test)

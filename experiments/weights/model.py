@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from experiments.train.tasks import Batch
+from experiments.train import tasks
 
 Tree = Any
 
@@ -30,7 +30,7 @@ class Stage:
   last: bool
 
   def __call__(
-    self, params: Tree, stats: Tree, x: jax.Array | None, batch: Batch
+    self, params: Tree, stats: Tree, x: jax.Array | None, batch: tasks.Batch
   ) -> tuple[jax.Array, Tree]:
     """Returns the next stage's input, or the loss, and new statistics."""
     stage = nnx.merge(self.graph, params, stats)
@@ -80,11 +80,7 @@ def as_model(stages: list[nnx.Module]) -> Model:
 
 
 def abstract_model(make: Callable[[], list[nnx.Module]]) -> Model:
-  """Returns `as_model` of a network with shapes in place of arrays.
-
-  Args:
-    make: returns the stages; traced, so no array is allocated.
-  """
+  """Returns `as_model` of a network with shapes in place of arrays."""
   found: list[Any] = []
 
   def trace() -> tuple[dict, dict]:
@@ -109,12 +105,7 @@ class StageCost(NamedTuple):
 
 
 def stage_costs(model: Model, pixels: jax.ShapeDtypeStruct) -> list[StageCost]:
-  """Returns the cost of each stage, from its shapes and its lowered program.
-
-  Args:
-    model: a network with arrays or shapes.
-    pixels: shape of the images, f32 `(batch, height, width, channels)`.
-  """
+  """Returns the cost of each stage, from its shapes and its lowered program."""
   costs, x = [], pixels
   for name, stage in model.stages:
     args = model.params[name], model.stats[name], x
@@ -132,16 +123,9 @@ def count_correct(
   stages: tuple[tuple[str, Stage], ...],
   params: dict[str, Tree],
   stats: tuple[Tree, ...],
-  batch: Batch,
+  batch: tasks.Batch,
 ) -> jax.Array:
-  """Returns the summed weights of the correctly classified examples.
-
-  Args:
-    stages: stages of a model.
-    params: parameters by the names of the stages.
-    stats: running statistics in the order of the stages.
-    batch: pixels, labels and a `weight` for each example.
-  """
+  """Returns the summed weights of the correctly classified examples."""
   x = jnp.asarray(batch["pixels"])
   for (name, stage), own_stats in zip(stages, stats, strict=True):
     x = stage.evaluate(params[name], own_stats, x)

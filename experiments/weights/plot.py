@@ -5,23 +5,17 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 
-from experiments.common.figures import make_figure, save_figure
-from experiments.weights.trainer import Run
+from experiments.common import figures
+from experiments.weights import trainer
 
 
 def save_plot(
-  runs: Sequence[Run],
+  runs: Sequence[trainer.Run],
   bits: Mapping[str, Sequence[int]],
   path: str | os.PathLike,
 ) -> None:
-  """Draws the error of every case and the precision of every layer.
-
-  Args:
-    runs: finished runs of the job.
-    bits: bits of each level, by adaptive case.
-    path: file of the image; its suffix chooses the format.
-  """
-  figure = make_figure(6 + 5 * len(bits), 4.5)
+  """Draws the error of every case and the precision of every layer."""
+  figure = figures.make_figure(6 + 5 * len(bits), 4.5)
   first, *others = figure.subplots(1, 1 + len(bits), squeeze=False)[0]
   for case in dict.fromkeys(run.case for run in runs):
     curves = [run.curve for run in runs if run.case == case]
@@ -38,11 +32,11 @@ def save_plot(
   for axes, (case, bits_of_level) in zip(others, bits.items(), strict=True):
     run = next(run for run in runs if run.case == case)
     _draw_trajectory(axes, run, bits_of_level)
-  save_figure(figure, path)
+  figures.save_figure(figure, path)
 
 
 def _draw_trajectory(
-  axes: Axes, run: Run, bits_of_level: Sequence[int]
+  axes: Axes, run: trainer.Run, bits_of_level: Sequence[int]
 ) -> None:
   for i, group in enumerate(run.groups):
     changes = [(step, level) for step, g, level in run.switches if g == i]

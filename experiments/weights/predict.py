@@ -90,16 +90,10 @@ class StageShare(NamedTuple):
 
 
 def packing_rates(system: str, weights: int) -> PackingRates:
-  """Returns the rates of the paper's packing, from its times and bytes.
-
-  Bitpack reads the 4 bytes of a weight and writes those that are sent;
-  Bitunpack reads these and writes 4. The ratio of the two transfer times gives
-  the number of bytes that are sent.
-
-  Args:
-    system: `x86` or `power`.
-    weights: number of weights of VGG-A.
-  """
+  """Returns the rates of the paper's packing, from its times and bytes."""
+  # Bitpack reads the 4 bytes of a weight and writes those that are sent;
+  # Bitunpack reads these and writes 4. The ratio of the two transfer times
+  # gives the number of bytes that are sent.
   plain = paper.PROFILES[system, "fp32"]
   packed = paper.PROFILES[system, "a2dtwp"]
   sent = _FLOAT_BYTES * packed.host_to_device / plain.host_to_device
@@ -110,13 +104,7 @@ def packing_rates(system: str, weights: int) -> PackingRates:
 def predict_batch(
   system: str, weights: int, touched: TouchedBytes
 ) -> BatchTimes:
-  """Returns the times of one batch of VGG-A at batch 64.
-
-  Args:
-    system: `x86` or `power`.
-    weights: number of weights of VGG-A.
-    touched: bytes per weight of the case; the default values are fp32.
-  """
+  """Returns the times of one batch of VGG-A at batch 64."""
   plain = paper.PROFILES[system, "fp32"]
   rate = packing_rates(system, weights)
   return BatchTimes(
@@ -134,20 +122,11 @@ def predict_batch(
 
 
 def overlapped_ms(batch: BatchTimes, shares: Sequence[StageShare]) -> float:
-  """Returns the time of a batch whose stages overlap.
-
-  Stages go to the device in order: while the host packs a stage, the link
-  carries the stage before and the device computes an earlier one. Gradients
-  come back in reverse order. The host, each direction of the link and the
-  device do one thing at a time. Batches do not overlap.
-
-  Args:
-    batch: times of the whole batch.
-    shares: shares of the stages, in the order of the forward pass.
-
-  Returns:
-    Milliseconds until the last update, plus `norm`.
-  """
+  """Returns the time of a batch whose stages overlap."""
+  # Stages go to the device in order: while the host packs a stage, the link
+  # carries the stage before and the device computes an earlier one. Gradients
+  # come back in reverse order. The host, each direction of the link and the
+  # device do one thing at a time. Batches do not overlap.
   host = link = device = 0.0
   for share in shares:
     host += share.weights * batch.pack

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from experiments.weights import store
 from experiments.weights.cases import (
   control_interval,
   get_case,
   make_controller,
 )
 from experiments.weights.context import RunContext
-from experiments.weights.store import make_signal, make_store
 
 PARTS = (
   "pack",
@@ -78,14 +78,7 @@ def profile_steps(
   levels: dict[str, int],
   on_round: Callable[[], None] = lambda: None,
 ) -> list[Profile]:
-  """Profiles a step of every case of a configuration.
-
-  Args:
-    context: with `profile_width`, `profile_size`, `profile_batch` and
-      `profile_rounds` in its configuration.
-    levels: level of each adaptive case; 0 for the others.
-    on_round: called after each round of a case.
-  """
+  """Profiles a step of every case of a configuration."""
   cases = context.config.cases
   profilers = {
     name: _Profiler(context, name, levels.get(name, 0))
@@ -121,7 +114,7 @@ class _Profiler:
     size = config.profile_size
     model = context.make_model(0, size=size, width=config.profile_width)
     self.name, self.level = name, level
-    self.store = make_store(case, context.tx, model)
+    self.store = store.make_store(case, context.tx, model)
     self.state = self.store.init(model.params, model.stats)
     # Static cases show the cost that AWP would have for them.
     self._case = case if case.control else get_case("awp")
@@ -177,7 +170,7 @@ class _Profiler:
     jax.block_until_ready((self.state.params, loss))
 
   def _update_control(self) -> None:
-    signal = make_signal(self._case, self.store, self.state, self.level)
+    signal = store.make_signal(self._case, self.store, self.state, self.level)
     self.control = self._update(signal, self.control)
     np.asarray(self.control.history.level)
 

@@ -11,18 +11,9 @@ from typing import NamedTuple
 import jax
 
 from experiments.common import records
-from experiments.common.records import Row
-from experiments.weights import paper
+from experiments.weights import host_link, paper, predict, trainer
 from experiments.weights.cases import get_case
-from experiments.weights.host_link import HOST_LINKS, emulated_unit
-from experiments.weights.predict import (
-  StageShare,
-  TouchedBytes,
-  overlapped_ms,
-  predict_batch,
-)
 from experiments.weights.profile import BITPACK, Profile
-from experiments.weights.trainer import Run
 from jaxmotion import codecs
 
 BASELINE = "fp32"
@@ -57,14 +48,8 @@ Metrics = dict[str, Measured]
 
 def make_rows(
   experiment: str, cases: Mapping[str, Metrics], network: str
-) -> list[Row]:
-  """Returns rows with ratios to `fp32`, then those of the paper.
-
-  Args:
-    experiment: name in the rows.
-    cases: measurements by case.
-    network: network whose published times are added.
-  """
+) -> list[records.Row]:
+  """Returns rows with ratios to `fp32`, then those of the paper."""
   base = cases.get(BASELINE, {})
   stamp = records.describe_machine(), jax.__version__
   rows = []
@@ -73,34 +58,27 @@ def make_rows(
       baseline = base[metric].value if metric in base else None
       ratio = value / baseline if baseline else None
       key = experiment, case, metric
-      rows.append(Row(*key, value, unit, baseline, ratio, noise, *stamp))
+      rows.append(
+        records.Row(*key, value, unit, baseline, ratio, noise, *stamp)
+      )
   for case, metrics in paper_metrics(network).items():
     for metric, (value, unit, _) in metrics.items():
       key = experiment, case, metric
       source = paper.SOURCE, "not JAX"
-      rows.append(Row(*key, value, unit, None, None, None, *source))
+      rows.append(records.Row(*key, value, unit, None, None, None, *source))
   return rows
 
 
 def summarize_cases(
-  runs: Iterable[Run],
+  runs: Iterable[trainer.Run],
   profiles: Iterable[Profile],
   threshold: float,
   weights: int,
-  shares: Sequence[StageShare],
+  shares: Sequence[predict.StageShare],
   *,
   on_host: bool,
 ) -> dict[str, Metrics]:
-  """Returns all metrics of all cases: trained, profiled and predicted.
-
-  Args:
-    runs: finished runs of the job.
-    profiles: one for each case.
-    threshold: error on held-out data, in per cent.
-    weights: number of weights of VGG-A.
-    shares: shares of its stages.
-    on_host: whether the host computed, too: transfers are then emulated.
-  """
+  """Returns all metrics of all cases: trained, profiled and predicted."""
   cases = trained_metrics(runs, threshold)
   for profile in profiles:
     case = cases[profile.case]
@@ -111,17 +89,11 @@ def summarize_cases(
 
 
 def trained_metrics(
-  runs: Iterable[Run], threshold: float
+  runs: Iterable[trainer.Run], threshold: float
 ) -> dict[str, Metrics]:
-  """Returns accuracy, bytes and times by case, over the seeds.
-
-  A case that misses the threshold with any seed has no `steps_to_error`.
-
-  Args:
-    runs: finished runs of the job.
-    threshold: error on held-out data, in per cent.
-  """
-  groups: dict[str, list[Run]] = {}
+  """Returns accuracy, bytes and times by case, over the seeds."""
+  # A case that misses the threshold with any seed has no `steps_to_error`.
+  groups: dict[str, list[trainer.Run]] = {}
   for run in runs:
     groups.setdefault(run.case, []).append(run)
   return {
@@ -129,7 +101,7 @@ def trained_metrics(
   }
 
 
-def _average_seeds(runs: list[Run], threshold: float) -> Metrics:
+def _average_seeds(runs: list[trainer.Run], threshold: float) -> Metrics:
   accuracies = [100 - run.error for run in runs]
   sent = statistics.fmean(run.sent_bytes for run in runs)
   returned = statistics.fmean(run.returned_bytes for run in runs)
@@ -159,26 +131,13 @@ def _average_seeds(runs: list[Run], threshold: float) -> Metrics:
   return metrics
 
 
-def steps_to_error(run: Run, threshold: float) -> int | None:
-  """Returns the steps until the first evaluation at or below the threshold.
-
-  Args:
-    run: a finished run.
-    threshold: error on held-out data, in per cent.
-
-  Returns:
-    None if no evaluation reached the threshold.
-  """
+def steps_to_error(run: trainer.Run, threshold: float) -> int | None:
+  """Returns the steps until the first evaluation at or below the threshold."""
   return next((done for done, e in run.curve if e <= threshold), None)
 
 
 def profiled_metrics(profile: Profile, *, on_host: bool) -> Metrics:
-  """Returns times and bytes of a case's step by its parts.
-
-  Args:
-    profile: profile of the case.
-    on_host: whether the host computed, too: transfers are then emulated.
-  """
+  """Returns times and bytes of a case's step by its parts."""
   metrics = {
     metric: Measured(profile.ms[part], "ms")
     for metric, part in _PROFILED_PARTS.items()
@@ -194,8 +153,8 @@ def profiled_metrics(profile: Profile, *, on_host: bool) -> Metrics:
     metrics["host_to_device_ms"] = Measured(profile.ms["send"], "ms")
     metrics["device_to_host_ms"] = Measured(profile.ms["return"], "ms")
     return metrics
-  for name, link in HOST_LINKS.items():
-    unit = emulated_unit("ms", name)
+  for name, link in host_link.HOST_LINKS.items():
+    unit = host_link.emulated_unit("ms", name)
     down = link.emulate_ms(profile.sent_bytes, profile.sends)
     up = link.emulate_ms(profile.returned_bytes, profile.returns)
     metrics[f"host_to_device_ms_{name}"] = Measured(down, unit)
@@ -204,24 +163,18 @@ def profiled_metrics(profile: Profile, *, on_host: bool) -> Metrics:
 
 
 def error_times(case: Metrics, profile: Profile, *, on_host: bool) -> Metrics:
-  """Returns times to the error threshold; none for a case that misses it.
-
-  Args:
-    case: trained and predicted metrics of the case.
-    profile: profile of the case, for the number of its transfers.
-    on_host: whether the host computed, too: transfers are then emulated.
-  """
+  """Returns times to the error threshold; none for a case that misses it."""
   if "steps_to_error" not in case:
     return {}
   steps, step_ms = case["steps_to_error"].value, case["step_ms"].value
   metrics = {}
   if not on_host:
     metrics["time_to_error"] = Measured(steps * step_ms / 1e3, "s")
-  for name, link in HOST_LINKS.items() if on_host else ():
+  for name, link in host_link.HOST_LINKS.items() if on_host else ():
     moved_ms = link.emulate_ms(case["sent_bytes"].value, profile.sends)
     moved_ms += link.emulate_ms(case["returned_bytes"].value, profile.returns)
     seconds = steps * (step_ms + moved_ms) / 1e3
-    unit = emulated_unit("s", name)
+    unit = host_link.emulated_unit("s", name)
     metrics[f"time_to_error_{name}"] = Measured(seconds, unit)
   for system in paper.SYSTEMS:
     batch_ms = case[f"predicted_{system}_batch_ms"].value
@@ -231,28 +184,23 @@ def error_times(case: Metrics, profile: Profile, *, on_host: bool) -> Metrics:
   return metrics
 
 
-def count_touched_bytes(metrics: Metrics, profile: Profile) -> TouchedBytes:
-  """Returns the bytes per weight that a case moves and that coding touches.
-
-  Work on the host is measured relative to truncation to one byte, which is
-  what Bitpack does; that touches 5 bytes per weight. The rest is counted.
-
-  * Unpacking reads a payload (and, with delta, the weights on the device) and
-    writes floats.
-  * Packing a gradient reads it twice, for the scale and for the codes (and,
-    with feedback, reads and writes the error memory).
-  * The host reads the payloads of all GPUs and writes their sum. That
-    overstates the added bytes: for fp32, the times that the paper measured
-    contain the same sum, of four times the bytes.
-
-  Args:
-    metrics: trained metrics of the case, with the bytes that moved.
-    profile: profile of the case.
-  """
+def count_touched_bytes(
+  metrics: Metrics, profile: Profile
+) -> predict.TouchedBytes:
+  """Returns the bytes per weight that a case moves and that coding touches."""
+  # Work on the host is measured relative to truncation to one byte, which is
+  # what Bitpack does; that touches 5 bytes per weight. The rest is counted.
+  # * Unpacking reads a payload (and, with delta, the weights on the device) and
+  #   writes floats.
+  # * Packing a gradient reads it twice, for the scale and for the codes (and,
+  #   with feedback, reads and writes the error memory).
+  # * The host reads the payloads of all GPUs and writes their sum. That
+  #   overstates the added bytes: for fp32, the times that the paper measured
+  #   contain the same sum, of four times the bytes.
   case = get_case(profile.case)
   down = 4 / metrics["sent_ratio"].value
   up = 4 / metrics["returned_ratio"].value
-  touched = TouchedBytes(down, up)
+  touched = predict.TouchedBytes(down, up)
   if case.weights != (codecs.identity(),):
     reference = 4 if case.delta else 0
     touched = touched._replace(
@@ -272,23 +220,16 @@ def predicted_metrics(
   metrics: Metrics,
   profile: Profile,
   weights: int,
-  shares: Sequence[StageShare],
+  shares: Sequence[predict.StageShare],
 ) -> Metrics:
-  """Returns predicted times on the paper's machines, a metric for each term.
-
-  Args:
-    metrics: trained metrics of the case.
-    profile: profile of the case.
-    weights: number of weights of VGG-A.
-    shares: shares of its stages.
-  """
+  """Returns predicted times on the paper's machines, a metric for each term."""
   touched = count_touched_bytes(metrics, profile)
   terms: Metrics = {}
   for system in paper.SYSTEMS:
-    batch = predict_batch(system, weights, touched)
+    batch = predict.predict_batch(system, weights, touched)
     times = batch._asdict() | {
       "batch": sum(batch),
-      "overlapped": overlapped_ms(batch, shares),
+      "overlapped": predict.overlapped_ms(batch, shares),
     }
     for term, ms in times.items():
       terms[f"predicted_{system}_{term}_ms"] = Measured(ms, PREDICTED)

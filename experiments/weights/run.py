@@ -8,20 +8,21 @@ import rich.console
 import rich.progress
 from ml_collections import ConfigDict
 
-from experiments.common import records
-from experiments.common.checkpoint import CheckpointStore
-from experiments.common.config_fields import check_fields
+from experiments.common import checkpoint, config_fields, loop, records
 from experiments.common.console import make_console
-from experiments.common.loop import OnStep, run_cases
 from experiments.common.progress import Display
 from experiments.common.workdir import Workdir
 from experiments.models import staged
-from experiments.weights import paper, plot as weights_plot, tables
+from experiments.weights import (
+  model,
+  paper,
+  plot as weights_plot,
+  predict,
+  profile,
+  tables,
+)
 from experiments.weights.cases import get_case
 from experiments.weights.context import RunContext, load_context
-from experiments.weights.model import StageCost, abstract_model, stage_costs
-from experiments.weights.predict import stage_shares
-from experiments.weights.profile import BITPACK, Profile, profile_steps
 from experiments.weights.rows import make_rows, summarize_cases
 from experiments.weights.trainer import Run, Trainer
 
@@ -34,16 +35,8 @@ def run_experiment(
   plot: str | None = None,
   workdir: str | None = None,
 ) -> None:
-  """Trains all cases and seeds, prints the tables, writes rows and plot.
-
-  Args:
-    config: made by a `get_config()`.
-    link: host link whose emulated times the tables show.
-    json: file of the rows, if any.
-    plot: file of the plot, if any.
-    workdir: folder of the checkpoints, if any.
-  """
-  check_fields(config, "cases")
+  """Trains all cases and seeds, prints the tables, writes rows and plot."""
+  config_fields.check_fields(config, "cases")
   cases = {name: get_case(name) for name in config.cases}
   console = make_console()
   folder = Workdir(workdir, config, Run) if workdir else None
@@ -70,27 +63,21 @@ def train_all(
   workdir: Workdir | None = None,
   display: Display | None = None,
 ) -> list[Run]:
-  """Trains every case with every seed, except runs `workdir` already has.
-
-  Args:
-    context: data, batches and optimizer of the job.
-    workdir: folder of checkpoints and finished runs, if any.
-    display: shows the progress, if given.
-
-  Returns:
-    One `Run` for each case and seed, seeds in the outer loop.
-  """
+  """Trains every case with every seed, except runs `workdir` already has."""
   config = context.config
   trainers = {case: Trainer(context, case) for case in config.cases}
 
   def run_case(
-    case: str, seed: int, store: CheckpointStore | None, on_step: OnStep
+    case: str,
+    seed: int,
+    store: checkpoint.CheckpointStore | None,
+    on_step: loop.OnStep,
   ) -> Run:
     trainer = trainers[case]
     state, log = trainer.train_seed(seed, store=store, on_step=on_step)
     return trainer.summarize_run(seed, state, log)
 
-  return run_cases(
+  return loop.run_cases(
     config.cases,
     config.seeds,
     run_case,
@@ -101,19 +88,13 @@ def train_all(
 
 
 def collect_rows(
-  config: ConfigDict, runs: Sequence[Run], profiles: Sequence[Profile]
+  config: ConfigDict, runs: Sequence[Run], profiles: Sequence[profile.Profile]
 ) -> list[records.Row]:
-  """Returns the rows of a job, with the paper's and the predicted ones.
-
-  Args:
-    config: configuration of the job.
-    runs: one for each case and seed.
-    profiles: one for each case.
-  """
+  """Returns the rows of a job, with the paper's and the predicted ones."""
   on_host = jax.default_backend() == "cpu"
   costs = vgg_a_costs()
   weights = sum(cost.weights for cost in costs)
-  shares = stage_shares(
+  shares = predict.stage_shares(
     [cost.weights for cost in costs], [cost.flops for cost in costs]
   )
   cases = summarize_cases(
@@ -127,7 +108,7 @@ def collect_rows(
   return make_rows(config.experiment, cases, config.model)
 
 
-def vgg_a_costs() -> list[StageCost]:
+def vgg_a_costs() -> list[model.StageCost]:
   """Returns the cost of each stage of the paper's VGG-A, from its shapes."""
   make = functools.partial(
     staged.build_stages,
@@ -139,19 +120,19 @@ def vgg_a_costs() -> list[StageCost]:
     seed=0,
   )
   pixels = jax.ShapeDtypeStruct((1, 224, 224, 3), "float32")
-  return stage_costs(abstract_model(make), pixels)
+  return model.stage_costs(model.abstract_model(make), pixels)
 
 
 def _profile_cases(
   context: RunContext, runs: Sequence[Run], console: rich.console.Console
-) -> list[Profile]:
+) -> list[profile.Profile]:
   levels = {run.case: _final_level(run) for run in runs}
-  cases = {*context.config.cases, BITPACK}
+  cases = {*context.config.cases, profile.BITPACK}
   steps = (context.config.profile_rounds + 1) * len(cases)
   with rich.progress.Progress(console=console, transient=True) as progress:
     task = progress.add_task("profile", total=steps)
     on_round = functools.partial(progress.advance, task)
-    return profile_steps(context, levels, on_round)
+    return profile.profile_steps(context, levels, on_round)
 
 
 def _final_level(run: Run) -> int:

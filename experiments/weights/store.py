@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import optax
 
-from experiments.weights.cases import Case
+from experiments.weights import cases
 from experiments.weights.model import Model, Tree
 from jaxmotion import codecs, memory
 
@@ -16,15 +16,9 @@ GROUPS = ((r"bias|scale", None), (r"(.*?)/", r"\1"))
 
 
 def make_store(
-  case: Case, tx: optax.GradientTransformation, model: Model
+  case: cases.Case, tx: optax.GradientTransformation, model: Model
 ) -> memory.HostResident:
-  """Returns the host-resident store of a case.
-
-  Args:
-    case: codecs of weights and gradients.
-    tx: the optimizer; one object for all cases, so that they share programs.
-    model: the network, of any seed.
-  """
+  """Returns the host-resident store of a case."""
   return memory.HostResident(
     model.stages,
     tx,
@@ -38,7 +32,7 @@ def make_store(
 
 
 def make_signal(
-  case: Case,
+  case: cases.Case,
   store: memory.HostResident,
   state: memory.HostState,
   level: np.ndarray | int,
@@ -50,22 +44,14 @@ def make_signal(
 
 
 def received_weights(
-  case: Case,
+  case: cases.Case,
   store: memory.HostResident,
   state: memory.HostState,
   level: np.ndarray,
 ) -> Tree:
-  """Returns the weights that the device computes with.
-
-  They are those of the next step. A case that sends differences has them on
-  the device already.
-
-  Args:
-    case: codecs of weights and gradients.
-    store: store of the case.
-    state: state of the store.
-    level: int array `(groups,)`: position in `case.weights`.
-  """
+  """Returns the weights that the device computes with."""
+  # They are those of the next step. A case that sends differences has them on
+  # the device already.
   groups = store.groups_of(state.params)
   parts = groups.split(state.params)
   if case.delta:

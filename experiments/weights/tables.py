@@ -2,18 +2,11 @@
 
 from collections.abc import Sequence
 
-from experiments.common.records import Row
-from experiments.common.tables import (
-  Table,
-  format_gap,
-  format_noise,
-  index_rows,
-)
-from experiments.weights import paper
-from experiments.weights.host_link import HOST_LINKS
+from experiments.common import records, tables
+from experiments.weights import host_link, paper
 from experiments.weights.rows import BASELINE
 
-Cells = dict[tuple[str, str], Row]
+Cells = dict[tuple[str, str], records.Row]
 
 # Columns of the paper's table, and the rows of ours that add up to each.
 _PARTS = {
@@ -28,14 +21,9 @@ _PARTS = {
 _COMPUTE = ("convolution_ms", "fully_connected_ms")
 
 
-def profile_table(rows: Sequence[Row], link: str) -> Table:
-  """Returns the milliseconds of a batch by parts, a line for each case.
-
-  Args:
-    rows: made by `rows.make_rows`.
-    link: host link whose emulated transfers stand in for measured ones.
-  """
-  cells = index_rows(rows)
+def profile_table(rows: Sequence[records.Row], link: str) -> tables.Table:
+  """Returns the milliseconds of a batch by parts, a line for each case."""
+  cells = tables.index_rows(rows)
   lines = []
   for system, case in paper.PROFILES:
     name = f"paper_{system}_{case}"
@@ -45,13 +33,14 @@ def profile_table(rows: Sequence[Row], link: str) -> Table:
     parts = [_own_cell(cells, case, m, link) for m in _PARTS.values()]
     share = _value_cell(cells, case, "norm_share", "{:.2f} %")
     lines.append([case, *parts, share])
-  return Table(
+  return tables.Table(
     ("case", *_PARTS, "norm, share"),
     lines,
     title=f"Milliseconds per batch: {rows[0].experiment}, profiled on"
     f" {rows[0].machine}",
     caption="paper: VGG-A, 224 pixels, batch 64, on its machines; compare"
-    f" shares, not times. * emulated: {HOST_LINKS[link].source}. The backward"
+    f" shares, not times. * emulated: {host_link.HOST_LINKS[link].source}. The "
+    "backward"
     " pass packs gradients, the update unpacks them.",
   )
 
@@ -75,14 +64,9 @@ def _own_cell(
   return f"{total:.2f}{mark}"
 
 
-def error_table(rows: Sequence[Row], link: str) -> Table:
-  """Returns accuracy, bytes and time to the error threshold by case.
-
-  Args:
-    rows: made by `rows.make_rows`.
-    link: host link whose emulated times stand in for measured ones.
-  """
-  cells = index_rows(rows)
+def error_table(rows: Sequence[records.Row], link: str) -> tables.Table:
+  """Returns accuracy, bytes and time to the error threshold by case."""
+  cells = tables.index_rows(rows)
   sizes = [
     row.metric.removeprefix("time_to_error_batch")
     for row in rows
@@ -113,7 +97,7 @@ def error_table(rows: Sequence[Row], link: str) -> Table:
     "x86",
     "power",
   )
-  return Table(
+  return tables.Table(
     header,
     lines,
     title=f"Time to an error, relative to fp32: {rows[0].experiment}",
@@ -133,8 +117,8 @@ def _error_cells(cells: Cells, case: str, link: str) -> list[str]:
     own_time = "time_to_error"  # Measured on a device: nothing is emulated.
   times = (own_time, *(f"predicted_{s}_time_to_error" for s in paper.SYSTEMS))
   return [
-    format_noise(score),
-    format_gap(score),
+    tables.format_noise(score),
+    tables.format_gap(score),
     _value_cell(cells, case, "sent_ratio", "{:.2f}"),
     _value_cell(cells, case, "returned_ratio", "{:.2f}"),
     _value_cell(cells, case, "switches", "{:.0f}"),
@@ -143,14 +127,9 @@ def _error_cells(cells: Cells, case: str, link: str) -> list[str]:
   ]
 
 
-def prediction_table(rows: Sequence[Row], system: str) -> Table:
-  """Returns the predicted batch of VGG-A term by term, with ratios to fp32.
-
-  Args:
-    rows: made by `rows.make_rows`.
-    system: system of the paper.
-  """
-  cells = index_rows(rows)
+def prediction_table(rows: Sequence[records.Row], system: str) -> tables.Table:
+  """Returns the predicted batch of VGG-A term by term, with ratios to fp32."""
+  cells = tables.index_rows(rows)
   prefix = f"predicted_{system}_"
   metrics = [
     metric
@@ -159,7 +138,7 @@ def prediction_table(rows: Sequence[Row], system: str) -> Table:
   ]
   titles = [m.removeprefix(prefix).removesuffix("_ms") for m in metrics]
   best = paper.TIME_TO_ERROR[system, "best_static"]["vgg_a"][-1]
-  return Table(
+  return tables.Table(
     ("case", *(title.replace("_", " ") for title in titles)),
     [
       [case, *(_predicted_cell(cells[case, m]) for m in metrics)]
@@ -173,7 +152,7 @@ def prediction_table(rows: Sequence[Row], system: str) -> Table:
   )
 
 
-def _predicted_cell(row: Row) -> str:
+def _predicted_cell(row: records.Row) -> str:
   is_total = "batch" in row.metric or "overlapped" in row.metric
   ratio = f" ({row.ratio:.3f})" if is_total and row.ratio else ""
   return f"{row.value:.1f}{ratio}"
@@ -195,20 +174,16 @@ def _cases_with(cells: Cells, metric: str) -> list[str]:
   return [case for case, name in cells if name == metric]
 
 
-def summary_table(rows: Sequence[Row]) -> Table:
-  """Returns accuracy, bytes and predicted times, a line for each case.
-
-  Args:
-    rows: made by `rows.make_rows`.
-  """
-  found = index_rows(rows)
+def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns accuracy, bytes and predicted times, a line for each case."""
+  found = tables.index_rows(rows)
   lines = []
   for row in [row for row in rows if row.metric == "test_accuracy"]:
     steps = found.get((row.case, "steps_to_error"))
     line = [
       row.case,
-      format_noise(row),
-      format_gap(row),
+      tables.format_noise(row),
+      tables.format_gap(row),
       f"{found[row.case, 'sent_ratio'].value:.2f}",
       f"{found[row.case, 'returned_ratio'].value:.2f}",
       "never" if steps is None else f"{steps.value:.0f}",
@@ -227,4 +202,4 @@ def summary_table(rows: Sequence[Row]) -> Table:
     "batch of VGG-A, predicted",
     "time to error, predicted",
   )
-  return Table(header, lines)
+  return tables.Table(header, lines)

@@ -7,14 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.common.checkpoint import CheckpointStore, Log
-from experiments.common.loop import OnStep, ignore_step, run_steps
-from experiments.train.tasks import Batch
-from experiments.weights.cases import (
-  control_interval,
-  get_case,
-  make_controller,
-)
+from experiments.common import checkpoint, loop
+from experiments.train import tasks
+from experiments.weights import cases
 from experiments.weights.context import RunContext
 from experiments.weights.model import count_correct
 from experiments.weights.store import (
@@ -22,8 +17,7 @@ from experiments.weights.store import (
   make_store,
   received_weights,
 )
-from jaxmotion import memory
-from jaxmotion.controllers import level_changes
+from jaxmotion import controllers, memory
 
 
 class Run(NamedTuple):
@@ -87,38 +81,30 @@ class Trainer:
   def __init__(self, context: RunContext, name: str):
     self._context, self._name = context, name
     model = context.make_model(0)
-    self._case = get_case(name)
+    self._case = cases.get_case(name)
     self.store = make_store(self._case, context.tx, model)
     self._stages = model.stages
-    self._controller = make_controller(self._case, context.config)
+    self._controller = cases.make_controller(self._case, context.config)
     self._update = jax.jit(self._controller.update)
-    self._interval = control_interval(self._case, context.config)
+    self._interval = cases.control_interval(self._case, context.config)
 
   def train_seed(
     self,
     seed: int,
     *,
-    store: CheckpointStore | None = None,
+    store: checkpoint.CheckpointStore | None = None,
     stop: int | None = None,
-    on_step: OnStep = ignore_step,
-  ) -> tuple[RunState, Log]:
-    """Trains one seed, from its latest checkpoint if there is one.
-
-    A run whose loss is not finite ends after that step.
-
-    Args:
-      seed: seed of the initial parameters and of the batches.
-      store: checkpoints to read and write, if any.
-      stop: number of steps to end after, instead of `config.steps`.
-      on_step: called with the number of steps done and the loss.
-    """
+    on_step: loop.OnStep = loop.ignore_step,
+  ) -> tuple[RunState, checkpoint.Log]:
+    """Trains one seed, from its latest checkpoint if there is one."""
+    # A run whose loss is not finite ends after that step.
     config = self._context.config
 
     def evaluate(done: int, run: RunState) -> None:
       if done % config.eval_every == 0:
         run.errors[done // config.eval_every - 1] = self.test_error(run)
 
-    return run_steps(
+    return loop.run_steps(
       self._init_run(seed),
       self._step,
       lambda index: self._context.batch(seed, index),
@@ -146,14 +132,8 @@ class Trainer:
     )
     return 100 * (1 - correct / len(self._context.data.test.labels))
 
-  def summarize_run(self, seed: int, run: RunState, log: Log) -> Run:
-    """Returns error, bytes and times of a run that is done.
-
-    Args:
-      seed: seed of the run.
-      run: state after the last step.
-      log: losses and times of all steps.
-    """
+  def summarize_run(self, seed: int, run: RunState, log: checkpoint.Log) -> Run:
+    """Returns error, bytes and times of a run that is done."""
     every = self._context.config.eval_every
     steps = len(log.loss)
     state, level = run.state, self.level(run)
@@ -176,7 +156,7 @@ class Trainer:
       groups=list(self.store.groups_of(state.params).names),
       switches=[
         [self._interval * s.step, s.group, s.level]
-        for s in level_changes(run.control.history)
+        for s in controllers.level_changes(run.control.history)
       ],
     )
 
@@ -189,7 +169,7 @@ class Trainer:
     control = jax.jit(self._controller.init)(self.store.norms(state))
     return RunState(state, control, errors)
 
-  def _step(self, run: RunState, batch: Batch) -> tuple[RunState, float]:
+  def _step(self, run: RunState, batch: tasks.Batch) -> tuple[RunState, float]:
     level = self.level(run)
     state, loss = self.store.step(run.state, batch, level)
     control = run.control

@@ -113,11 +113,9 @@ def _link_of_line(curve: perfmodel.Curve) -> perfmodel.Link:
 def _collective_link(
   workers: int, curves: dict[str, perfmodel.Curve]
 ) -> perfmodel.Link | None:
-  """Returns the link that explains the collectives; None for one worker.
-
-  Its rate is that of the fastest collective; the others have an efficiency. Its
-  latency is that of one hop of the ring all-reduce.
-  """
+  """Returns the link that explains the collectives; None for one worker."""
+  # Its rate is that of the fastest collective; the others have an efficiency.
+  # Its latency is that of one hop of the ring all-reduce.
   measured = {
     op: curves[f"{op} {workers}"]
     for op in _probes.COLLECTIVES

@@ -72,13 +72,7 @@ def make_mesh(workers: int) -> jax.sharding.Mesh:
 def compute_probes(
   mesh: jax.sharding.Mesh, largest: int, count: int
 ) -> list[Probe]:
-  """Returns float32 matmuls, convolutions, passes, reductions, and copies.
-
-  Args:
-    mesh: made by `make_mesh`.
-    largest: elements of the largest array.
-    count: number of sizes of each operation.
-  """
+  """Returns float32 matmuls, convolutions, passes, reductions, and copies."""
   kernel = random_floats(3, 3, _CHANNELS, _CHANNELS)
   probes = []
   for side in _spaced_sizes(32, (largest / 4) ** 0.5, count):
@@ -107,16 +101,8 @@ def compute_probes(
 def codec_probes(
   mesh: jax.sharding.Mesh, codec: codecs.Codec, largest: int, count: int
 ) -> list[Probe]:
-  """Returns encoding, and parameter updates by one payload and by two.
-
-  Codec state and parameters are updated in place, as in a step.
-
-  Args:
-    mesh: made by `make_mesh`.
-    codec: codec of one array.
-    largest: elements of the largest array.
-    count: number of sizes of each operation.
-  """
+  """Returns encoding, and parameter updates by one payload and by two."""
+  # Codec state and parameters are updated in place, as in a step.
   probes = []
   for rows in _row_counts(largest, count):
     x = random_floats(rows, _COLUMNS)
@@ -273,9 +259,7 @@ def _spaced_sizes(low: float, high: float, count: int) -> list[int]:
 
 
 def _row_counts(largest: int, count: int) -> list[int]:
-  """Returns powers of two, the sizes that most parameters have.
-
-  Other sizes can take three times as long.
-  """
+  """Returns powers of two, the sizes that most parameters have."""
+  # Other sizes can take three times as long.
   spaced = _spaced_sizes(_SMALLEST / _COLUMNS, largest / _COLUMNS, count)
   return sorted({2 ** round(math.log2(rows)) for rows in spaced})

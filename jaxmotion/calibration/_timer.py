@@ -91,12 +91,8 @@ def robust_seconds(times: np.ndarray) -> tuple[float, float]:
 
 
 def make_curve(points: list[Point], least_s: float) -> perfmodel.Curve:
-  """Returns the curve through points, without points within the noise.
-
-  Args:
-    points: points in any order; the largest size is always kept.
-    least_s: seconds of noise; smaller sizes that take no more are left out.
-  """
+  """Returns the curve through points, without points within the noise."""
+  # `least_s`: seconds of noise; smaller sizes that take no more are left out.
   *smaller, largest = sorted(points)
   kept = [point for point in smaller if point.seconds > least_s]
   sizes, seconds, noise = zip(*kept, largest, strict=True)
@@ -123,15 +119,10 @@ def _pool_violators(seconds: Iterable[float]) -> list[float]:
 def subtract_updates(
   curves: dict[str, perfmodel.Curve], least_s: float
 ) -> dict[str, perfmodel.Curve]:
-  """Replaces curves of whole updates by those of decoding and of adding.
-
-  Decoding is an update by one payload less a plain update. Adding is an update
-  by two payloads less that by one.
-
-  Args:
-    curves: curves of all probes by name.
-    least_s: seconds of noise.
-  """
+  """Replaces curves of whole updates by those of decoding and of adding."""
+  # Decoding is an update by one payload less a plain update. Adding is an
+  # update by two payloads less that by one.
+  # `least_s`: seconds of noise.
   found = {
     k: c for k, c in curves.items() if k.split()[0] not in _probes.UPDATES
   }

@@ -145,19 +145,7 @@ def convert_fully_sharded(
   by_device: bool,
   reset_memory: bool,
 ) -> transforms.FullyShardedState:
-  """Returns the state of `fully_sharded` for other workers.
-
-  Args:
-    state: the state as it was saved.
-    like: shapes of the state of today.
-    params: the parameters, or their shapes.
-    workers: number of workers today.
-    by_device: whether devices of a host remember errors of different parts.
-    reset_memory: whether error memory starts from zero.
-
-  Raises:
-    ValueError: leaves have error memory that have none today.
-  """
+  """Returns the state of `fully_sharded` for other workers."""
   likes = dict(jax.tree.leaves_with_path(params))
   old, new = (jax.tree.leaves(s.error.value) for s in (state, like))
   if reset_memory:
@@ -188,15 +176,8 @@ def convert_fully_sharded(
 def convert_local(
   state: transforms.LocalState, divide: Callable[[PyTree], Any], workers: int
 ) -> transforms.LocalState:
-  """Returns own parameters and weights of `local_updates` for other workers.
-
-  The mean of what workers have changed, by their weights, stays the same.
-
-  Args:
-    state: the state as it was saved.
-    divide: parameters -> fragments, each of which has weights of its own.
-    workers: number of workers today.
-  """
+  """Returns own parameters and weights of `local_updates` for other workers."""
+  # The mean of what workers have changed, by their weights, stays the same.
   if not isinstance(state.weights, core.PerWorker):
     return state
   weights = state.weights.value
@@ -214,14 +195,8 @@ def convert_local(
 
 
 def convert_delayed(state: DelayedState, workers: int) -> DelayedState:
-  """Returns the gradients and weights of a delayed step for other workers.
-
-  The mean of the gradients, by the workers' weights, stays the same.
-
-  Args:
-    state: the state as it was saved.
-    workers: number of workers today.
-  """
+  """Returns the gradients and weights of a delayed step for other workers."""
+  # The mean of the gradients, by the workers' weights, stays the same.
   grads, weight = state.pending.value
   if weight is None or weight.shape[0] == workers:
     return state
@@ -231,13 +206,8 @@ def convert_delayed(state: DelayedState, workers: int) -> DelayedState:
 
 
 def _mix_weighted(rows: Array, weight: Array, workers: int) -> Array:
-  """Returns what each worker has for other workers, mixed by weights.
-
-  Args:
-    rows: array with a leading axis of old workers.
-    weight: float32[old workers].
-    workers: number of new workers.
-  """
+  """Returns what each worker has for other workers, mixed by weights."""
+  # `weight`: float32[old workers].
   weight = weight.reshape(-1, *[1] * (rows.ndim - 1))
   total = _parts.resize_rows(weight, workers)
   # What a worker without a weight has counts for nothing, were it not finite.

@@ -155,13 +155,7 @@ class Layout(NamedTuple):
 def layout_mesh(
   layout: Layout, workers: tuple[tuple[str, int], ...], mesh: Any
 ) -> AbstractMesh:
-  """Returns a mesh without devices that has a layout's axes of the model.
-
-  Args:
-    layout: tells these axes.
-    workers: name and length of every axis of workers.
-    mesh: mesh of today, whose axes of the model may be explicit.
-  """
+  """Returns a mesh without devices that has a layout's axes of the model."""
   names, lengths = zip(*workers, *layout.model, strict=True)
   today = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
   models = [name for name, _ in layout.model]

@@ -58,18 +58,7 @@ class PartsLayout(NamedTuple):
 def fit_parts(
   name: str, state: core.Split, like: core.Split, params: dict[Any, ShapedLike]
 ) -> core.Split:
-  """Returns arrays that workers cut, with the padding of other workers.
-
-  Args:
-    name: of the state, for messages.
-    state: the arrays as they were saved.
-    like: shapes of today.
-    params: shape of each parameter by its path.
-
-  Raises:
-    ValueError: the states are of different optimizers, or a leaf that is cut
-      does not have the shape of a parameter.
-  """
+  """Returns arrays that workers cut, with the padding of other workers."""
   treedef: Any = jax.tree.structure(like)
   named = jax.tree.leaves_with_path(state.value)
   news = jax.tree.leaves_with_path(like.value)
@@ -142,16 +131,7 @@ def convert_parts(
   *,
   reset_memory: bool,
 ) -> PyTree:
-  """Returns the codec's states for other workers, with the same errors.
-
-  Args:
-    states: states of cut leaves, one a row, and of whole leaves; they have a
-      leading axis of workers.
-    params: shapes of the parameters.
-    source: how the states were made.
-    target: how the states shall be kept.
-    reset_memory: whether to forget the errors.
-  """
+  """Returns the codec's states for other workers, with the same errors."""
   errors = _read_errors(states, params, source)
   if reset_memory:
     errors = jax.tree.map(jnp.zeros_like, errors)
@@ -219,10 +199,8 @@ def _write_errors(
 
 
 def _join_rows(rows: Array, cut: LeafCut, layout: PartsLayout) -> Array:
-  """Returns every host's error of the leaf, from rows of all workers.
-
-  Device d of a host has the rows of the devices d of all hosts.
-  """
+  """Returns every host's error of the leaf, from rows of all workers."""
+  # Device d of a host has the rows of the devices d of all hosts.
   hosts, devices = layout.hosts, layout.devices
   parts = rows.reshape(hosts, devices, hosts, *rows.shape[2:])
   parts = parts.swapaxes(1, 2).reshape(hosts, hosts * devices, *rows.shape[2:])
@@ -239,12 +217,7 @@ def _cut_rows(errors: Array, cut: LeafCut, layout: PartsLayout) -> Array:
 
 
 def resize_rows(rows: Array, workers: int) -> Array:
-  """Returns a leaf of per-worker state for another number of workers.
-
-  Args:
-    rows: array with a leading axis of old workers.
-    workers: number of new workers.
-  """
+  """Returns a leaf of per-worker state for another number of workers."""
   old = rows.shape[0]
   if old == workers:
     return rows

@@ -10,12 +10,7 @@ from jaxmotion import core, kernels
 
 
 def check_shaped(name: str, like: Any) -> None:
-  """Raises unless an argument has the shape and dtype of a floating array.
-
-  Args:
-    name: the argument's name, for the message.
-    like: what the caller gave.
-  """
+  """Raises unless an argument has the shape and dtype of a floating array."""
   if not (hasattr(like, "shape") and hasattr(like, "dtype")):
     raise TypeError(
       f"`{name}` must be a floating-point array or ShapeDtypeStruct, got "
@@ -25,17 +20,9 @@ def check_shaped(name: str, like: Any) -> None:
 
 
 def check_unsharded(name: str, x: Any, unit: int = 0) -> None:
-  """Raises if an array is sharded over explicit axes of a mesh.
-
-  JAX neither flattens such arrays nor cuts them at positions that depend on
-  their elements.
-
-  Args:
-    name: the argument's name, for the message.
-    x: floating-point array; what has no type is not looked at.
-    unit: number of elements. An array of which only the leading axis is
-      sharded, into parts of whole units, is accepted; 0 accepts none.
-  """
+  """Raises if an array is sharded over explicit axes of a mesh."""
+  # JAX neither flattens such arrays nor cuts them at positions that depend on
+  # their elements.
   if not isinstance(x, jax.Array):
     return
   # The type of an array tells explicit axes from others.
@@ -57,14 +44,7 @@ def check_unsharded(name: str, x: Any, unit: int = 0) -> None:
 
 
 def check_leaves(leaves: Any) -> None:
-  """Raises unless an argument is a list of paths and shapes.
-
-  Args:
-    leaves: what the caller gave.
-
-  Raises:
-    TypeError: it is no list or tuple, or an element is no such pair.
-  """
+  """Raises unless an argument is a list of paths and shapes."""
   noun = "pairs of a path and a shape"
   for leaf in core.check_sequence("leaves", leaves, noun):
     pair = core.check_sequence("leaves", leaf, noun)
@@ -74,13 +54,7 @@ def check_leaves(leaves: Any) -> None:
 
 
 def check_error_memory(x: Any, memory: Any, decay: Any) -> None:
-  """Raises unless the arguments are an array, its error memory and a factor.
-
-  Args:
-    x: floating array.
-    memory: error memory of that array.
-    decay: factor on the error.
-  """
+  """Raises unless the arguments are an array, its error memory and a factor."""
   check_shaped("x", x)
   core.check_instance("memory", memory, kernels.ErrorMemory, "an ErrorMemory")
   if jnp.shape(memory.value) != x.shape or jnp.shape(memory.count) != ():

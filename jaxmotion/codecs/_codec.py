@@ -71,11 +71,8 @@ class Codec(abc.ABC):
   linear: ClassVar[bool] = False
 
   def __init_subclass__(cls, **kwargs: Any) -> None:
-    """Refuses a class of your own that has the name of a codec of this package.
-
-    Raises:
-      TypeError: the name is taken; a configuration could not tell them apart.
-    """
+    """Refuses a class of your own that has the name of a codec of this
+    package."""
     super().__init_subclass__(**kwargs)
     own = {kind.__name__ for kind in codec_types() if is_own(kind)}
     if cls.__name__ in own and not is_own(cls):

@@ -83,16 +83,9 @@ class BlockDivision(Division):
 def divide_blocks(
   op: kernels.BlockOp, like: ShapedLike, workers: int
 ) -> BlockDivision | None:
-  """Returns the division of an op's payload, or None if it has none.
-
-  Blocks must decode to the same elements wherever they stand, and be cut alike
-  in an array that consists of a part's blocks alone.
-
-  Args:
-    op: the quantizer.
-    like: shape and dtype of the array.
-    workers: number of workers.
-  """
+  """Returns the division of an op's payload, or None if it has none."""
+  # Blocks must decode to the same elements wherever they stand, and be cut
+  # alike in an array that consists of a part's blocks alone.
   whole = op.decoded_shape(tuple(like.shape))
   if whole is None or not math.prod(like.shape):
     return None
@@ -106,12 +99,10 @@ def divide_blocks(
 
 
 def _count_blocks(blocks: int, workers: int) -> int:
-  """Returns the blocks per plane of a part.
-
-  XLA:CPU asks of each element of a loop whether it exists, unless the number of
-  cores divides the loop (2x). So a multiple of 4 or 2 is taken where that adds
-  little.
-  """
+  """Returns the blocks per plane of a part."""
+  # XLA:CPU asks of each element of a loop whether it exists, unless the number
+  # of cores divides the loop (2x). So a multiple of 4 or 2 is taken where that
+  # adds little.
   each = -(-blocks // workers)
   for multiple, share in ((4, 32), (2, 16)):
     rounded = -(-each // multiple) * multiple

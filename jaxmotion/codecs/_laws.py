@@ -117,11 +117,7 @@ LOSSLESS = Laws(
 
 
 def weakest_laws(laws: Sequence[Laws]) -> Laws:
-  """Returns what all of these laws promise together, for codecs of trees.
-
-  Args:
-    laws: laws of one codec or more.
-  """
+  """Returns what all of these laws promise together, for codecs of trees."""
   first, *others = laws
   for other in others:
     first = _weaker(first, other)
@@ -129,11 +125,7 @@ def weakest_laws(laws: Sequence[Laws]) -> Laws:
 
 
 def chain_laws(laws: Sequence[Laws]) -> Laws:
-  """Returns the laws of codecs that encode each other's values.
-
-  Args:
-    laws: laws of two codecs or more, in order.
-  """
+  """Returns the laws of codecs that encode each other's values."""
   first = laws[:-1]
   every = weakest_laws(laws)
   if not all(own.projects for own in first):

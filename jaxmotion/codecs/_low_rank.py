@@ -141,12 +141,7 @@ class low_rank(_multi_round.MultiRoundCodec):
   def _project(
     self, matrix: Array, columns: Array, old: Array, workers: int
   ) -> _rounds.Rounds[tuple[Array, Array, Array, Array]]:
-    """Sums a factor of the matrices' projections onto some columns.
-
-    Returns:
-      The orthonormal columns, this worker's factor, the workers' mean of it,
-      and what the next step takes for it.
-    """
+    """Sums a factor of the matrices' projections onto some columns."""
     basis = self._orthonormalize(columns)
     own = _multiply(matrix.T, basis)
     total = yield _rounds.Message("sum", own)
@@ -191,13 +186,10 @@ class low_rank(_multi_round.MultiRoundCodec):
 
 
 def orthonormalize(columns: Array, spare: Array) -> Array:
-  """Returns orthonormal columns that span those given, by Gram-Schmidt.
-
-  Args:
-    columns: float32[n, rank], rank at most n.
-    spare: float32[n, rank], independent columns. One takes the place of each
-      column that is zero, not finite or dependent on those before it.
-  """
+  """Returns orthonormal columns that span those given, by Gram-Schmidt."""
+  # `columns`: float32[n, rank], rank at most n.
+  # `spare`: float32[n, rank], independent columns. One takes the place of each
+  # column that is zero, not finite or dependent on those before it.
   done: list[Array] = []
 
   def project(c: Array) -> Array:

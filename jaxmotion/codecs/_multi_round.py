@@ -57,11 +57,7 @@ class MultiRoundCodec(_codec.Codec):
 
 
 def answer_alone(rounds: _rounds.Rounds[_rounds.Result]) -> _rounds.Result:
-  """Runs rounds of one worker, who gets back what it sends.
-
-  Args:
-    rounds: generator that has not started.
-  """
+  """Runs rounds of one worker, who gets back what it sends."""
   try:
     message = next(rounds)
     while True:

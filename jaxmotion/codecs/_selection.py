@@ -10,11 +10,7 @@ from jaxmotion.core import Array, PyTree, ShapedLike
 
 
 def find_selection(codec: _codec.Codec) -> _codec.Codec:
-  """Returns the codec, inside of others, that decides what is sent.
-
-  Args:
-    codec: a selection, in `feedback` or before others in a `chain`.
-  """
+  """Returns the codec, inside of others, that decides what is sent."""
   if isinstance(codec, _feedback.feedback):
     return find_selection(codec.codec)
   if isinstance(codec, _chain.chain):
@@ -29,13 +25,7 @@ def selects_elements(codec: _codec.Codec) -> bool:
 
 
 def mark_sent(codec: _codec.Codec, payload: PyTree, like: ShapedLike) -> Array:
-  """Returns 1 at the elements that a payload holds, and 0 elsewhere.
-
-  Args:
-    codec: a selection, in `feedback` or before others in a `chain`.
-    payload: what it made of an array.
-    like: shape and dtype of the array; the result has that dtype.
-  """
+  """Returns 1 at the elements that a payload holds, and 0 elsewhere."""
   if isinstance(codec, _feedback.feedback):
     return mark_sent(codec.codec, payload, like)
   if isinstance(codec, _chain.chain):

@@ -60,12 +60,8 @@ def tile_layout(
 
 
 def cut_tiles(x: Array, layout: TileLayout) -> Array:
-  """Returns float32[tiles, height, width], with zeros where a tile is padded.
-
-  Args:
-    x: array of the layout's size.
-    layout: made by `tile_layout`.
-  """
+  """Returns float32[tiles, height, width], with zeros where a tile is
+  padded."""
   (down, across), (_, _, height, width) = layout.counts, layout
   matrix = x.reshape(layout.rows, layout.columns).astype(jnp.float32)
   below, right = (
@@ -79,12 +75,8 @@ def cut_tiles(x: Array, layout: TileLayout) -> Array:
 
 
 def join_tiles(tiles: Array, layout: TileLayout) -> Array:
-  """Returns the matrix of these tiles: inverts `cut_tiles`.
-
-  Args:
-    tiles: float32[tiles, height, width].
-    layout: made by `tile_layout`.
-  """
+  """Returns the matrix of these tiles: inverts `cut_tiles`."""
+  # `tiles`: float32[tiles, height, width].
   (down, across), (_, _, height, width) = layout.counts, layout
   matrix = tiles.reshape(down, across, height, width).transpose(0, 2, 1, 3)
   matrix = matrix.reshape(down * height, across * width)

@@ -177,13 +177,7 @@ def reduce_tree(
   method: str | None = None,
   by_rows: bool = False,
 ) -> tuple[PyTree, PyTree]:
-  """Does what `all_reduce` does.
-
-  Args:
-    x, axis_name, codec, state, key, op, weight, method: as for `all_reduce`.
-    by_rows: whether two phases encode rows of an array, whatever the codec. The
-      error memory of the mean then has a shape that all codecs share.
-  """
+  """Does what `all_reduce` does."""
   core.check_arrays("x", x, numbers=False)
   check_codec("codec", codec, trees=True)
   _arguments.check_key(key)
@@ -255,13 +249,7 @@ def _check_equal(y: PyTree, codec: codecs.Codec, axis_name: AxisName) -> None:
 
 
 def canonical_state(state: PyTree, x: PyTree, codec: codecs.Codec) -> PyTree:
-  """Returns the state of `reduce_tree` in the form that other codecs share.
-
-  Args:
-    state: what `reduce_tree` or `init_tree` returned, by rows.
-    x: pytree of arrays or shapes that are reduced.
-    codec: codec that made the state.
-  """
+  """Returns the state of `reduce_tree` in the form that other codecs share."""
   return _to_canonical(partition(codec, x), state, [True] * len(state))
 
 
@@ -288,13 +276,7 @@ def _init_states(
 def _to_canonical(
   arrays: Partition, states: PyTree, stacked: Sequence[bool]
 ) -> PyTree:
-  """Returns the canonical state of every array.
-
-  Args:
-    arrays: the arrays of the tree.
-    states: state of each.
-    stacked: whether `first` of a state is one state for each row.
-  """
+  """Returns the canonical state of every array."""
   canonical = []
   for group, state, is_stacked in zip(
     arrays.leaf_groups, states, stacked, strict=True

@@ -9,16 +9,7 @@ from jaxmotion.core import AxisName
 
 
 def count_workers(axis_name: AxisName, name: str = "axis_name") -> int:
-  """Returns the number of workers along an axis; raises unless it is bound.
-
-  Args:
-    axis_name: what the caller gave.
-    name: the argument's name, for the message.
-
-  Raises:
-    TypeError: no name of an axis.
-    ValueError: not an axis of an enclosing shard_map or pmap.
-  """
+  """Returns the number of workers along an axis; raises unless it is bound."""
   core.check_axis_name(name, axis_name)
   return core.axis_size(axis_name, name)
 
@@ -76,29 +67,14 @@ def all_axes(
 
 
 def check_key(key: Any) -> None:
-  """Raises unless `key` is a Key or None.
-
-  Args:
-    key: what the caller gave.
-
-  Raises:
-    TypeError: it is anything else, such as a key of `jax.random`.
-  """
+  """Raises unless `key` is a Key or None."""
   if key is not None:
     noun = "a jaxmotion.Key (make one with jaxmotion.make_key(seed)) or None"
     core.check_instance("key", key, core.Key, noun)
 
 
 def check_shaped(name: str, like: Any) -> None:
-  """Raises unless an argument has the shape and dtype of an array.
-
-  Args:
-    name: the argument's name, for the message.
-    like: what the caller gave.
-
-  Raises:
-    TypeError: it is no array and no ShapeDtypeStruct.
-  """
+  """Raises unless an argument has the shape and dtype of an array."""
   core.check_arrays(name, like)
   if not hasattr(like, "shape") or not hasattr(like, "dtype"):
     raise TypeError(
@@ -107,17 +83,7 @@ def check_shaped(name: str, like: Any) -> None:
 
 
 def check_position(name: str, axis: Any, ndim: int) -> int:
-  """Returns the position of an axis as a non-negative int, or raises.
-
-  Args:
-    name: the argument's name, for the message.
-    axis: what the caller gave; negative positions count from the end.
-    ndim: number of axes.
-
-  Raises:
-    TypeError: no integer.
-    ValueError: no such axis.
-  """
+  """Returns the position of an axis as a non-negative int, or raises."""
   message = f"`{name}` must be an axis of {ndim}, got {axis!r}."
   if type(axis) is not int:
     raise TypeError(message)

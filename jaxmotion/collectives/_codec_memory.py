@@ -67,12 +67,7 @@ def _has_own_state(codec: codecs.Codec) -> bool:
 
 
 def read_parts(codec: codecs.Codec, state: PyTree) -> dict[str, Array]:
-  """Returns what one worker remembers of one array, but for `onebit`.
-
-  Args:
-    codec: codec of the array, one that `list_parts` knows.
-    state: its state.
-  """
+  """Returns what one worker remembers of one array, but for `onebit`."""
   if isinstance(codec, codecs.momentum_correction):
     return {"momentum": state.momentum, **read_parts(codec.codec, state.inner)}
   if isinstance(codec, codecs.ef21):
@@ -89,14 +84,7 @@ def make_states(
   *,
   canonical: bool = False,
 ) -> PyTree:
-  """Returns states of a codec that remember these parts, but for `onebit`.
-
-  Args:
-    codec: codec of the array, one that `list_parts` knows.
-    parts: float32 of each part, with leading axes such as one of workers.
-    rows: number of leading axes.
-    canonical: whether codecs of several levels share the state.
-  """
+  """Returns states of a codec that remember these parts, but for `onebit`."""
   if isinstance(codec, codecs.feedback):
     return make_memories(codec, parts["error"], rows, canonical=canonical)
   if isinstance(codec, codecs.momentum_correction):
@@ -163,25 +151,16 @@ def make_memories(
 
 
 def read_onebit(state: PyTree, shape: tuple[int, ...]) -> tuple[Array, Array]:
-  """Returns each worker's errors of `onebit`, and those of the mean.
-
-  Args:
-    state: states of all workers.
-    shape: of the array, whose rows were filled up with zeros.
-  """
+  """Returns each worker's errors of `onebit`, and those of the mean."""
   size = math.prod(shape)
   own = state.own[:, :size].reshape(-1, *shape)
   return own, state.of_mean.reshape(-1)[:size].reshape(shape)
 
 
 def make_onebit(codec: codecs.onebit, errors: Array, mean: Array) -> PyTree:
-  """Returns states of `onebit` on all workers; its padding has no error.
-
-  Args:
-    codec: the codec.
-    errors: float32[workers, ...], those of the workers.
-    mean: float32[...], those of the mean.
-  """
+  """Returns states of `onebit` on all workers; its padding has no error."""
+  # `errors`: float32[workers, ...], those of the workers.
+  # `mean`: float32[...], those of the mean.
   workers = errors.shape[0]
   like = jax.ShapeDtypeStruct(mean.shape, jnp.float32)
   fresh = codec.init_rounds(like, workers)

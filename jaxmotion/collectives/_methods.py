@@ -183,16 +183,11 @@ def reduce_array(reduction: Reduction, method: str) -> ReductionRounds:
 def reduce_stack(
   reductions: Sequence[Reduction], method: str
 ) -> codecs.Rounds[list[tuple[Array, ReduceState]]]:
-  """Reduces arrays of one shape together; returns each one's result and state.
-
-  Values and bytes are those of `reduce_array`. The program encodes and decodes
-  once, whatever the number of arrays: it compiles faster, and a device starts
-  fewer kernels.
-
-  Args:
-    reductions: of equal codecs, shapes, dtypes and types of state.
-    method: "gather" or "two_phase".
-  """
+  """Reduces arrays of one shape together; returns each one's result and
+  state."""
+  # Values and bytes are those of `reduce_array`. The program encodes and
+  # decodes once, whatever the number of arrays: it compiles faster, and a
+  # device starts fewer kernels.
   plan = _plan(reductions[0], method)
   inputs = [(r.x, r.state, r.key) for r in reductions]
   stacked = core.write_apart(_stack, *inputs)

@@ -65,14 +65,9 @@ def are_swapped(nbytes: int) -> bool:
 
 
 def split_in_pieces(payloads: Sequence[PyTree]) -> list[list[PyTree]]:
-  """Splits payloads into pieces of about the same bytes, in their order.
-
-  The last piece is sent first: the backward pass computes gradients from the
-  last array to the first.
-
-  Args:
-    payloads: payloads of several arrays, in the order of the tree.
-  """
+  """Splits payloads into pieces of about the same bytes, in their order."""
+  # The last piece is sent first: the backward pass computes gradients from the
+  # last array to the first.
   sizes = [core.tree_bytes(p) for p in payloads]
   total = sum(sizes)
   count = max(1, min(_sending.get().most, total // _MIN_PIECE_BYTES))
@@ -87,9 +82,5 @@ def split_in_pieces(payloads: Sequence[PyTree]) -> list[list[PyTree]]:
 
 
 def mark_received(tree: PyTree) -> PyTree:
-  """Returns arrays, which the program that sends computes from what it got.
-
-  Args:
-    tree: arrays that the next program reads.
-  """
+  """Returns arrays, which the program that sends computes from what it got."""
   return jax.tree.map(lambda a: checkpoint_name(a, program.RECEIVED), tree)

@@ -163,11 +163,10 @@ def _restore_shared(
   source: StateLayout,
   target: StateLayout,
 ) -> PyTree:
-  """Returns states with their `Shared` parts, which do not depend on workers.
-
-  They are the old ones where the codec and its array are the same, and fresh
-  ones elsewhere.
-  """
+  """Returns states with their `Shared` parts, which do not depend on
+  workers."""
+  # They are the old ones where the codec and its array are the same, and fresh
+  # ones elsewhere.
   known = {}
   for (group, like), state in zip(_find_groups(x, source), old, strict=True):
     known[group.leaves, group.codec, like.shape, source.devices] = state
@@ -296,17 +295,10 @@ def write_memory(
 
 
 def _resize_memory(memory: Memory, workers: int, op: str) -> Memory:
-  """Returns the same errors on another number of workers.
-
-  New worker j takes over the old workers whose share of [0, 1) overlaps its
-  own: two old workers are averaged, or one is copied, where one number divides
-  the other. What is still to be sent stays the same.
-
-  Args:
-    memory: errors on the old workers.
-    workers: number of new workers.
-    op: "mean" or "sum", as given to the collective.
-  """
+  """Returns the same errors on another number of workers."""
+  # New worker j takes over the old workers whose share of [0, 1) overlaps its
+  # own: two old workers are averaged, or one is copied, where one number
+  # divides the other. What is still to be sent stays the same.
   leaves = jax.tree.leaves(memory.own)
   if not leaves or leaves[0].shape[0] == workers:
     return memory

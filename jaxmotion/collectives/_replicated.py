@@ -172,19 +172,10 @@ def _tells_workers_apart(step: Step) -> bool:
 def check_exchanged(
   params: PyTree, opt_state: PyTree, axis_name: AxisName
 ) -> None:
-  """Raises if an update left parameters or state that differ between workers.
-
-  Types record whether they may differ. State that is marked as `PerWorker` or
-  `Split` is meant to.
-
-  Args:
-    params: parameters after the update.
-    opt_state: state after the update.
-    axis_name: the workers' axis.
-
-  Raises:
-    ValueError: a leaf varies over the axis; it is named by its path.
-  """
+  """Raises if an update left parameters or state that differ between
+  workers."""
+  # Types record whether they may differ. State that is marked as `PerWorker` or
+  # `Split` is meant to.
   named = [("params", params), ("opt_state", opt_state)]
   for name, tree in named:
     leaves = jax.tree_util.tree_leaves_with_path(

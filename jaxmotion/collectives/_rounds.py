@@ -68,13 +68,7 @@ def run_rounds(
   kinds: Sequence[Sequence[str]],
   axis_name: AxisName,
 ) -> list[Any]:
-  """Runs reductions together and returns what each of them returns.
-
-  Args:
-    reductions: generators that have not started.
-    kinds: the kinds of the messages of each, in order.
-    axis_name: the workers' axis.
-  """
+  """Runs reductions together and returns what each of them returns."""
   ahead: list[codecs.Message | None] = [None] * len(reductions)
   results: list[Any] = [None] * len(reductions)
   for kind, members in schedule_rounds(kinds):

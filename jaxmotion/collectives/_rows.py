@@ -17,14 +17,7 @@ _MIN_PARTED = 1 << 16
 
 
 def check_rows(name: str, x: Array, axis: int, axis_name: AxisName) -> int:
-  """Returns the axis as a non-negative int; raises unless workers divide it.
-
-  Args:
-    name: the argument's name, for the message.
-    x: array that is split along the axis.
-    axis: position of the axis, which may be negative.
-    axis_name: the workers' axis.
-  """
+  """Returns the axis as a non-negative int; raises unless workers divide it."""
   workers = _arguments.count_workers(axis_name)
   _arguments.check_shaped("x", x)
   axis = _arguments.check_position(name, axis, len(x.shape))
@@ -58,18 +51,9 @@ def encode_shards(
   state: PyTree,
   key: core.Key | None,
 ) -> tuple[PyTree, PyTree]:
-  """Splits `x` into rows of `row_like(x, workers)` and encodes each by itself.
-
-  Args:
-    codec: encodes a row.
-    x: array that is split and padded with zeros.
-    workers: number of rows.
-    state: codec state of each row, stacked.
-    key: randomness, folded with each row's number.
-
-  Returns:
-    Payload and state, whose leaves have a leading axis of rows.
-  """
+  """Splits `x` into rows of `row_like(x, workers)` and encodes each by
+  itself."""
+  # Returns payload and state, whose leaves have a leading axis of rows.
   whole = lambda: encode_rows(codec, pad_to_rows(x, workers), state, key)
   if x.size < _MIN_PARTED or jax.tree.leaves(state):
     return whole()  # States of two parts would be joined by a copy.
@@ -97,12 +81,7 @@ def encode_shards(
 
 
 def join_rows(rows: Array, like: ShapedLike) -> Array:
-  """Inverts `pad_to_rows`: drops the padding, restores the shape.
-
-  Args:
-    rows: rows of an array, in any dtype.
-    like: shape of the array.
-  """
+  """Inverts `pad_to_rows`: drops the padding, restores the shape."""
   if rows.ndim == 3:
     # Whole rows are dropped: then XLA:CPU divides no index once an element.
     minor = rows.shape[2]
@@ -118,17 +97,10 @@ def join_rows(rows: Array, like: ShapedLike) -> Array:
 
 
 def to_encode_dtype(codec: codecs.Codec, x: Array, dtype: Any = None) -> Array:
-  """Returns `x` in the dtype it is encoded in: float32 at least.
-
-  A codec of float32 decodes to float32 too, so sums over workers are made
-  before anything is rounded to the dtype of `x`. A codec that keeps the
-  array's dtype gets the array in that dtype.
-
-  Args:
-    codec: encodes `x`.
-    x: floating-point array.
-    dtype: the array's own dtype, if `x` was made wider; None is that of `x`.
-  """
+  """Returns `x` in the dtype it is encoded in: float32 at least."""
+  # A codec of float32 decodes to float32 too, so sums over workers are made
+  # before anything is rounded to the dtype of `x`. A codec that keeps the
+  # array's dtype gets the array in that dtype.
   if codec.keeps_dtype:
     return x if dtype is None else core.saturate_cast(x, dtype)
   return x.astype(jnp.promote_types(x.dtype, jnp.float32))

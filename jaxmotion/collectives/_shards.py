@@ -114,14 +114,7 @@ def average_rows(
   likes: Sequence[jax.ShapeDtypeStruct],
   axis_name: AxisName,
 ) -> list[Array]:
-  """Returns this worker's row of the mean of every array, from payloads.
-
-  Args:
-    payloads: payload of each array, whose leaves have a leading axis of rows.
-    codecs: codec of each array.
-    likes: shape and dtype of a row of each array.
-    axis_name: the workers' axis.
-  """
+  """Returns this worker's row of the mean of every array, from payloads."""
   workers = _arguments.count_workers(axis_name)
   # A collective for each small array would cost round trips: they join the
   # all-to-all, which has as many bytes. The choice depends on the array alone,
@@ -177,11 +170,8 @@ def average_locally(
 
 
 def join_hosts(gathered: PyTree) -> PyTree:
-  """Returns leaves (workers, ...), host by host, of ones (devices, hosts, ...).
-
-  Args:
-    gathered: leaves that came from all hosts first and from devices then.
-  """
+  """Returns leaves (workers, ...), host by host, of ones (devices, hosts,
+  ...)."""
   return jax.tree.map(
     lambda a: a.swapaxes(0, 1).reshape(-1, *a.shape[2:]), gathered
   )

@@ -16,16 +16,10 @@ _STACKABLE = ("gather", "two_phase")
 def find_stacks(
   reductions: Sequence[_methods.Reduction], methods: Sequence[str]
 ) -> list[list[int]]:
-  """Returns the positions of arrays that are reduced together, in order.
-
-  Payloads that the network adds up stay apart: to make one is an operation or
-  two. So do arrays of a step of several programs: each is sent as soon as its
-  gradient is there.
-
-  Args:
-    reductions: one for each array.
-    methods: method of each.
-  """
+  """Returns the positions of arrays that are reduced together, in order."""
+  # Payloads that the network adds up stay apart: to make one is an operation or
+  # two. So do arrays of a step of several programs: each is sent as soon as its
+  # gradient is there.
   found: dict[Hashable, list[int]] = {}
   for i, (reduction, method) in enumerate(
     zip(reductions, methods, strict=True)
@@ -43,13 +37,7 @@ def run_reductions(
   methods: Sequence[str],
   axis_name: AxisName,
 ) -> list[tuple[Array, _methods.ReduceState]]:
-  """Runs all reductions together; returns each one's result and new state.
-
-  Args:
-    reductions: one for each array.
-    methods: method of each.
-    axis_name: the workers' axis.
-  """
+  """Runs all reductions together; returns each one's result and new state."""
   stacks = find_stacks(reductions, methods)
   results = _rounds.run_rounds(
     [

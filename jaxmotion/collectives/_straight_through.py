@@ -14,13 +14,7 @@ from jaxmotion.core import Array, AxisName, PyTree
 def straight_through(
   reference_op: Callable[[PyTree], PyTree], x: PyTree, y: PyTree
 ) -> PyTree:
-  """Returns `y` with the gradient that `reference_op(x)` would have.
-
-  Args:
-    reference_op: the uncompressed collective, a linear function.
-    x: argument of `reference_op`.
-    y: compressed result, computed from `stop_gradient(x)`.
-  """
+  """Returns `y` with the gradient that `reference_op(x)` would have."""
   types = jax.tree.map(jax.typeof, x)
 
   # Transposed only when it is needed: a transpose made here would hold tracers
@@ -39,14 +33,7 @@ def with_gradient(
   y: PyTree,
   key: core.Key | None,
 ) -> PyTree:
-  """Returns `y` with the gradient that `pull_back` makes of its own.
-
-  Args:
-    pull_back: (gradient of y, key) -> gradient of x.
-    x: what `y` is a function of, for the gradient.
-    y: result, computed from `stop_gradient(x)`.
-    key: randomness for `pull_back`, or None.
-  """
+  """Returns `y` with the gradient that `pull_back` makes of its own."""
 
   @jax.custom_vjp
   def through(x: PyTree, y: PyTree, key: core.Key | None) -> PyTree:
@@ -72,13 +59,7 @@ def with_gradient(
 def reference_reduce(
   axis_name: AxisName, op: str, weight: Array | float | None
 ) -> Callable[[PyTree], PyTree]:
-  """Returns the uncompressed all-reduce: `lax.pmean` or `psum`, weighted.
-
-  Args:
-    axis_name: the workers' axis.
-    op: "mean" or "sum".
-    weight: this worker's weight, or None.
-  """
+  """Returns the uncompressed all-reduce: `lax.pmean` or `psum`, weighted."""
   collective = lax.pmean if op == "mean" else lax.psum
 
   def reduce(x: PyTree) -> PyTree:

@@ -16,19 +16,12 @@ MIN_ELEMENTS_ALONE = 1 << 16
 
 
 def sum_payloads(payloads: list[PyTree], axis_name: AxisName) -> list[PyTree]:
-  """Returns the sums of summable payloads over workers.
-
-  Floats are added. Unsigned words (the seed of a shared random sample) are
-  equal on all workers, so they stay as they are. Empty arrays are not sent.
-
-  A sum is a sum of floats, so its bits depend on the order of its terms. That
-  order must not depend on what else is exchanged in the step. Arrays may be
-  joined into one operand only between two workers, where addition commutes.
-
-  Args:
-    payloads: payloads of several arrays, in the order of the tree.
-    axis_name: the workers' axis.
-  """
+  """Returns the sums of summable payloads over workers."""
+  # Floats are added. Unsigned words (the seed of a shared random sample) are
+  # equal on all workers, so they stay as they are. Empty arrays are not sent.
+  # A sum is a sum of floats, so its bits depend on the order of its terms. That
+  # order must not depend on what else is exchanged in the step. Arrays may be
+  # joined into one operand only between two workers, where addition commutes.
   leaves, treedef = jax.tree.flatten(core.to_varying(payloads, axis_name))
   alone: list[int] = []
   joined: dict[Any, list[int]] = {}
@@ -85,12 +78,7 @@ def split_flat(
 
 
 def scatter_payload(payload: PyTree, axis_name: AxisName) -> PyTree:
-  """Sums a summable payload's rows over workers; each keeps its own row.
-
-  Args:
-    payload: payload whose leaves have a leading axis of workers.
-    axis_name: the workers' axis.
-  """
+  """Sums a summable payload's rows over workers; each keeps its own row."""
   index = core.worker_index(axis_name)
 
   def scatter_leaf(a: Array) -> Array:

@@ -96,15 +96,8 @@ def _gather_words(
 
 
 def exchange_rows(payload: PyTree, axis_name: AxisName) -> PyTree:
-  """Sends row r of every leaf to worker r; returns the rows it received.
-
-  Args:
-    payload: leaves of shape (workers, ...).
-    axis_name: the workers' axis.
-
-  Returns:
-    Leaves of the same shapes; row r came from worker r.
-  """
+  """Sends row r of every leaf to worker r; returns the rows it received."""
+  # `payload`: leaves of shape (workers, ...).
   rows = core.to_varying(payload, axis_name)
   if not jax.tree.leaves(rows):
     return rows
@@ -139,16 +132,7 @@ def _exchange_words(rows: PyTree, axis_name: AxisName) -> PyTree:
 def permute_payload(
   payload: PyTree, axis_name: AxisName, pairs: Sequence[tuple[int, int]]
 ) -> PyTree:
-  """Sends a payload from the first worker of each pair to the second.
-
-  Args:
-    payload: payload of one array.
-    axis_name: the workers' axis.
-    pairs: (source, destination) of each transfer.
-
-  Returns:
-    The received payload; zeros on workers that are no destination.
-  """
+  """Sends a payload from the first worker of each pair to the second."""
   rows = jax.tree.map(lambda a: a[None], core.to_varying(payload, axis_name))
   if not jax.tree.leaves(rows):
     return payload
@@ -159,15 +143,12 @@ def permute_payload(
 def split_in_halves(
   payloads: list[PyTree],
 ) -> tuple[list[PyTree], list[PyTree]]:
-  """Splits payloads into two halves of about the same bytes, if large enough.
-
-  The backward pass computes gradients from the last array to the first. So the
-  second half can be on the link while the first is still being computed.
-
-  Returns:
-    The first half, which is computed late and may be empty, and the second,
-    which is computed early.
-  """
+  """Splits payloads into two halves of about the same bytes, if large
+  enough."""
+  # The backward pass computes gradients from the last array to the first. So
+  # the second half can be on the link while the first is still being computed.
+  # Returns the first half, which is computed late and may be empty, and the
+  # second, which is computed early.
   sizes = [
     sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(p))
     for p in payloads
@@ -184,19 +165,10 @@ def send_early_first(
   late: Sequence[Array],
   early: Sequence[Array],
 ) -> tuple[Sequence[Array], Sequence[Array], Sequence[Array]]:
-  """Sends `early`, then `late`, each as soon as it is computed.
-
-  Without the order, XLA:CPU would join both into one collective, which starts
-  when the last gradient is there: nothing would overlap.
-
-  Args:
-    send: sums arrays over the axis.
-    late: arrays that are computed last; at least one.
-    early: arrays that are computed first; at least one.
-
-  Returns:
-    The sums of `late`, the sums of `early`, and `late` as it was sent.
-  """
+  """Sends `early`, then `late`, each as soon as it is computed."""
+  # Without the order, XLA:CPU would join both into one collective, which starts
+  # when the last gradient is there: nothing would overlap.
+  # Returns the sums of `late`, the sums of `early`, and `late` as it was sent.
   early_sums = send(early)
   late = [core.schedule_after(a, early_sums[-1]) for a in late]
   # The update that reads a sum may write where a parameter was, so it must not
@@ -220,14 +192,14 @@ def _send_by_platform(
 def _gather_pair(
   buffers: Sequence[Array], axis_name: AxisName, by_swap: bool
 ) -> tuple[tuple[Array, ...], ...]:
-  """Gathers between two workers by way of the sum of their words, or of a swap.
-
-  Unsigned words wrap around, so the sum less a worker's own words is the other
-  worker's words, bit for bit. The bytes are those of a gather. But gloo sums in
-  both directions at once (0.95 of the link at 16 MiB) and gathers in one after
-  the other (0.63). It takes two round trips for a sum, and one for a swap. Both
-  are the same whatever the order of the workers, which a gather is not.
-  """
+  """Gathers between two workers by way of the sum of their words, or of a
+  swap."""
+  # Unsigned words wrap around, so the sum less a worker's own words is the
+  # other worker's words, bit for bit. The bytes are those of a gather. But gloo
+  # sums in both directions at once (0.95 of the link at 16 MiB) and gathers in
+  # one after the other (0.63). It takes two round trips for a sum, and one for
+  # a swap. Both are the same whatever the order of the workers, which a gather
+  # is not.
   rank = lax.axis_index(axis_name)
 
   def send_one(own: Array) -> Array:
@@ -268,17 +240,8 @@ def _gather_pair(
 
 
 def _swap_by_sum(words: Array, axis_name: AxisName) -> tuple[Array, ...]:
-  """Sends row r to worker r of two, by way of the sum of what both send.
-
-  The bytes are those of an all-to-all; see `_gather_pair`.
-
-  Args:
-    words: unsigned words, (2, n).
-    axis_name: the workers' axis.
-
-  Returns:
-    The rows that were received: row r came from worker r.
-  """
+  """Sends row r to worker r of two, by way of the sum of what both send."""
+  # The bytes are those of an all-to-all; see `_gather_pair`.
   rank = lax.axis_index(axis_name)
 
   def select_rows(
@@ -296,19 +259,11 @@ def _swap_by_sum(words: Array, axis_name: AxisName) -> tuple[Array, ...]:
 
 
 def _exchange_in_turns(words: Array, axis_name: AxisName) -> tuple[Array, ...]:
-  """Sends row r to worker r of an odd number of workers, in turns of one row.
-
-  In a turn a worker sends to one worker and receives from another. In gloo's
-  all-to-all two hosts send to each other, one after the other: 0.6 of the link
-  at 16 MiB, turns 0.85. An even number of workers has such a turn, too.
-
-  Args:
-    words: unsigned words, (workers, n).
-    axis_name: the workers' axis.
-
-  Returns:
-    The rows that were received: row r came from worker r.
-  """
+  """Sends row r to worker r of an odd number of workers, in turns of one
+  row."""
+  # In a turn a worker sends to one worker and receives from another. In gloo's
+  # all-to-all two hosts send to each other, one after the other: 0.6 of the
+  # link at 16 MiB, turns 0.85. An even number of workers has such a turn, too.
   workers = words.shape[0]
   rank = lax.axis_index(axis_name)
 
@@ -348,12 +303,7 @@ def _pack_words(payload: PyTree) -> Array:
 
 
 def _unpack_words(received: Sequence[Array], payload: PyTree) -> PyTree:
-  """Unpacks words that `_pack_words` packed.
-
-  Args:
-    received: one buffer of words (n,) for each row.
-    payload: pytree whose leaves have the shapes and dtypes of the result.
-  """
+  """Unpacks words that `_pack_words` packed."""
   leaves, treedef = jax.tree.flatten(payload)
   width = received[0].dtype.itemsize
   unpacked, start = [], 0
@@ -368,12 +318,10 @@ def _unpack_words(received: Sequence[Array], payload: PyTree) -> PyTree:
 
 
 def _common_width(leaves: list[Array]) -> int:
-  """Returns the bytes of the words that leaves (rows, ...) travel in.
-
-  It is the width that most of the bytes have already, so most leaves need no
-  conversion. If a leaf does not fill a whole number of such words, narrower
-  words are used.
-  """
+  """Returns the bytes of the words that leaves (rows, ...) travel in."""
+  # It is the width that most of the bytes have already, so most leaves need no
+  # conversion. If a leaf does not fill a whole number of such words, narrower
+  # words are used.
   bytes_of: dict[int, int] = {}
   for leaf in leaves:
     width = leaf.dtype.itemsize

@@ -140,17 +140,8 @@ def unshard(
 def check_shard(
   spec: PartitionSpec | None, axis: int, ndim: int
 ) -> PartitionSpec | None:
-  """Returns the spec of an array over axes of a model, or None if it is whole.
-
-  Args:
-    spec: what the caller gave.
-    axis: position of the axis that workers cut.
-    ndim: number of axes of the array.
-
-  Raises:
-    TypeError: it is no PartitionSpec.
-    ValueError: it has too many entries, or shards the axis that workers cut.
-  """
+  """Returns the spec of an array over axes of a model, or None if it is
+  whole."""
   if spec is None:
     return None
   core.check_instance("spec", spec, PartitionSpec, "a PartitionSpec or None")

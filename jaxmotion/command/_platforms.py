@@ -125,13 +125,7 @@ class _Dialog(NamedTuple):
 def ask_platform(
   ask: Callable[[str], str], tell: Callable[[str], None]
 ) -> perfmodel.Platform:
-  """Returns the platform that the answers to a few questions describe.
-
-  Args:
-    ask: function of a question that returns the answer. A question is asked
-      again until its answer is one.
-    tell: function of a text that says what is wrong with an answer.
-  """
+  """Returns the platform that the answers to a few questions describe."""
   dialog = _Dialog(ask, tell)
   name = ask("Name of the platform: ").strip() or "my_cluster"
   device, to_host, is_measured = _ask_device(dialog)

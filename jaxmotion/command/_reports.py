@@ -13,14 +13,7 @@ _UNITS |= {"GIB": 2**30, "TB": 1e12, "B": 1.0}
 
 
 def parse_bytes(text: str) -> float:
-  """Returns the bytes that a text states, such as "80GB" or "512MiB".
-
-  Args:
-    text: a number and a unit; without a unit, bytes.
-
-  Raises:
-    CommandError: it is no positive number of bytes.
-  """
+  """Returns the bytes that a text states, such as "80GB" or "512MiB"."""
   digits = text.strip().upper()
   unit = max((u for u in _UNITS if digits.endswith(u)), key=len, default="")
   try:
@@ -35,14 +28,7 @@ def parse_bytes(text: str) -> float:
 
 
 def parse_codec(text: str) -> codecs.Codec:
-  """Returns the codec that an expression makes.
-
-  Args:
-    text: such as "feedback(uniform(bits=4))", of names of `jaxmotion.codecs`.
-
-  Raises:
-    CommandError: it makes none.
-  """
+  """Returns the codec that an expression makes."""
   names = {
     name: value for name, value in vars(codecs).items() if name[0] != "_"
   }
@@ -70,13 +56,7 @@ def report_advice(
   platform: perfmodel.Platform,
   accuracy_budget: float,
 ) -> str:
-  """Returns the plan of an exchange as text.
-
-  Args:
-    task: the user's task.
-    platform: devices and links.
-    accuracy_budget: greatest relative error of the gradient.
-  """
+  """Returns the plan of an exchange as text."""
   outer, *inner = (axis.name for axis in platform.axes)
   try:
     plan = planner.advise(
@@ -101,13 +81,7 @@ def report_advice(
 def report_memory(
   task: _user_file.UserTask, platform: perfmodel.Platform, budget: float
 ) -> str:
-  """Returns the plan that fits a task into memory as text.
-
-  Args:
-    task: the user's task.
-    platform: the device and its links to the host.
-    budget: bytes of device memory.
-  """
+  """Returns the plan that fits a task into memory as text."""
   try:
     plan = planner.fit_memory(
       task.loss_fn,
@@ -127,13 +101,7 @@ def report_bytes(
   platform: perfmodel.Platform,
   chosen: Sequence[codecs.Codec],
 ) -> str:
-  """Returns a table of what one worker sends each step, by codec.
-
-  Args:
-    task: the user's task, whose gradients have the parameters' shapes.
-    platform: workers and links.
-    chosen: codecs; none are those that `advise` chooses from.
-  """
+  """Returns a table of what one worker sends each step, by codec."""
   outer, *inner = platform.axes
   local = inner[0] if inner else None
   over = f"MB over {outer.name!r}"
@@ -176,11 +144,7 @@ def report_bytes(
 
 
 def describe_rates(platform: perfmodel.Platform) -> str:
-  """Returns the rates of a measured platform as text.
-
-  Args:
-    platform: made by `calibrate_platform`.
-  """
+  """Returns the rates of a measured platform as text."""
   device = platform.device
   lines = [
     f"measured on {device.name}, other processes included:",

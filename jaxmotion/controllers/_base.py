@@ -60,17 +60,7 @@ class Controller:
 
 
 def check_signal(name: str, signal: Any, groups: int | None = None) -> Array:
-  """Returns a signal as float32[groups]; raises unless it has that shape.
-
-  Args:
-    name: the argument's name, for the message.
-    signal: what the caller gave.
-    groups: number of groups, or None if any number will do.
-
-  Raises:
-    TypeError: it is no array of numbers.
-    ValueError: it has another shape.
-  """
+  """Returns a signal as float32[groups]; raises unless it has that shape."""
   try:
     signal = jnp.asarray(signal)
   except (OverflowError, TypeError, ValueError):
@@ -95,16 +85,7 @@ def _is_number(x: Array) -> bool:
 
 
 def check_state(state: Any, kind: type[Any] = tuple) -> Any:
-  """Returns a controller's state; raises unless it is one.
-
-  Args:
-    state: what the caller gave.
-    kind: NamedTuple of the controller's states.
-
-  Raises:
-    TypeError: it is something else.
-    ValueError: its arrays do not have the shapes of one.
-  """
+  """Returns a controller's state; raises unless it is one."""
   source = "what `init` or the last `update` returned"
   core.check_instance("state", state, kind, source)
   core.check_instance(
@@ -133,13 +114,9 @@ def check_updates(name: str, value: Any) -> None:
 
 
 def select_groups(ok: Array, new: PyTree, old: PyTree) -> PyTree:
-  """Returns `new` for the groups that are ok and `old` for the others.
-
-  Args:
-    ok: bool[groups].
-    new: pytree of arrays of shape (groups, ...).
-    old: pytree of arrays of the same shapes.
-  """
+  """Returns `new` for the groups that are ok and `old` for the others."""
+  # `ok`: bool[groups].
+  # `new`: pytree of arrays of shape (groups, ...).
 
   def select_leaf(new: Array, old: Array) -> Array:
     return jnp.where(ok.reshape(-1, *[1] * (new.ndim - 1)), new, old)

@@ -66,13 +66,7 @@ class LevelChange(NamedTuple):
 
 
 def start_history(groups: int, level: int, capacity: int) -> History:
-  """Returns the history of groups that all start at one level.
-
-  Args:
-    groups: number of groups.
-    level: level that they start at.
-    capacity: number of changes that are held for each group.
-  """
+  """Returns the history of groups that all start at one level."""
   empty = jnp.full((groups, capacity), -1, jnp.int32)
   return History(
     step=jnp.zeros((), jnp.int32),
@@ -84,14 +78,10 @@ def start_history(groups: int, level: int, capacity: int) -> History:
 
 
 def advance_history(history: History, level: Array, ok: Array) -> History:
-  """Returns the history after one more update.
-
-  Args:
-    history: history before the update.
-    level: int32[groups], the levels from now on.
-    ok: bool[groups], whether the group's signal was finite; where it was not,
-      the level stays.
-  """
+  """Returns the history after one more update."""
+  # `level`: int32[groups], the levels from now on.
+  # `ok`: bool[groups], whether the group's signal was finite; where it was not,
+  # the level stays.
   step = history.step + 1
   changed = ok & (level != history.level)
 

@@ -60,11 +60,9 @@ donated, got the array of `params/a`: copy one of them with `jnp.copy`.
 
 @functools.cache
 def _has_buffer(kind: type) -> bool:
-  """Returns whether leaves of this type are arrays of JAX and no tracers.
-
-  By type, because `isinstance(leaf, jax.Array)` costs more than the rest of
-  the check, which every step makes.
-  """
+  """Returns whether leaves of this type are arrays of JAX and no tracers."""
+  # By type, because `isinstance(leaf, jax.Array)` costs more than the rest of
+  # the check, which every step makes.
   return hasattr(kind, "is_deleted") and not issubclass(kind, jax.core.Tracer)
 
 

@@ -86,11 +86,7 @@ jax.shard_map, with a state made by jaxmotion.bind_mesh(tx, mesh).
 
 
 def _describe_unbound(axis_name: _types.AxisName) -> str:
-  """Describes an axis that is not bound, beside those that are.
-
-  Args:
-    axis_name: a name or a tuple of names, of which one or more is not bound.
-  """
+  """Describes an axis that is not bound, beside those that are."""
   mapped = sorted(map(str, _mapped_axes()))
   if not mapped:
     return (

@@ -95,12 +95,7 @@ def put_on_mesh(
 
 
 def is_on_mesh(x: Any, mesh: Mesh) -> bool:
-  """Says whether a function over a mesh can be called with a leaf.
-
-  Args:
-    x: array, or anything else, which is not bound to devices.
-    mesh: device mesh.
-  """
+  """Says whether a function over a mesh can be called with a leaf."""
   if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
     return True
   return not x.committed or x.sharding.device_set == set(mesh.devices.flat)

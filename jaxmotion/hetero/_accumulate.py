@@ -34,20 +34,11 @@ def accumulate_microbatches(
   batch: PyTree,
   trips: Array,
 ) -> MicrobatchSums:
-  """Sums losses and gradients over microbatches, without a collective.
-
-  Its map must not check what varies over workers (`map_local_work`). Else JAX
-  would sum gradients over workers in the loop's body, and workers with fewer
-  microbatches would never join that sum.
-
-  Args:
-    loss_fn: (params, stats, microbatch) -> (total, count, stats), or
-      (params, microbatch) -> (total, count) if `stats` is None.
-    params: parameters of the model.
-    stats: statistics that every microbatch starts from, or None.
-    batch: pytree of arrays with the microbatches along the leading axis.
-    trips: int32[], number of microbatches to run, the first ones.
-  """
+  """Sums losses and gradients over microbatches, without a collective."""
+  # Its map must not check what varies over workers (`map_local_work`). Else JAX
+  # would sum gradients over workers in the loop's body, and workers with fewer
+  # microbatches would never join that sum.
+  # `trips`: int32[], number of microbatches to run, the first ones.
 
   def loss_of_params(
     params: PyTree, microbatch: PyTree
@@ -94,12 +85,7 @@ def _sum_dtype(a: Any) -> Any:
 
 
 def _check_result(result: Any, stats: PyTree) -> tuple[Array, Array, PyTree]:
-  """Returns (total, count, stats); raises unless `loss_fn` returned them.
-
-  Args:
-    result: what `loss_fn` returned.
-    stats: the statistics it was given, or None.
-  """
+  """Returns (total, count, stats); raises unless `loss_fn` returned them."""
   names = ("total", "count") if stats is None else ("total", "count", "stats")
   values = result if isinstance(result, tuple) else (result,)
   if len(values) != len(names):

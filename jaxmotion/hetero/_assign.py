@@ -84,13 +84,8 @@ def assign_microbatches(
 def check_counts(
   counts: Sequence[int], max_microbatches: int, workers: int | None = None
 ) -> np.ndarray:
-  """Returns counts as int32; raises unless all are in [0, max_microbatches].
-
-  Args:
-    counts: int[workers] on the host, microbatches of each worker.
-    max_microbatches: number of microbatches that a worker's buffer holds.
-    workers: number of workers, or None if any number will do.
-  """
+  """Returns counts as int32; raises unless all are in [0, max_microbatches]."""
+  # `counts`: int[workers] on the host, microbatches of each worker.
   core.check_int("max_microbatches", max_microbatches, 1, _MOST)
   count = _shares.as_integers(counts)
   if (

@@ -254,11 +254,7 @@ def _check_speeds(
 
 
 def as_float64(values: Any) -> np.ndarray:
-  """Returns float64 numbers, or NaN (which no check passes) for no numbers.
-
-  Args:
-    values: what the caller gave; a traced array is no numbers.
-  """
+  """Returns float64 numbers, or NaN (which no check passes) for no numbers."""
   try:
     array = np.asarray(values)
     if array.dtype != bool:
@@ -269,11 +265,7 @@ def as_float64(values: Any) -> np.ndarray:
 
 
 def as_integers(values: Any) -> np.ndarray:
-  """Returns int64 integers, or -1 (which no check passes) for none.
-
-  Args:
-    values: what the caller gave; a traced array is no integers.
-  """
+  """Returns int64 integers, or -1 (which no check passes) for none."""
   try:
     array = np.asarray(values)
   except (OverflowError, TypeError, ValueError):

@@ -317,13 +317,7 @@ def uneven_data_parallel(
 
 
 def _check_state(state: UnevenState, made: Collection[Any]) -> None:
-  """Raises unless a state has the shapes of one that `init` made.
-
-  Args:
-    state: what the caller gave.
-    made: structures and shapes of states, if `init` has made any: a restored
-      state may be the first one.
-  """
+  """Raises unless a state has the shapes of one that `init` made."""
   source = "the UnevenState that `init` or the last step returned"
   core.check_instance("state", state, UnevenState, source)
   found = _list_shapes(state)

@@ -154,13 +154,7 @@ def divisors(n: int) -> list[int]:
 
 
 def to_blocks(x: Array, planes: int, block: int) -> Array:
-  """Divides `x` into f32[planes, blocks, width]; padding repeats its end.
-
-  Args:
-    x: floating array of any shape.
-    planes: number of planes.
-    block: maximum number of elements per block.
-  """
+  """Divides `x` into f32[planes, blocks, width]; padding repeats its end."""
   shape = block_shape(x.shape, planes, block)
   flat = x.reshape(-1).astype(jnp.float32)
   if math.prod(shape) != x.size:
@@ -205,17 +199,10 @@ def cut_planes(x: Array, planes: int, block: int) -> list[tuple[slice, Array]]:
 
 
 def _pad_to_blocks(flat: Array, blocks: int, width: int) -> Array:
-  """Cuts a vector into [blocks, width]; padding repeats its end.
-
-  A gather rather than `jnp.pad`: XLA:CPU writes a padded array to memory first,
-  in a loop without vectors (7x). The gather takes whole slices where it can,
-  because an index for each element excludes vectors too (3x).
-
-  Args:
-    flat: vector of at least one element and at most blocks * width.
-    blocks: number of blocks.
-    width: elements per block.
-  """
+  """Cuts a vector into [blocks, width]; padding repeats its end."""
+  # A gather rather than `jnp.pad`: XLA:CPU writes a padded array to memory
+  # first, in a loop without vectors (7x). The gather takes whole slices where
+  # it can, because an index for each element excludes vectors too (3x).
   size = flat.size
   full, rest = divmod(size, width)
   if size < _MIN_SLICED or not full:
@@ -274,15 +261,8 @@ def read_blocks(
   shape: tuple[int, int, int],
   like: ShapedLike,
 ) -> Array:
-  """Returns `decode(payload, like)`, written block by block if that is faster.
-
-  Args:
-    decode: function of a payload and the shape to decode it to, elementwise in
-      the blocks.
-    payload: one or several payloads.
-    shape: planes, blocks per plane and elements per block.
-    like: shape and dtype of the array.
-  """
+  """Returns `decode(payload, like)`, written block by block if that is
+  faster."""
   if not is_read_slowly(tuple(like.shape), *shape):
     return decode(payload, like)
   in_blocks = jax.ShapeDtypeStruct(shape, like.dtype)
@@ -291,10 +271,8 @@ def read_blocks(
 
 
 def from_blocks(y: Array, like: ShapedLike) -> Array:
-  """Inverts `to_blocks`: drops the padding, restores shape and dtype.
-
-  Finite levels beyond the dtype saturate.
-  """
+  """Inverts `to_blocks`: drops the padding, restores shape and dtype."""
+  # Finite levels beyond the dtype saturate.
   size = math.prod(like.shape)
   flat = y.reshape(-1)
   flat = flat if flat.size == size else flat[:size]
@@ -413,12 +391,10 @@ def _fold_lanes(
   start: float,
   op: Callable[[Array, Array], Array],
 ) -> Array:
-  """Reduces blocks to fewer elements, for an op where repeating one is free.
-
-  XLA:CPU reduces a block by vector instructions only if 32 and more divide it
-  evenly (5x). Here runs of 32 are compared side by side. The last run overlaps
-  the one before it; XLA would join the reductions again if none did.
-  """
+  """Reduces blocks to fewer elements, for an op where repeating one is free."""
+  # XLA:CPU reduces a block by vector instructions only if 32 and more divide it
+  # evenly (5x). Here runs of 32 are compared side by side. The last run
+  # overlaps the one before it; XLA would join the reductions again if none did.
   width = b.shape[2]
   if axes != (2,) or width <= _LANES:
     return b
@@ -429,13 +405,11 @@ def _fold_lanes(
 
 
 def _fold_sums(b: Array, axes: tuple[int, ...]) -> Array:
-  """Adds magnitudes of blocks to fewer sums.
-
-  XLA:CPU adds a block element by element unless a power of two divides it (4x).
-  It writes a part of an array to memory before it reduces that part. Here runs
-  of some elements are added side by side. From 16 MiB on, blocks that a power
-  of two divides are faster as they are (1.3 to 1.7x).
-  """
+  """Adds magnitudes of blocks to fewer sums."""
+  # XLA:CPU adds a block element by element unless a power of two divides it
+  # (4x). It writes a part of an array to memory before it reduces that part.
+  # Here runs of some elements are added side by side. From 16 MiB on, blocks
+  # that a power of two divides are faster as they are (1.3 to 1.7x).
   width = b.shape[2]
   if b.size >= _MIN_WHOLE_SUMS and not width & (width - 1):
     return b

@@ -47,11 +47,7 @@ class BlockLayout(NamedTuple):
     return self.planes * self.blocks * self.width != self.size
 
   def leaf_shape(self, leaf: LeafLayout) -> tuple[int, ...]:
-    """Returns the shape of a leaf of a payload.
-
-    Args:
-      leaf: layout of the leaf.
-    """
+    """Returns the shape of a leaf of a payload."""
     rows = max(first + count for first, count in leaf.pieces)
     shape = rows, self.blocks
     return (*shape, self.width) if leaf.per_element else shape
@@ -165,17 +161,7 @@ def fill_outside(x: Array, tile: Tile, value: Any) -> Array:
 def layout_blocks(
   shape: tuple[int, ...], planes: int, block: int, *, full: bool = False
 ) -> BlockLayout:
-  """Returns the layout of an array whose blocks have one scale each.
-
-  Args:
-    shape: shape of the array.
-    planes: number of planes.
-    block: maximum number of elements per block.
-    full: whether to reject arrays that need padding.
-
-  Raises:
-    NotImplementedError: the array has one scale for all planes, or padding.
-  """
+  """Returns the layout of an array whose blocks have one scale each."""
   size = math.prod(shape)
   if size <= block:
     raise NotImplementedError(f"arrays of one block ({size} values)")

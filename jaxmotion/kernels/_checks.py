@@ -31,19 +31,7 @@ def check_block(block: Any) -> None:
 def check_words(
   name: str, x: Any, shape: tuple[int | str, ...], bits: int | None = None
 ) -> None:
-  """Raises unless `x` is an array of machine words of a shape.
-
-  Args:
-    name: the argument's name, for the message.
-    x: what the caller gave.
-    shape: lengths; a text is the name of an axis of any length, and "..." of
-      any number of axes.
-    bits: width of a word, or None for any.
-
-  Raises:
-    TypeError: another dtype.
-    ValueError: another shape.
-  """
+  """Raises unless `x` is an array of machine words of a shape."""
   kind = "uint" if bits is None else f"uint{bits}"
   dtype = jnp.dtype(getattr(x, "dtype", bool))
   right = jnp.issubdtype(dtype, jnp.unsignedinteger)
@@ -55,17 +43,7 @@ def check_words(
 def check_shape(
   name: str, x: Any, shape: tuple[int | str, ...], kind: str
 ) -> None:
-  """Raises unless an array has a shape.
-
-  Args:
-    name: the argument's name, for the message.
-    x: array.
-    shape: as `check_words` takes it.
-    kind: name of the dtype, for the message.
-
-  Raises:
-    ValueError: another shape.
-  """
+  """Raises unless an array has a shape."""
   wanted, found = shape, tuple(x.shape)
   if shape[-1:] == ("...",):
     wanted = shape[:-1]
@@ -85,16 +63,7 @@ def _describe(
 
 
 def check_key(key: Any, needs_key: bool) -> None:
-  """Raises unless `key` is a key, or None where none is needed.
-
-  Args:
-    key: what the caller gave.
-    needs_key: whether the op draws random numbers.
-
-  Raises:
-    TypeError: no key.
-    ValueError: None where a key is needed.
-  """
+  """Raises unless `key` is a key, or None where none is needed."""
   core.check_instance(
     "key", key, (core.Key, type(None)), "a jaxmotion.Key or None"
   )
@@ -108,18 +77,7 @@ def check_key(key: Any, needs_key: bool) -> None:
 def check_memory(
   x: ShapedLike, memory: Any, sent: PyTree, decay: float
 ) -> None:
-  """Raises unless an error memory fits an array and its payload.
-
-  Args:
-    x: the array, or its shape.
-    memory: what the caller gave as `memory`.
-    sent: the payload of a float32 array like that, as shapes.
-    decay: what the caller gave as the factor on the error.
-
-  Raises:
-    TypeError: `memory` is no ErrorMemory, or `decay` no number.
-    ValueError: a shape or the payload is another, or `decay` is outside [0, 1].
-  """
+  """Raises unless an error memory fits an array and its payload."""
   core.check_number("decay", decay, 0, 1)
   core.check_instance(
     "memory", memory, _error_memory.ErrorMemory, "an ErrorMemory"
@@ -137,17 +95,7 @@ def check_memory(
 def check_payload(
   name: str, payload: Any, like: PyTree, *, workers: bool = False
 ) -> None:
-  """Raises unless a payload has the structure, shapes and dtypes of another.
-
-  Args:
-    name: the argument's name, for the message.
-    payload: what the caller gave.
-    like: the right payload, as shapes.
-    workers: whether its leaves have a leading axis of workers.
-
-  Raises:
-    ValueError: the payload does not fit.
-  """
+  """Raises unless a payload has the structure, shapes and dtypes of another."""
   found = jax.tree.map(_describe_leaf, payload)
   leaves = jax.tree.leaves(payload)
   count = leaves[0].shape[0] if workers and _has_rows(leaves) else None

@@ -32,28 +32,11 @@ def dispatch(
   implementation: str | None = None,
   **static: Any,
 ) -> PyTree:
-  """Runs an op by one of its implementations.
-
-  An implementation that cannot take the arguments raises NotImplementedError,
-  and the next one is tried. First comes the implementation that
-  JAXMOTION_KERNELS names, read when the op is traced. Where arrays are on an
-  NVIDIA GPU, those of `gpu` come next. The reference is last.
-
-  Args:
-    implementations: functions of `args` and `static`, by a name of
-      `IMPLEMENTATIONS`; "reference" is among them, and its function has the
-      name of the op.
-    *args: pytrees of arrays.
-    gpu: names of the implementations that are preferred on a GPU, best first.
-    implementation: name of the only implementation to try; it overrides the
-      variable and `gpu`.
-    **static: configuration, not arrays.
-
-  Raises:
-    ValueError: no implementation has that name.
-    NotImplementedError: no implementation can take the arguments; the message
-      has the reason of each.
-  """
+  """Runs an op by one of its implementations."""
+  # An implementation that cannot take the arguments raises NotImplementedError,
+  # and the next one is tried. First comes the implementation that
+  # JAXMOTION_KERNELS names, read when the op is traced. Where arrays are on an
+  # NVIDIA GPU, those of `gpu` come next. The reference is last.
   first = functools.partial(_try_in_order, implementations, static=static)
   if implementation is not None:
     core.check_choice("implementation", implementation, IMPLEMENTATIONS)
@@ -110,11 +93,9 @@ def _targets_nvidia() -> bool:
 
 @functools.cache
 def _has_gpu() -> bool:
-  """Says whether any array of this process can be on a GPU.
-
-  If none can, there is nothing to choose: `dispatch` then skips
-  `lax.platform_dependent`, which keeps the programs of hosts small.
-  """
+  """Says whether any array of this process can be on a GPU."""
+  # If none can, there is nothing to choose: `dispatch` then skips
+  # `lax.platform_dependent`, which keeps the programs of hosts small.
   try:
     return bool(jax.devices("cuda"))
   except RuntimeError:

@@ -132,16 +132,9 @@ def sum_decoded(
 def add_in_order(
   term: Callable[[Any], PyTree], count: int, max_unroll: int
 ) -> PyTree:
-  """Returns term(0) + term(1) + ..., added from the left.
-
-  The order is fixed so that every implementation and every worker gets the
-  same bits.
-
-  Args:
-    term: index -> array, or pytree of arrays.
-    count: number of terms.
-    max_unroll: up to this many terms are separate code; more are a loop.
-  """
+  """Returns term(0) + term(1) + ..., added from the left."""
+  # The order is fixed so that every implementation and every worker gets the
+  # same bits.
 
   def add_term(i: Any, total: PyTree) -> PyTree:
     return jax.tree.map(jnp.add, total, term(i))

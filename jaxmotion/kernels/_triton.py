@@ -36,23 +36,7 @@ def call_kernel(
   aliases: dict[int, int] | None = None,
   interpret: bool = False,
 ) -> PyTree:
-  """Runs a kernel once for every tile.
-
-  Args:
-    kernel: called with a reference to each input and output, all whole and
-      flat; `tile_index()` is the number of its tile.
-    name: name of the kernel, shown in profiles.
-    tiles: number of tiles.
-    tile_elements: elements per tile, which sets the number of threads.
-    inputs: arrays.
-    outputs: pytree of ShapeDtypeStructs.
-    aliases: positions of inputs whose memory an output reuses, mapped to the
-      position of that output.
-    interpret: runs the kernel's body as `jax.numpy`, on any backend.
-
-  Raises:
-    NotImplementedError: an array is empty, or too large for 32-bit indices.
-  """
+  """Runs a kernel once for every tile."""
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import triton as plgpu
 

@@ -13,16 +13,7 @@ from jaxmotion.core import PyTree
 def check_separate(
   tx: optax.GradientTransformation, params: PyTree, part: str
 ) -> None:
-  """Raises if the update of one array reads the gradient of another.
-
-  Args:
-    tx: optax transformation, to be called for one part after another.
-    params: parameters of one part, arrays or their shapes.
-    part: word for a part, for the error.
-
-  Raises:
-    ValueError: the update of an array reads the gradient of another.
-  """
+  """Raises if the update of one array reads the gradient of another."""
   params = jax.tree.map(core.abstract_like, params)
   paths = [path for path, _ in core.named_leaves(params)]
   jaxpr = _trace_update(tx, params)
@@ -48,15 +39,10 @@ def _trace_update(tx: optax.GradientTransformation, params: PyTree) -> Any:
 
 
 def _find_pair(jaxpr: Any, count: int) -> tuple[int, int] | None:
-  """Returns an update and another's gradient that it reads, if there are any.
-
-  Two positions differ in a bit. So it is enough to ask for each bit what the
-  updates with that bit read, and those without it: 2 log2(count) questions.
-
-  Args:
-    jaxpr: from gradients and more to updates.
-    count: number of gradients, and of updates.
-  """
+  """Returns an update and another's gradient that it reads, if there are
+  any."""
+  # Two positions differ in a bit. So it is enough to ask for each bit what the
+  # updates with that bit read, and those without it: 2 log2(count) questions.
 
   def find_read(wanted: list[bool]) -> list[int]:
     read = dce_jaxpr(jaxpr, wanted)[1][:count]

@@ -70,11 +70,7 @@ def resolve_memory_kind(
 
 
 def check_device(device: jax.Device | None) -> None:
-  """Raises unless `device` is a JAX device or None.
-
-  Raises:
-    TypeError: it is something else, such as a platform's name.
-  """
+  """Raises unless `device` is a JAX device or None."""
   if device is not None and not hasattr(device, "addressable_memories"):
     raise TypeError(f"`device` must be a JAX device or None, got {device!r}.")
 

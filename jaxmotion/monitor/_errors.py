@@ -18,15 +18,8 @@ from jaxmotion.transforms.extend import cut_leaf, select_whole
 def error_squares(
   exchanges: list[Any], layout: checkpoint.Layout
 ) -> Array | None:
-  """Returns the squared norm of each worker's error memory.
-
-  Args:
-    exchanges: states of exchanges.
-    layout: describes them.
-
-  Returns:
-    float32[workers]; None if there is no error memory.
-  """
+  """Returns the squared norm of each worker's error memory."""
+  # Returns float32[workers]; None if there is no error memory.
   entries = iter(layout.exchanges)
   known = tuple(
     None if isinstance(state, transforms.FullyShardedState) else next(entries)

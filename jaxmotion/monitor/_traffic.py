@@ -36,12 +36,7 @@ def count_traffic(
   layout: checkpoint.Layout,
   entry: checkpoint.ExchangeLayout | checkpoint.ShardedLayout,
 ) -> Traffic:
-  """Counts the bytes that one worker sends, from the traced exchange.
-
-  Args:
-    layout: tells the workers.
-    entry: the exchange.
-  """
+  """Counts the bytes that one worker sends, from the traced exchange."""
   # A fragment of `local_updates` has leaves that some rules match alone.
   with core.without_context_mesh(), core.allow_unused_rules():
     return _count_traffic(layout.workers, layout.model, entry)
@@ -73,12 +68,7 @@ def list_shapes(
   entry: checkpoint.ExchangeLayout | checkpoint.ShardedLayout,
   layout: checkpoint.Layout,
 ) -> PyTree:
-  """Returns what one device exchanges, by path, in the order of the tree.
-
-  Args:
-    entry: the exchange.
-    layout: tells the axes of the model.
-  """
+  """Returns what one device exchanges, by path, in the order of the tree."""
   whole = collections.OrderedDict(
     (path, jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)))
     for path, shape, dtype in entry.leaves

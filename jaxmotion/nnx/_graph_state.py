@@ -33,13 +33,7 @@ class GraphLeaf(NamedTuple):
 def describe_state(
   nodes: PyTree, state: Any, axis_name: AxisName
 ) -> tuple[GraphLeaf, ...]:
-  """Describes the leaves of a state, in the order of its tree.
-
-  Args:
-    nodes: dict of graph nodes and pytrees.
-    state: what `nnx.split` returned for it.
-    axis_name: the workers' axis.
-  """
+  """Describes the leaves of a state, in the order of its tree."""
   found: dict[Any, type] = {}
   cut: dict[Any, P] = {}
   equal: dict[Any, tuple[str, ...]] = {}
@@ -100,19 +94,7 @@ def join_state(
   axis_name: AxisName,
   averaged: tuple[type, ...],
 ) -> list[Join]:
-  """Says how the new state of the workers is joined.
-
-  Args:
-    leaves: description of the state.
-    shapes: shape of each leaf.
-    differs: whether each leaf may differ between workers.
-    axis_name: the workers' axis.
-    averaged: types of variables that are averaged.
-
-  Raises:
-    TypeError: a metric cannot be summed.
-    ValueError: a variable differs and may not.
-  """
+  """Says how the new state of the workers is joined."""
   summed = {
     leaf.metric: leaf.metric_kind
     for leaf, differ in zip(leaves, differs, strict=True)

@@ -57,15 +57,7 @@ def check_dtype_name(name: str, value: Any) -> None:
 
 
 def check_kernel_name(name: str, value: str) -> None:
-  """Raises unless curves of a device are looked up by this name.
-
-  Args:
-    name: the argument's name, for the message.
-    value: "matmul DTYPE", "encode CODEC", a kind of kernels, ...
-
-  Raises:
-    ValueError: no kernel has this name.
-  """
+  """Raises unless curves of a device are looked up by this name."""
   kind, _, rest = value.partition(" ")
   if kind in MATMULS and rest:
     check_dtype_name(name, rest)
@@ -81,15 +73,7 @@ def check_kernel_name(name: str, value: str) -> None:
 
 
 def check_collective_name(name: str, value: str) -> None:
-  """Raises unless curves of a link are looked up by this name.
-
-  Args:
-    name: the argument's name, for the message.
-    value: "all_reduce 4": a collective and its number of workers.
-
-  Raises:
-    ValueError: no collective has this name, or the number is none.
-  """
+  """Raises unless curves of a link are looked up by this name."""
   op, _, workers = value.partition(" ")
   if op not in COLLECTIVES or not workers.isdecimal():
     raise ValueError(

@@ -35,14 +35,7 @@ list: write `(batch,)` for a single argument.
 
 
 def check_platform(platform: Any) -> None:
-  """Raises unless `platform` is a `perfmodel.Platform`.
-
-  Args:
-    platform: what the caller gave.
-
-  Raises:
-    TypeError: not a platform.
-  """
+  """Raises unless `platform` is a `perfmodel.Platform`."""
   if not isinstance(platform, perfmodel.Platform):
     raise TypeError(
       f"`platform` must be a perfmodel.Platform, got {platform!r}: see "
@@ -56,18 +49,7 @@ def check_call(
   params: Any,
   batch: tuple[Any, ...],
 ) -> None:
-  """Raises unless a function can be traced with its arguments.
-
-  Args:
-    names: names of the function and of its arguments, for the message.
-    fn: function `fn(params, *batch)`.
-    params: pytree of arrays or ShapeDtypeStructs.
-    batch: the arguments after the parameters.
-
-  Raises:
-    TypeError, ValueError: the function raises one. Errors of other classes
-      pass: a function that JAX cannot trace says so itself.
-  """
+  """Raises unless a function can be traced with its arguments."""
   name, params_name, batch_name = names
   core.check_callable(name, fn)
   core.check_arrays(params_name, params)

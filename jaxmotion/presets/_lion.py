@@ -97,11 +97,7 @@ def lion(
 
 
 def make_vote(one_bit: bool) -> codecs.vote:
-  """Returns the codec of a vote, in which zeros abstain or are positive.
-
-  Args:
-    one_bit: whether zeros, and ties, count as positive.
-  """
+  """Returns the codec of a vote, in which zeros abstain or are positive."""
   core.check_bool("one_bit", one_bit)
   return codecs.vote(codecs.sign()) if one_bit else codecs.vote()
 

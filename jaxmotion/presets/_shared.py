@@ -17,12 +17,7 @@ from jaxmotion.core import Array, AxisName, PyTree
 
 
 def all_workers(axis_name: AxisName, local_axis: AxisName | None) -> AxisName:
-  """Returns the axes of all workers, those of one host included.
-
-  Args:
-    axis_name: the workers' axis, or that of the hosts.
-    local_axis: the axis of the devices of one host, or None.
-  """
+  """Returns the axes of all workers, those of one host included."""
   core.check_axis_name("axis_name", axis_name)
   return all_axes(axis_name, local_axis, None)
 
@@ -30,15 +25,8 @@ def all_workers(axis_name: AxisName, local_axis: AxisName | None) -> AxisName:
 def guard_nonfinite(
   tx: optax.GradientTransformation, policy: str, workers: AxisName
 ) -> optax.GradientTransformationExtraArgs:
-  """Applies a policy for non-finite gradients to a whole chain.
-
-  A NaN would stay in a momentum that each worker keeps before the exchange.
-
-  Args:
-    tx: chain with an exchange.
-    policy: "propagate", "skip" or "zero".
-    workers: the axes of all workers.
-  """
+  """Applies a policy for non-finite gradients to a whole chain."""
+  # A NaN would stay in a momentum that each worker keeps before the exchange.
   core.check_choice("nonfinite", policy, NONFINITE_POLICIES)
   if policy == "skip":
     return transforms.skip_nonfinite(tx, workers, wait=True)
@@ -50,13 +38,7 @@ def guard_nonfinite(
 
 
 def check_rate(name: str, value: Any, *, schedule: bool = True) -> None:
-  """Raises unless a rate is a number >= 0, a scalar or a schedule.
-
-  Args:
-    name: the argument's name, for the message.
-    value: what the caller gave; an array under `optax.inject_hyperparams`.
-    schedule: whether schedules are allowed.
-  """
+  """Raises unless a rate is a number >= 0, a scalar or a schedule."""
   if isinstance(value, jax.Array):
     core.check_float(name, value)
     if jnp.ndim(value):
@@ -98,16 +80,8 @@ def make_nesterov(
   specs: PyTree | None,
   method: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-  """Makes the outer chain of local updates: an exchange, then Nesterov's SGD.
-
-  Args:
-    axis_name: the workers' axis.
-    codec: codec of what workers have changed; None is full precision.
-    rate: outer learning rate.
-    momentum: outer momentum.
-    specs: how parameters are sharded over axes of the model, or None.
-    method: of the exchange; None chooses by the number of workers.
-  """
+  """Makes the outer chain of local updates: an exchange, then Nesterov's
+  SGD."""
   core.check_number("outer_rate", rate, 0, open_low=True)
   core.check_number("outer_momentum", momentum, 0, 1, open_high=True)
   nesterov = optax.sgd(rate, momentum=momentum, nesterov=True)
@@ -118,17 +92,7 @@ def make_nesterov(
 def refuse_options(
   preset: str, builder: str, names: Iterable[str], options: Mapping[str, Any]
 ) -> None:
-  """Raises if options that a preset sets itself are given to it.
-
-  Args:
-    preset: name of the preset.
-    builder: name of the function that it calls.
-    names: of the options that it sets.
-    options: what the caller gave.
-
-  Raises:
-    TypeError: one is given.
-  """
+  """Raises if options that a preset sets itself are given to it."""
   for name in names:
     if name in options:
       raise TypeError(

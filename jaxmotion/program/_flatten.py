@@ -325,10 +325,8 @@ def _seal(operand: Operand) -> Operand:
 
 
 def _as_seen(aval: Any, operand: Operand) -> Operand:
-  """Returns an operand under the shape that it has inside or outside a call.
-
-  Inside a `shard_map` an array is seen as a part of itself.
-  """
+  """Returns an operand under the shape that it has inside or outside a call."""
+  # Inside a `shard_map` an array is seen as a part of itself.
   if not isinstance(operand, Value):
     return operand
   if operand.shape == tuple(getattr(aval, "shape", ())):

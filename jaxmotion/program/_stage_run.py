@@ -25,10 +25,8 @@ class Map(NamedTuple):
   body: _flatten.Program
 
   def is_stacked(self, value: _flatten.Value) -> bool:
-    """Says whether a value of the inside may differ between workers.
-
-    Then another program gets it with a leading axis of workers.
-    """
+    """Says whether a value of the inside may differ between workers."""
+    # Then another program gets it with a leading axis of workers.
     return not self.step.params["check_vma"] or bool(
       core.varying_axes(value.aval)
     )
@@ -96,11 +94,7 @@ class StageRun:
     self._nodes, self._mesh, self._origin = tuple(nodes), mesh, origin
 
   def bind(self, makes: Sequence[_flatten.Value]) -> Callable[..., list[Any]]:
-    """Returns the program as a function of arrays, on any order of devices.
-
-    Args:
-      makes: values that it returns.
-    """
+    """Returns the program as a function of arrays, on any order of devices."""
     makes = tuple(makes)
 
     def run(*arrays: Any, mesh: Mesh = self._mesh) -> list[Any]:

@@ -217,10 +217,8 @@ class _Cut:
     return free
 
   def _group_collectives(self) -> list[list[int]]:
-    """Returns the collectives that are sent together, in order.
-
-    Those of a group do not depend on one another.
-    """
+    """Returns the collectives that are sent together, in order."""
+    # Those of a group do not depend on one another.
     groups: list[list[int]] = []
     self._dep = [0] * len(self._nodes)
     sizes: list[int] = []
@@ -281,10 +279,8 @@ class _Cut:
           readers[m] = min(readers.get(m, stage_of[i]), stage_of[i])
 
   def _find_home(self, index: int, after: int) -> int | None:
-    """Returns the program that makes a result of a map before others follow.
-
-    Another program would copy it, and none could write it in place.
-    """
+    """Returns the program that makes a result of a map before others follow."""
+    # Another program would copy it, and none could write it in place.
     if self._nodes[index].leave is None:
       return None
     makers = [self._stage_of.get(m, after) for m in self._real_makers(index)]

@@ -10,30 +10,13 @@ from jaxmotion.codecs.extend import check_codec
 
 
 def check_codec_and_array(codec: Any, name: str, x: Any) -> None:
-  """Raises unless the arguments are a codec of arrays and an array for it.
-
-  Args:
-    codec: what the caller gave as `codec`.
-    name: the array's name, for the message.
-    x: what the caller gave as the array.
-
-  Raises:
-    TypeError: another type or dtype, or an array that is being traced.
-  """
+  """Raises unless the arguments are a codec of arrays and an array for it."""
   check_codec("codec", codec)
   check_array(name, x)
 
 
 def check_array(name: str, x: Any) -> None:
-  """Raises unless an argument is a floating-point array with values.
-
-  Args:
-    name: the argument's name, for the message.
-    x: what the caller gave.
-
-  Raises:
-    TypeError: another type or dtype, or an array that is being traced.
-  """
+  """Raises unless an argument is a floating-point array with values."""
   noun = "a floating-point array outside of jit"
   core.check_instance(name, x, (jax.Array, np.ndarray), noun)
   if isinstance(x, jax.core.Tracer):

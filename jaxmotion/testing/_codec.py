@@ -325,11 +325,9 @@ def check_idempotent(codec: codecs.Codec, x: Array) -> None:
 def _make_round_trip(
   codec: codecs.Codec, like: Array
 ) -> Callable[[Array], Array]:
-  """Returns a compiled encoding and decoding of arrays like this one.
-
-  They are two programs, so that the payload is really made: a compiler may
-  leave out a conversion and the conversion back.
-  """
+  """Returns a compiled encoding and decoding of arrays like this one."""
+  # They are two programs, so that the payload is really made: a compiler may
+  # leave out a conversion and the conversion back.
   encode = jax.jit(
     lambda x: codec.encode(x, codec.init(x), core.make_key(7))[0]
   )

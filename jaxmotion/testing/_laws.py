@@ -171,13 +171,8 @@ def make_rows(x: np.ndarray) -> np.ndarray:
 
 
 def run_trip(codec: codecs.Codec, rows: Array, seed: int | np.ndarray) -> Trip:
-  """Encodes and decodes rows, each as the worker of its number.
-
-  Args:
-    codec: codec of arrays.
-    rows: floating-point [rows, ...].
-    seed: of all rows, or of each.
-  """
+  """Encodes and decodes rows, each as the worker of its number."""
+  # `rows`: floating-point [rows, ...].
   like = jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
   encode, decode = _programs(codec, like)
   workers = np.arange(rows.shape[0], dtype=np.uint32)

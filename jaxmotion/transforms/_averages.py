@@ -20,18 +20,11 @@ def average_over_workers(
   weight: Array | None = None,
   defaults: Sequence[Any] | None = None,
 ) -> list[Array]:
-  """Returns the means of floating-point arrays, in one sum for each dtype.
-
-  The arrays are joined, because every array that is summed costs round trips.
-  They are summed in float32 at least.
-
-  Args:
-    leaves: the worker's own arrays.
-    axis_name: the workers' axis.
-    weight: float32[], the worker's weight, or None. A worker of weight 0 adds
-      nothing, even if its arrays are not finite.
-    defaults: means of the arrays if all weights are 0; needed for a weight.
-  """
+  """Returns the means of floating-point arrays, in one sum for each dtype."""
+  # The arrays are joined, because every array that is summed costs round trips.
+  # They are summed in float32 at least.
+  # `weight`: float32[], the worker's weight, or None. A worker of weight 0 adds
+  # nothing, even if its arrays are not finite.
   members: dict[Any, list[int]] = {}
   for i, a in enumerate(leaves):
     wide = jnp.promote_types(a.dtype, jnp.float32)
@@ -61,13 +54,8 @@ def average_over_workers(
 def average_metrics(
   metrics: Sequence[Array], axis_name: AxisName, weight: Array | None
 ) -> list[Array]:
-  """Returns the means of scalars over workers.
-
-  Args:
-    metrics: the worker's own scalars.
-    axis_name: the workers' axis.
-    weight: float32[], the worker's weight, or None.
-  """
+  """Returns the means of scalars over workers."""
+  # `weight`: float32[], the worker's weight, or None.
   if weight is None:
     return [lax.pmean(a, axis_name) for a in metrics]
   zeros = [0] * len(metrics)
@@ -81,18 +69,10 @@ def average_states(
   axis_name: AxisName,
   weight: Array | None,
 ) -> tuple[PyTree, list[Array]]:
-  """Returns the model state that all workers share, and mean metrics.
-
-  Floating-point leaves become the workers' mean, in one sum with the metrics.
-  Others are equal on all workers: see `check_equal`.
-
-  Args:
-    new: this worker's own model state after the step.
-    old: model state before the step, which stays if all weights are 0.
-    metrics: this worker's own metrics, which are averaged.
-    axis_name: the workers' axis.
-    weight: float32[], the worker's weight, or None.
-  """
+  """Returns the model state that all workers share, and mean metrics."""
+  # Floating-point leaves become the workers' mean, in one sum with the metrics.
+  # Others are equal on all workers: see `check_equal`.
+  # `weight`: float32[], the worker's weight, or None.
   leaves, treedef = jax.tree.flatten(new)
   old_leaves = jax.tree.leaves(old)
   floats = [i for i, a in enumerate(leaves) if _model_state.is_floating(a)]
@@ -118,15 +98,8 @@ def average_work(
   model_state: str | None,
   mean_loss: bool = True,
 ) -> tuple[PyTree, PyTree]:
-  """Returns the metrics and the model state of a step, averaged over workers.
-
-  Args:
-    work: this worker's own, whose leaves have a leading axis of length 1.
-    model: model state before the step.
-    axis_name: the workers' axis.
-    model_state: "mean", "local" or None, as for `data_parallel`.
-    mean_loss: whether floating-point scalars become means.
-  """
+  """Returns the metrics and the model state of a step, averaged over
+  workers."""
   metrics, treedef = jax.tree.flatten(work.metrics)
   averaged = [i for i, m in enumerate(metrics) if _is_averaged(m, mean_loss)]
   own = [metrics[i][0] for i in averaged]
@@ -145,13 +118,7 @@ def average_work(
 def find_metric_specs(
   metrics: PyTree, axis_name: AxisName, mean_loss: bool = True
 ) -> PyTree:
-  """Returns the partition specs of metrics that `average_work` returns.
-
-  Args:
-    metrics: every worker's own, with a leading axis of workers.
-    axis_name: the workers' axis.
-    mean_loss: whether floating-point scalars become means.
-  """
+  """Returns the partition specs of metrics that `average_work` returns."""
   return jax.tree.map(
     lambda m: P() if _is_averaged(m, mean_loss) else P(axis_name), metrics
   )
@@ -163,14 +130,7 @@ def map_average(
   mean_loss: bool,
   options: dict[str, Any],
 ) -> PyTree:
-  """Returns the metrics of all workers, averaged in a map of their own.
-
-  Args:
-    work: every worker's own, with a leading axis of workers.
-    axis_name: the workers' axis.
-    mean_loss: whether floating-point scalars become means.
-    options: mesh of the map, and other arguments of `jax.shard_map`.
-  """
+  """Returns the metrics of all workers, averaged in a map of their own."""
 
   def average_own(work: _local_work.LocalWork) -> PyTree:
     return average_work(

@@ -21,19 +21,7 @@ def compile_run(
   call: Callable[..., Any] | None = None,
   overlaps: bool = False,
 ) -> Callable[..., Any]:
-  """Returns the jitted step of a builder, with checks of its arguments.
-
-  Args:
-    run_step: (params, model_state, opt_state, batch, key, extra_args) ->
-      (params, model_state, opt_state, metrics).
-    mesh: devices that the step runs on.
-    stateful: whether the step takes and returns model state.
-    donate: whether to donate all arguments but the batch.
-    call: computes the same in several programs, and runs in place of the one
-      that `lower` and `trace` show; None runs that one.
-    overlaps: whether a second thread sends what the program sends, beside what
-      it computes.
-  """
+  """Returns the jitted step of a builder, with checks of its arguments."""
 
   def step_params(
     params: PyTree,
@@ -74,16 +62,7 @@ def compile_step(
   call: Callable[..., Any] | None = None,
   overlaps: bool = False,
 ) -> Callable[..., Any]:
-  """Jits a step that checks what it is given.
-
-  Args:
-    step: its last result is not donated to the next step.
-    names: of its positional arguments; the last is the batch.
-    mesh: devices that the step runs on.
-    donate: whether to donate all arguments but the batch.
-    call: as for `compile_run`; the one program runs inside of other programs.
-    overlaps: as for `compile_run`.
-  """
+  """Jits a step that checks what it is given."""
   donated = names[:-1] if donate else ()
   jitted = jax.jit(step, donate_argnums=tuple(range(len(donated))))
   if overlaps:

@@ -21,20 +21,13 @@ _SKIPPED = (*_EXCHANGES, _skip_nonfinite.SkipNonfiniteState)
 
 
 def list_counts(opt_state: PyTree) -> list[Array]:
-  """Returns the number of steps of every exchange, int32[] each.
-
-  Args:
-    opt_state: state of an optimizer that exchanges gradients.
-  """
+  """Returns the number of steps of every exchange, int32[] each."""
   return [node.count for node in _list_nodes(opt_state, _COUNTED)]
 
 
 def list_skipped(opt_state: PyTree) -> list[Array]:
-  """Returns how many updates were skipped, int32[] of each that may skip some.
-
-  Args:
-    opt_state: state of an optimizer that exchanges gradients.
-  """
+  """Returns how many updates were skipped, int32[] of each that may skip
+  some."""
   return [node.skipped for node in _list_nodes(opt_state, _SKIPPED)]
 
 

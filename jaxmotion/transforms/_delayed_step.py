@@ -44,11 +44,7 @@ class DelayedUpdate(NamedTuple):
   is_weighted: bool
 
   def init(self, params: PyTree) -> _exchange_state.DelayedState:
-    """Makes one worker's state before the first step, inside of a map.
-
-    Args:
-      params: parameters, whole on every worker.
-    """
+    """Makes one worker's state before the first step, inside of a map."""
     zeros = jax.tree.map(jnp.zeros_like, params)
     weight = jnp.zeros((), jnp.float32) if self.is_weighted else None
     pending = core.to_varying((zeros, weight), self.axis_name)
@@ -63,18 +59,8 @@ class DelayedUpdate(NamedTuple):
     extra_args: dict[str, Any],
     metrics: PyTree = None,
   ) -> tuple[PyTree, PyTree]:
-    """Exchanges and applies the gradients of the step before.
-
-    Args:
-      params: parameters.
-      state: state before this step.
-      extra_args: what the chain's `update` takes besides.
-      metrics: what `average` returned in the same program, if anything: what
-        the chain sends in a branch waits for it.
-
-    Returns:
-      The new parameters and the new state of the chain.
-    """
+    """Exchanges and applies the gradients of the step before."""
+    # Returns the new parameters and the new state of the chain.
     # Of what is not averaged, each worker has its own, with an axis of workers.
     sums = [m for m in jax.tree.leaves(metrics) if not jnp.ndim(m)]
     core.check_instance(
@@ -114,11 +100,7 @@ class DelayedUpdate(NamedTuple):
     return self.shardings.place(new, (param_specs, inner_spec))
 
   def average(self, work: _local_work.LocalWork) -> PyTree:
-    """Returns the metrics of this step, averaged over workers.
-
-    Args:
-      work: every worker's own, with a leading axis of workers.
-    """
+    """Returns the metrics of this step, averaged over workers."""
     return _averages.map_average(
       work, self.axis_name, self.mean_loss, self.shardings.map_options
     )
@@ -131,16 +113,7 @@ Compute = Callable[[PyTree, PyTree, PyTree, PyTree], _local_work.LocalWork]
 def make_delayed_run(
   compute: Compute, update: DelayedUpdate
 ) -> Callable[..., tuple[PyTree, None, _exchange_state.DelayedState, PyTree]]:
-  """Makes the whole step as one program.
-
-  Args:
-    compute: first half of the step.
-    update: second half.
-
-  Returns:
-    A function (params, model_state, opt_state, batch, key, extra_args) ->
-    (params, model_state, opt_state, metrics), without model state.
-  """
+  """Makes the whole step as one program."""
 
   def run_step(
     params: PyTree,
@@ -166,18 +139,7 @@ def make_threaded_call(
   *,
   donate: bool,
 ) -> Callable[..., tuple[PyTree, _exchange_state.DelayedState, PyTree]]:
-  """Makes the step as programs of two threads, which send and compute.
-
-  Args:
-    compute: first half of the step.
-    update: second half.
-    sender: dispatches what sends.
-    donate: whether to donate the state; parameters are read by both threads.
-
-  Returns:
-    A function (params, opt_state, batch, *, key=None, **extra_args) ->
-    (params, opt_state, metrics).
-  """
+  """Makes the step as programs of two threads, which send and compute."""
 
   def compute_first(
     params: PyTree, count: Array, batch: PyTree, key: Array | None

@@ -260,12 +260,7 @@ def exchange(
 
 
 def check_schedule(level: Any, codec: Any) -> None:
-  """Raises unless a schedule of levels is a function, for several codecs.
-
-  Args:
-    level: what the caller gave, or None.
-    codec: a codec, or a sequence with one codec for each level.
-  """
+  """Raises unless a schedule of levels is a function, for several codecs."""
   if level is None:
     return
   core.check_callable("level", level)
@@ -277,15 +272,9 @@ def check_schedule(level: Any, codec: Any) -> None:
 
 
 def check_local(updates: PyTree, workers: AxisName) -> None:
-  """Raises an error if gradients are typed as equal on all workers.
-
-  JAX has summed such a gradient already. `pmap` and maps with
-  `check_vma=False` give no types, so nothing is known there.
-
-  Args:
-    updates: gradients, this worker's own.
-    workers: the axes of all workers.
-  """
+  """Raises an error if gradients are typed as equal on all workers."""
+  # JAX has summed such a gradient already. `pmap` and maps with
+  # `check_vma=False` give no types, so nothing is known there.
   if not core.is_varying(core.worker_index(workers), workers):
     return
   for path, leaf in core.named_leaves(updates):

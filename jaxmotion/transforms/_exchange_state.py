@@ -111,20 +111,14 @@ def note_exchange(state: Any, options: Options) -> None:
 
 
 def make_counts() -> tuple[Array, Array]:
-  """Makes the counts of a fresh state: of updates, and of skipped ones.
-
-  They are two arrays: a step that donates the state may not donate one twice.
-  """
+  """Makes the counts of a fresh state: of updates, and of skipped ones."""
+  # They are two arrays: a step that donates the state may not donate one twice.
   return jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
 
 
 def count_update(state: Any, ok: Array | None) -> tuple[Array, Array]:
-  """Returns the counts of a state after one more update.
-
-  Args:
-    state: state with a `count` and with `skipped` updates.
-    ok: bool[], whether the update was made; None if none is ever skipped.
-  """
+  """Returns the counts of a state after one more update."""
+  # `ok`: bool[], whether the update was made; None if none is ever skipped.
   skipped = state.skipped
   if ok is not None:
     skipped = skipped + (1 - ok.astype(jnp.int32))
@@ -132,12 +126,7 @@ def count_update(state: Any, ok: Array | None) -> tuple[Array, Array]:
 
 
 def check_counts(state: Any, kind: type) -> None:
-  """Raises unless a state is of a class, and its counts are scalars.
-
-  Args:
-    state: what the caller gave.
-    kind: class of states with a `count` and with `skipped` updates.
-  """
+  """Raises unless a state is of a class, and its counts are scalars."""
   core.check_instance("state", state, kind, "what `init` returned")
   for name in ("count", "skipped"):
     if jnp.shape(getattr(state, name)):

@@ -27,15 +27,10 @@ class Fragments(NamedTuple):
   number: int
 
   def mask(self, tree: PyTree, index: int) -> PyTree:
-    """Returns the tree with `optax.MaskedNode` for leaves of other fragments.
-
-    Leaves keep their paths, by which rules choose codecs and masks choose
-    optimizers.
-
-    Args:
-      tree: tree of the structure.
-      index: of the fragment.
-    """
+    """Returns the tree with `optax.MaskedNode` for leaves of other
+    fragments."""
+    # Leaves keep their paths, by which rules choose codecs and masks choose
+    # optimizers.
     if self.number == 1:
       return tree
     leaves = self.treedef.flatten_up_to(tree)
@@ -47,12 +42,7 @@ class Fragments(NamedTuple):
     )
 
   def replace(self, tree: PyTree, fragment: PyTree) -> PyTree:
-    """Returns the tree with the leaves of a fragment in their places.
-
-    Args:
-      tree: tree of the structure.
-      fragment: tree that `mask` returned, or one like it.
-    """
+    """Returns the tree with the leaves of a fragment in their places."""
     if self.number == 1:
       return fragment
     is_masked = lambda x: isinstance(x, optax.MaskedNode)

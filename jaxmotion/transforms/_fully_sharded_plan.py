@@ -190,10 +190,8 @@ class ShardPlan(NamedTuple):
   def make_flags(
     self, parts: PyTree, cuts: list[_shard_layout.LeafCut]
   ) -> list[Array]:
-    """Returns a flag of every leaf, whose gradient says what is not finite.
-
-    The list is empty unless updates may be skipped.
-    """
+    """Returns a flag of every leaf, whose gradient says what is not finite."""
+    # The list is empty unless updates may be skipped.
     if self.nonfinite != "skip":
       return []
     return [
@@ -288,13 +286,7 @@ def compile_pattern(stacked: Any) -> Any:
 
 
 def copy_to(tree: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
-  """Returns copies of arrays on the mesh, without weak types.
-
-  Args:
-    tree: arrays.
-    mesh: device mesh.
-    specs: partition spec of each.
-  """
+  """Returns copies of arrays on the mesh, without weak types."""
   shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
 
   def copy(tree: PyTree) -> PyTree:

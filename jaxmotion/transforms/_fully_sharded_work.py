@@ -43,20 +43,7 @@ def make_sharded_work(
   weight_fn: Callable[..., Any] | None,
   microbatches: int,
 ) -> Callable[..., ShardedWork]:
-  """Makes the function that computes one worker's part of the gradient.
-
-  Args:
-    loss_fn: loss of the caller of `fully_sharded`.
-    plan: axes, codecs and policy.
-    has_aux: whether it returns auxiliary values.
-    stateful: whether it takes and returns model state.
-    weight_fn: batch -> weight, or None.
-    microbatches: number of parts that the batch is computed in.
-
-  Returns:
-    A function (parts, errors, count, model_state, batch, key, cuts) ->
-    ShardedWork, which exchanges gradients of leaves that are cut.
-  """
+  """Makes the function that computes one worker's part of the gradient."""
   own_loss = _local_work.make_own_loss(
     loss_fn, has_aux=has_aux, stateful=stateful
   )
@@ -159,19 +146,9 @@ def _check_gathered(
   parts: PyTree,
   cuts: list[_shard_layout.LeafCut],
 ) -> None:
-  """Raises if a loss depends on a part that was not gathered.
-
-  Its value would differ between workers, and nothing would average its
-  gradient.
-
-  Args:
-    probe: loss of parts, in which gathered weights depend on no part.
-    parts: this worker's part of the parameters.
-    cuts: division of each leaf.
-
-  Raises:
-    ValueError: it does; the leaf is named by its path.
-  """
+  """Raises if a loss depends on a part that was not gathered."""
+  # Its value would differ between workers, and nothing would average its
+  # gradient.
   # Each leaf counts as an axis over which its part differs.
   names = [
     frozenset([("part", path)] if cut.dimension is not None else [])
@@ -194,15 +171,7 @@ def average_whole(
   local_axis: AxisName | None,
   model: _model_axes.ModelAxes,
 ) -> PyTree:
-  """Returns gradients of which those of whole leaves are the workers' mean.
-
-  Args:
-    grads: this worker's part of the mean, or its own of a leaf that is whole.
-    is_cut: for each leaf whether it is cut.
-    axis_name: the workers' axis, or that of the hosts.
-    local_axis: the axis of the devices of one host, or None.
-    model: axes of the model that the map is over too.
-  """
+  """Returns gradients of which those of whole leaves are the workers' mean."""
   specs = model.leaf_specs(len(is_cut))
   leaves = jax.tree.leaves(grads)
   treedef: Any = jax.tree.structure(grads)
@@ -223,13 +192,7 @@ def find_work_specs(
   params: PyTree,
   cuts: list[_shard_layout.LeafCut],
 ) -> Any:
-  """Returns the partition specs of the work of all workers.
-
-  Args:
-    plan: axes and specs.
-    params: whole parameters.
-    cuts: division of each leaf.
-  """
+  """Returns the partition specs of the work of all workers."""
   treedef: Any = jax.tree.structure(params)
   specs = plan.find_model(params).leaf_specs(len(cuts))
   split = P(plan.axes)

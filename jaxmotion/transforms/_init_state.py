@@ -92,16 +92,7 @@ def init_state(
 def check_axes(
   mesh: Mesh | AbstractMesh, axis_name: AxisName, argument: str = "axis_name"
 ) -> None:
-  """Raises unless a mesh has the axes.
-
-  Args:
-    mesh: device mesh.
-    axis_name: the workers' axis, or a tuple of axes.
-    argument: the argument's name, for the message.
-
-  Raises:
-    ValueError: it has no axis of a name.
-  """
+  """Raises unless a mesh has the axes."""
   for name in core.axis_names(axis_name):
     if name not in mesh.axis_names:
       raise ValueError(
@@ -116,14 +107,7 @@ def make_state(
   axis_name: AxisName,
   shardings: _shardings.Shardings,
 ) -> PyTree:
-  """Returns the state of parameters that are placed on the mesh.
-
-  Args:
-    init_own: makes one worker's state, where the axis is bound.
-    params: parameters, placed on the mesh.
-    axis_name: the workers' axis.
-    shardings: where arrays are on the mesh.
-  """
+  """Returns the state of parameters that are placed on the mesh."""
   shapes = _state_shapes(init_own, params, shardings.map_options)
   _placement.check_placement(shapes)
   init = jax.shard_map(
@@ -141,11 +125,9 @@ def _state_shapes(
   params: PyTree,
   map_options: dict[str, Any],
 ) -> PyTree:
-  """Returns the shapes of the state by tracing it with the axis bound.
-
-  The specs that `shard_map` needs depend on a state that only exists inside
-  it. So a first trace stores the structure in a list as a side effect.
-  """
+  """Returns the shapes of the state by tracing it with the axis bound."""
+  # The specs that `shard_map` needs depend on a state that only exists inside
+  # it. So a first trace stores the structure in a list as a side effect.
   found = []
 
   def trace_init(params: PyTree) -> jax.Array:

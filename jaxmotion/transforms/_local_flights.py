@@ -42,23 +42,9 @@ def make_threaded_step(
   check: Callable[[PyTree, dict[str, Any]], None],
   donate: bool,
 ) -> Callable[..., tuple[_local_round.LocalState, PyTree]]:
-  """Makes the step as programs of two threads, which compute and send.
-
-  A fragment lands in the step in which it is due, which waits for it there. No
-  earlier step does.
-
-  Args:
-    rounds: schedule, with a delay.
-    train: steps of the workers by themselves, which send nothing.
-    sender: dispatches what sends.
-    shardings: where arrays are on the mesh.
-    mean_loss: whether each step sends its loss.
-    check: raises unless (per-worker state, extra arguments) are valid.
-    donate: whether to donate the state.
-
-  Returns:
-    A function (state, batch, *, key=None, **extra_args) -> (state, metrics).
-  """
+  """Makes the step as programs of two threads, which compute and send."""
+  # A fragment lands in the step in which it is due, which waits for it there.
+  # No earlier step does.
   programs = _Programs(rounds, shardings, mean_loss, check)
 
   def jit(fun: Callable[..., Any], *donated: int) -> Callable[..., Any]:
@@ -160,12 +146,7 @@ class _Programs(NamedTuple):
   def average(
     self, work: _local_work.LocalWork, weights: Any
   ) -> tuple[PyTree, Any]:
-    """Returns the step's metrics, and each worker's weights after it.
-
-    Args:
-      work: every worker's own, with a leading axis of workers.
-      weights: each worker's since its fragments were sent last, or `()`.
-    """
+    """Returns the step's metrics, and each worker's weights after it."""
     metrics = _averages.map_average(
       work,
       self.rounds.axis_name,
@@ -181,13 +162,7 @@ class _Programs(NamedTuple):
   def find_change(
     self, k: int, anchor: PyTree, own: PyTree
   ) -> tuple[PyTree, Array | None]:
-    """Returns how far workers went in a fragment, and which are not finite.
-
-    Args:
-      k: index of the fragment.
-      anchor: its anchor.
-      own: each worker's own parameters.
-    """
+    """Returns how far workers went in a fragment, and which are not finite."""
     del k
 
     def find_own(anchor: PyTree, own: PyTree) -> PyTree:
@@ -216,13 +191,7 @@ class _Programs(NamedTuple):
   def land_own(
     self, k: int, own: PyTree, flying: tuple[PyTree, Array]
   ) -> PyTree:
-    """Returns each worker's own parameters after a fragment has landed.
-
-    Args:
-      k: index of the fragment.
-      own: each worker's own parameters of it.
-      flying: what its anchor becomes, and whether each fragment was sent.
-    """
+    """Returns each worker's own parameters after a fragment has landed."""
 
     def land(own: PyTree, flying: tuple[PyTree, Array]) -> PyTree:
       return self.rounds.land(flying[1][k], (None, own), flying[0])[1]
@@ -247,21 +216,8 @@ class _Programs(NamedTuple):
     change: tuple[PyTree, Array | None],
     extra_args: dict[str, Any],
   ) -> tuple[PyTree, PyTree]:
-    """Sends what workers have changed in a fragment.
-
-    Args:
-      k: index of the fragment.
-      shared: the whole anchor, the number of skipped fragments and the workers'
-        weights. The anchor is returned as it is, so that whoever sends
-        something of it waits for this.
-      own: what the fragment's anchor becomes, and whether each fragment was
-        sent; state of its outer chain.
-      change: what `find_change` returned.
-      extra_args: what the outer chain's `update` takes besides.
-
-    Returns:
-      `shared` and `own` after it.
-    """
+    """Sends what workers have changed in a fragment."""
+    # Returns `shared` and `own` after it.
     rounds = self.rounds
     anchor, skipped, weights = shared
     (landing, flags), outer = own
@@ -306,10 +262,8 @@ class _Programs(NamedTuple):
     return (anchor, skipped, weights), ((landing, flags), outer)
 
   def place_count(self, count: int) -> Array:
-    """Returns a number as an array that all processes hold.
-
-    No program makes it, so that the next step can read it at once.
-    """
+    """Returns a number as an array that all processes hold."""
+    # No program makes it, so that the next step can read it at once.
     sharding = NamedSharding(self.shardings.map_options["mesh"], P())
     return jax.make_array_from_callback((), sharding, lambda _: np.int32(count))
 

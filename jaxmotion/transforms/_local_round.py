@@ -90,11 +90,7 @@ class LocalRounds(NamedTuple):
     return _fragments.divide_leaves(params, self.fragments, self.parts)
 
   def init(self, params: PyTree) -> LocalState:
-    """Makes one worker's state before the first step, inside of a map.
-
-    Args:
-      params: parameters, equal on all workers.
-    """
+    """Makes one worker's state before the first step, inside of a map."""
     divided = self.divide(params)
     own = core.to_varying(params, self.axis_name)
     inner = core.to_varying(self.inner.init(own), self.axis_name)
@@ -132,15 +128,8 @@ class LocalRounds(NamedTuple):
     weight: Array | None,
     extra_args: dict[str, Any],
   ) -> LocalState:
-    """Sends and lands what is due after a step, inside of a map.
-
-    Args:
-      state: state before the step.
-      params: each worker's own parameters after it.
-      inner: each worker's own state of the inner optimizer after it.
-      weight: float32[], this worker's weight in the step, or None.
-      extra_args: what the outer chain's `update` takes besides.
-    """
+    """Sends and lands what is due after a step, inside of a map."""
+    # `weight`: float32[], this worker's weight in the step, or None.
     core.check_instance("state", state, LocalState, "what `init` returned")
     divided = self.divide(state.anchor)
     count = optax.safe_increment(state.count)
@@ -200,12 +189,7 @@ class LocalRounds(NamedTuple):
     )
 
   def find_due(self, count: int, offset: int) -> int:
-    """Returns the fragment that was sent `offset` steps ago; -1 for none.
-
-    Args:
-      count: steps so far.
-      offset: 0 for the fragment that is sent now.
-    """
+    """Returns the fragment that was sent `offset` steps ago; -1 for none."""
     gap = self.every // self.fragments
     since = count - offset
     is_due = since > 0 and since % gap == 0
@@ -229,17 +213,9 @@ class LocalRounds(NamedTuple):
   def begin_anew(
     self, values: tuple[PyTree, PyTree], anchor: PyTree
   ) -> tuple[PyTree, PyTree]:
-    """Lets this worker begin at the anchor, as its parameters are bad.
-
-    Its moments would make the next parameters non-finite again.
-
-    Args:
-      values: its parameters and inner state, with a leading axis of workers.
-      anchor: parameters to begin at.
-
-    Returns:
-      New `values`.
-    """
+    """Lets this worker begin at the anchor, as its parameters are bad."""
+    # Its moments would make the next parameters non-finite again.
+    # Returns new `values`.
     del values
     start = core.to_varying(anchor, self.axis_name)
     inner = core.to_varying(self.inner.init(start), self.axis_name)
@@ -253,39 +229,21 @@ class LocalRounds(NamedTuple):
     anchor: PyTree,
     change: PyTree,
   ) -> PyTree:
-    """Exchanges what workers have changed in a fragment, if all are fine.
-
-    Args:
-      ok: bool[], whether it is sent; None: always.
-      extra_args: what the outer chain's `update` takes besides.
-      values: what the anchor becomes, and the state of the outer chain.
-      anchor: the fragment of the anchor.
-      change: what `find_change` returned.
-
-    Returns:
-      `values`, or new ones.
-    """
+    """Exchanges what workers have changed in a fragment, if all are fine."""
+    # `ok`: bool[], whether it is sent; None: always.
     send = functools.partial(self._exchange, extra_args)
     if ok is None:
       return send(values, anchor, change)
     return self._run_if(ok, send, values, (anchor, change))
 
   def land(self, is_sent: Array, values: PyTree, landing: PyTree) -> PyTree:
-    """Moves parts of the state to what was sent, if it was.
-
-    Args:
-      is_sent: bool[].
-      values: (the fragment of the anchor or None, of this worker's own
-        parameters with their leading axis or None).
-      landing: what the anchor becomes.
-    """
+    """Moves parts of the state to what was sent, if it was."""
+    # `is_sent`: bool[].
     return self._run_if(is_sent, self._land, values, (landing,))
 
   def _due_fragment(self, count: Array, offset: int) -> Array:
-    """Returns the fragment that was sent `offset` steps ago; -1 for none.
-
-    It is equal on all workers, so that a branch may be around a collective.
-    """
+    """Returns the fragment that was sent `offset` steps ago; -1 for none."""
+    # It is equal on all workers, so that a branch may be around a collective.
     gap = self.every // self.fragments
     since = count - offset
     index = (since // gap - 1) % self.fragments
@@ -298,14 +256,8 @@ class LocalRounds(NamedTuple):
     values: PyTree,
     others: tuple[PyTree, ...],
   ) -> PyTree:
-    """Returns new values, or the old ones if the predicate is False.
-
-    Args:
-      predicate: bool[].
-      run: (values, *others) -> new values.
-      values: arrays that change.
-      others: arrays that are read.
-    """
+    """Returns new values, or the old ones if the predicate is False."""
+    # `predicate`: bool[].
 
     def change(values: PyTree, *others: PyTree) -> PyTree:
       return jax.tree.map(
@@ -329,11 +281,7 @@ class LocalRounds(NamedTuple):
     anchor: PyTree,
     own: PyTree,
   ) -> PyTree:
-    """Exchanges what workers have changed in a fragment.
-
-    Returns:
-      What the anchor becomes, and the new state of the outer chain.
-    """
+    """Exchanges what workers have changed in a fragment."""
     change = self.find_change(anchor, core.unpack_worker(core.PerWorker(own)))
     return self._exchange(extra_args, values, anchor, change)
 
@@ -366,13 +314,7 @@ class LocalRounds(NamedTuple):
   def _check_due(
     self, due: Array, divided: _fragments.Fragments, own: PyTree
   ) -> tuple[Array, Array]:
-    """Returns whether this worker's fragment is bad, and all workers' fine.
-
-    Args:
-      due: index of the fragment that is due; -1 for none, which is fine.
-      divided: the fragments.
-      own: this worker's parameters.
-    """
+    """Returns whether this worker's fragment is bad, and all workers' fine."""
 
     def pass_by(own: PyTree) -> tuple[Array, Array]:
       del own

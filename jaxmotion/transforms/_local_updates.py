@@ -342,14 +342,7 @@ def local_updates(
 
 
 def _check_workers(state: PyTree, workers: int, devices: int) -> None:
-  """Raises unless per-worker state is that of a number of workers.
-
-  Args:
-    state: part of the state that the caller gave.
-    workers: number of workers of the mesh.
-    devices: number of its devices, each with a row of what an exchange of
-      shards remembers.
-  """
+  """Raises unless per-worker state is that of a number of workers."""
   try:
     check_rows(state, [workers, devices])
   except ValueError as error:
@@ -360,16 +353,7 @@ def _check_workers(state: PyTree, workers: int, devices: int) -> None:
 
 
 def _check_schedule(every: int, fragments: int, delay: int) -> None:
-  """Raises unless fragments take turns, and land before they are sent again.
-
-  Args:
-    every: steps between two exchanges of a fragment.
-    fragments: number of fragments.
-    delay: steps between sending and landing.
-
-  Raises:
-    ValueError: they do not.
-  """
+  """Raises unless fragments take turns, and land before they are sent again."""
   if every % fragments:
     raise ValueError(
       f"`fragments` must divide `every`, {every}, got {fragments}."

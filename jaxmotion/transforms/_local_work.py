@@ -31,18 +31,7 @@ class LocalWork(NamedTuple):
 def check_loss_options(
   has_aux: Any, model_state: Any, weight_fn: Any, microbatches: Any
 ) -> None:
-  """Raises unless a builder's options for its loss function are valid.
-
-  Args:
-    has_aux: whether it returns auxiliary values.
-    model_state: what becomes of model state: "mean", "local" or None.
-    weight_fn: batch -> weight, or None.
-    microbatches: number of parts that the batch is computed in.
-
-  Raises:
-    TypeError: an option of another type.
-    ValueError: an unknown `model_state`, or no positive number of parts.
-  """
+  """Raises unless a builder's options for its loss function are valid."""
   core.check_bool("has_aux", has_aux)
   core.check_choice("model_state", model_state, (None, "mean", "local"))
   if weight_fn is not None:
@@ -58,19 +47,7 @@ def make_local_work(
   weight_fn: Callable[..., Any] | None,
   microbatches: int,
 ) -> Callable[..., LocalWork]:
-  """Makes the function that computes one worker's gradient.
-
-  Args:
-    loss_fn: loss of the caller of `data_parallel`.
-    has_aux: whether it returns auxiliary values.
-    stateful: whether it takes and returns model state.
-    weight_fn: batch -> weight, or None.
-    microbatches: number of parts that the batch is computed in.
-
-  Returns:
-    A function (params, model_state, batch, key) -> LocalWork; the key is not
-    handed on if it is None.
-  """
+  """Makes the function that computes one worker's gradient."""
 
   compute_loss = make_own_loss(loss_fn, has_aux=has_aux, stateful=stateful)
   value_and_grad = jax.value_and_grad(compute_loss, has_aux=True)
@@ -131,17 +108,7 @@ def make_local_work(
 def make_own_loss(
   loss_fn: Callable[..., Any], *, has_aux: bool, stateful: bool
 ) -> Callable[..., tuple[Array, tuple[PyTree, PyTree]]]:
-  """Makes a loss of one shape of whatever the caller's loss returns.
-
-  Args:
-    loss_fn: loss of the caller of a builder.
-    has_aux: whether it returns auxiliary values.
-    stateful: whether it takes and returns model state.
-
-  Returns:
-    A function (params, model_state, batch, key) -> (loss, (model_state, aux));
-    the key is not handed on if it is None.
-  """
+  """Makes a loss of one shape of whatever the caller's loss returns."""
 
   def compute_loss(
     params: PyTree, model_state: PyTree, batch: PyTree, key: Array | None
@@ -184,23 +151,13 @@ def _check_loss(loss: Any) -> Any:
 
 
 def compute_weight(weight_fn: Callable[..., Any], batch: PyTree) -> Array:
-  """Returns a worker's weight as float32[], or raises.
-
-  Args:
-    weight_fn: batch -> weight.
-    batch: the worker's own batch.
-  """
+  """Returns a worker's weight as float32[], or raises."""
   return _check_result(weight_fn(batch))
 
 
 def keep_unweighted(weight: Array, new: PyTree, old: PyTree) -> PyTree:
-  """Returns the new model state, or the old one if the batch weighs nothing.
-
-  Args:
-    weight: float32[], the worker's weight.
-    new: model state after the batch.
-    old: model state before it.
-  """
+  """Returns the new model state, or the old one if the batch weighs nothing."""
+  # `weight`: float32[], the worker's weight.
   return jax.tree.map(
     lambda a, b: (
       jnp.where(weight == 0, b, a) if _model_state.is_floating(a) else a
@@ -211,13 +168,7 @@ def keep_unweighted(weight: Array, new: PyTree, old: PyTree) -> PyTree:
 
 
 def split_batch(batch: PyTree, microbatches: int) -> PyTree:
-  """Returns a worker's batch with a leading axis of microbatches.
-
-  Args:
-    batch: leaves whose leading axis the microbatches divide, or scalars, which
-      each of them gets.
-    microbatches: number of parts.
-  """
+  """Returns a worker's batch with a leading axis of microbatches."""
 
   def split_leaf(a: Array) -> Array:
     if not jnp.ndim(a):
@@ -228,23 +179,12 @@ def split_batch(batch: PyTree, microbatches: int) -> PyTree:
 
 
 def average_scalars(metrics: PyTree, weights: Array | None) -> PyTree:
-  """Returns metrics whose floating-point scalars are means of microbatches.
-
-  Args:
-    metrics: arrays with a leading axis of microbatches.
-    weights: the microbatches' weights, or None.
-  """
+  """Returns metrics whose floating-point scalars are means of microbatches."""
   return jax.tree.map(lambda m: _average_scalar(m, weights), metrics)
 
 
 def _average_scalar(metric: Array, weights: Array | None) -> Array:
-  """Returns the mean over microbatches of a floating-point scalar.
-
-  Args:
-    metric: values with a leading axis of microbatches; others stay as they
-      are.
-    weights: the microbatches' weights, or None.
-  """
+  """Returns the mean over microbatches of a floating-point scalar."""
   if metric.ndim != 1 or not _model_state.is_floating(metric):
     return metric
   values = metric.astype(jnp.promote_types(metric.dtype, jnp.float32))

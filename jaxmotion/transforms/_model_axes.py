@@ -22,16 +22,7 @@ from jaxmotion.core import AxisName, PyTree
 
 
 def check_specs(specs: PyTree, workers: AxisName) -> None:
-  """Raises unless a tree holds partition specs over axes of the model.
-
-  Args:
-    specs: what the caller gave; None will do.
-    workers: axes of the workers, which may not be among them.
-
-  Raises:
-    TypeError: a leaf is no PartitionSpec.
-    ValueError: a spec names an axis of the workers.
-  """
+  """Raises unless a tree holds partition specs over axes of the model."""
   for path, spec in core.named_leaves(specs):
     at = f" at {path!r}" if path else ""
     if not isinstance(spec, PartitionSpec):
@@ -46,11 +37,7 @@ def check_specs(specs: PyTree, workers: AxisName) -> None:
 
 
 def sharded_axes(spec: PartitionSpec) -> set[Any]:
-  """Returns the names of the axes that a spec shards over.
-
-  Args:
-    spec: partition spec of one array.
-  """
+  """Returns the names of the axes that a spec shards over."""
   return {name for entry in spec for name in core.spec_axes(entry)}
 
 
@@ -121,10 +108,8 @@ class ModelAxes(NamedTuple):
     return jax.tree.leaves(self.specs)
 
   def assert_shared(self, x: Any, spec: PartitionSpec) -> Any:
-    """Types an array as equal along axes that do not shard it.
-
-    All devices of a worker encode such an array alike.
-    """
+    """Types an array as equal along axes that do not shard it."""
+    # All devices of a worker encode such an array alike.
     used = sharded_axes(spec)
     return core.assert_replicated(
       x, tuple(n for n in self.names if n not in used)
@@ -138,21 +123,8 @@ def map_model_axes(
   workers: AxisName,
   codecs: Sequence[Codec],
 ) -> tuple[Callable[..., PyTree], Callable[..., tuple[PyTree, PyTree]]]:
-  """Runs an exchange on the shards of a model, where its axes are not manual.
-
-  Args:
-    init: (params, model: ModelAxes) -> state.
-    update: (updates, state, params, args, model: ModelAxes) -> (updates,
-      state), in which `args` is a dict.
-    specs: partition specs of the parameters over the model's axes, a prefix of
-      their tree. None takes them from the types of the arrays, if the axes are
-      explicit.
-    workers: axes of the workers.
-    codecs: codecs that a leaf is encoded with.
-
-  Returns:
-    (params) -> state, and (updates, state, params, args) -> (updates, state).
-  """
+  """Runs an exchange on the shards of a model, where its axes are not
+  manual."""
 
   def find_axes() -> dict[Any, int]:
     sizes = _model_axes(workers)
@@ -284,10 +256,9 @@ def _manual_axes(
 
 
 def _model_axes(workers: AxisName) -> dict[Any, int]:
-  """Returns the axes, with their sizes, that the partitioner is to shard over.
-
-  There are none outside of maps, and none where a map made all axes manual.
-  """
+  """Returns the axes, with their sizes, that the partitioner is to shard
+  over."""
+  # There are none outside of maps, and none where a map made all axes manual.
   mesh = jax.sharding.get_abstract_mesh()
   if not set(core.axis_names(workers)) <= set(mesh.manual_axes):
     return {}
@@ -317,11 +288,9 @@ def _are_explicit(names: Iterable[Any]) -> bool:
 
 
 def _check_joined(codec: Codec, tree: PyTree, specs: PyTree) -> None:
-  """Raises if a codec joins leaves of which only some are sharded.
-
-  A scale of such an array would differ between devices that must hold the same
-  bits of the leaves that are not sharded.
-  """
+  """Raises if a codec joins leaves of which only some are sharded."""
+  # A scale of such an array would differ between devices that must hold the
+  # same bits of the leaves that are not sharded.
   divided = partition(codec, tree)
   axes = [sharded_axes(spec) for spec in jax.tree.leaves(specs)]
   for group in divided.leaf_groups:

@@ -16,15 +16,7 @@ def is_floating(a: Array) -> bool:
 
 
 def check_same_shapes(new: PyTree, old: PyTree) -> PyTree:
-  """Returns the arrays of a new model state; raises unless it fits the old.
-
-  Args:
-    new: model state that the loss function returned.
-    old: model state that it was given.
-
-  Raises:
-    ValueError: structure, a shape or a dtype is another.
-  """
+  """Returns the arrays of a new model state; raises unless it fits the old."""
   message = (
     "`loss_fn` must return a model state of the structure, shapes and dtypes "
     "that it was given, "
@@ -51,19 +43,8 @@ def check_equal(
   own: PyTree,
   axis_name: AxisName,
 ) -> None:
-  """Raises unless all leaves that have no mean are equal on all workers.
-
-  They are equal if they are computed without the worker's own arguments.
-
-  Args:
-    compute_state: (replicated, own) -> new model state.
-    replicated: arguments that are equal on all workers.
-    own: the worker's batch and key.
-    axis_name: the workers' axis.
-
-  Raises:
-    ValueError: an integer, a bool or a key depends on `own`.
-  """
+  """Raises unless all leaves that have no mean are equal on all workers."""
+  # They are equal if they are computed without the worker's own arguments.
   if all(map(is_floating, jax.tree.leaves(replicated))):
     return
   jaxpr, shapes = jax.make_jaxpr(compute_state, return_shape=True)(
@@ -90,16 +71,8 @@ def check_equal(
 def keep_if_skipped(
   new: PyTree, old: PyTree, old_opt_state: PyTree, opt_state: PyTree
 ) -> PyTree:
-  """Returns the old floating-point model state if the update was skipped.
-
-  What made a gradient not finite made statistics so too.
-
-  Args:
-    new: model state after the step.
-    old: model state before it.
-    old_opt_state: optimizer state before the step.
-    opt_state: optimizer state after it.
-  """
+  """Returns the old floating-point model state if the update was skipped."""
+  # What made a gradient not finite made statistics so too.
   before, after = (
     _counted_states.list_skipped(old_opt_state),
     _counted_states.list_skipped(opt_state),

@@ -21,15 +21,7 @@ def init_parts(
   workers: AxisName,
   model: _model_axes.ModelAxes = _NO_MODEL,
 ) -> core.Split:
-  """Returns the state of an optimizer of this worker's part.
-
-  Args:
-    tx: treats every element by itself.
-    parts: this worker's part of the parameters.
-    cuts: division of each leaf.
-    workers: the axes of all workers.
-    model: axes of the model that the map is over too.
-  """
+  """Returns the state of an optimizer of this worker's part."""
   state = tx.init(parts)
   leaves = jax.tree.leaves(state)
   dimensions = _shard_layout.find_dimensions(tx.init, parts, cuts)
@@ -68,21 +60,7 @@ def update_parts(
   extra_args: dict[str, Any],
   model: _model_axes.ModelAxes = _NO_MODEL,
 ) -> tuple[PyTree, core.Split]:
-  """Returns the changes of this worker's part, and the new state.
-
-  Args:
-    tx: treats every element by itself.
-    grads: this worker's part of the mean gradient.
-    state: what `init_parts` returned.
-    parts: this worker's part of the parameters.
-    own: for each leaf whether it is cut.
-    workers: the axes of all workers.
-    extra_args: what the update takes besides.
-    model: axes of the model that the map is over too.
-
-  Raises:
-    ValueError: the update looks across the elements of a leaf.
-  """
+  """Returns the changes of this worker's part, and the new state."""
 
   def update(grads: PyTree, state: PyTree, parts: PyTree) -> Any:
     return tx.update(grads, state, parts, **extra_args)
@@ -121,15 +99,7 @@ def mark_parts(
   *,
   shards: Sequence[PartitionSpec] = (),
 ) -> core.Split:
-  """Marks arrays as cut; raises if one that is whole differs by worker.
-
-  Args:
-    tree: arrays of this worker.
-    dimensions: for each the dimension that is cut, or None.
-    workers: the axes of all workers.
-    source: function that made the arrays, for the message.
-    shards: for each its spec over axes of the model, if there are such axes.
-  """
+  """Marks arrays as cut; raises if one that is whole differs by worker."""
   values = jax.tree.leaves(tree)
   treedef: Any = jax.tree.structure(tree)
   for (path, x), dimension in zip(

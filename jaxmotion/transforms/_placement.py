@@ -34,15 +34,7 @@ _WRAPPERS: dict[type, tuple[str, str]] = {
 def as_transformation(
   tx: optax.GradientTransformation | optax.MultiSteps, name: str = "tx"
 ) -> optax.GradientTransformation:
-  """Returns an optax transformation, also for an `optax.MultiSteps`.
-
-  Args:
-    tx: what the caller gave.
-    name: the argument's name, for the message.
-
-  Raises:
-    TypeError: it is neither.
-  """
+  """Returns an optax transformation, also for an `optax.MultiSteps`."""
   if isinstance(tx, optax.MultiSteps):
     tx = tx.gradient_transformation()
   core.check_instance(
@@ -52,14 +44,7 @@ def as_transformation(
 
 
 def check_placement(opt_state: PyTree) -> None:
-  """Raises if an exchange is inside a wrapper that does not always run it.
-
-  Args:
-    opt_state: state of the chain, or its shapes.
-
-  Raises:
-    ValueError: it is; the wrapper and the remedy are named.
-  """
+  """Raises if an exchange is inside a wrapper that does not always run it."""
   kinds = (*_WRAPPERS, *_EXCHANGES)
 
   def is_known(node: PyTree) -> bool:
@@ -79,24 +64,13 @@ def check_placement(opt_state: PyTree) -> None:
 
 
 def has_exchange(state: PyTree) -> bool:
-  """Returns whether a state is that of a chain with an exchange.
-
-  Args:
-    state: state of the chain, or its shapes.
-  """
+  """Returns whether a state is that of a chain with an exchange."""
   is_exchange = lambda node: isinstance(node, _EXCHANGES)
   return any(map(is_exchange, jax.tree.leaves(state, is_leaf=is_exchange)))
 
 
 def check_unexchanged(opt_state: PyTree) -> None:
-  """Raises if a chain exchanges gradients that its builder has reduced.
-
-  Args:
-    opt_state: state of the chain, or its shapes.
-
-  Raises:
-    ValueError: it does.
-  """
+  """Raises if a chain exchanges gradients that its builder has reduced."""
   nodes = jax.tree.leaves(
     opt_state, is_leaf=lambda n: isinstance(n, _EXCHANGES)
   )

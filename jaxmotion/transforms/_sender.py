@@ -48,16 +48,7 @@ class Sender:
     self._follow = jax.jit(lambda token: token + 1)
 
   def send(self, program: Callable[..., Any], *args: Any) -> Any:
-    """Returns a program's results: arrays that may not be computed yet.
-
-    Args:
-      program: jitted function.
-      *args: its arguments.
-
-    Raises:
-      Exception: what tracing or compiling the program raises. An error of the
-        link is raised where the results are used.
-    """
+    """Returns a program's results: arrays that may not be computed yet."""
     # It is computed after all that this thread has dispatched so far.
     token = self._follow(self._start)
 
@@ -75,18 +66,7 @@ def _start_thread(queue: int) -> concurrent.futures.ThreadPoolExecutor:
 
 
 def choose_overlap(mesh: Mesh, axis_name: AxisName, overlap: str | None) -> str:
-  """Returns how a step hides its exchange: "program" or "thread".
-
-  Args:
-    mesh: device mesh of the step.
-    axis_name: the workers' axis.
-    overlap: what the caller chose, or None.
-
-  Raises:
-    ValueError: threads were asked for, and a process has several devices: two
-      programs with collectives of all of them could wait for one another. Or
-      a model is sharded over processes, so that computations send too.
-  """
+  """Returns how a step hides its exchange: "program" or "thread"."""
   own = _own_devices(mesh)
   workers = math.prod(mesh.shape[name] for name in core.axis_names(axis_name))
   refusal = None

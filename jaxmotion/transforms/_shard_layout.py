@@ -153,22 +153,9 @@ def cut_evenly(
 def find_dimensions(
   init: Any, params: PyTree, cuts: list[LeafCut]
 ) -> tuple[int | None, ...]:
-  """Returns which dimension of every leaf of an optimizer's state is cut.
-
-  Where shards of the parameters are longer, so are the leaves of the state that
-  are cut; all others keep their shape.
-
-  Args:
-    init: `init` of the transformation.
-    params: this worker's part of the parameters, or shapes.
-    cuts: division of each leaf of the parameters.
-
-  Returns:
-    For each leaf of the state the dimension that is cut, or None.
-
-  Raises:
-    ValueError: the number of leaves depends on the shapes of parameters.
-  """
+  """Returns which dimension of every leaf of an optimizer's state is cut."""
+  # Where shards of the parameters are longer, so are the leaves of the state
+  # that are cut; all others keep their shape.
   cut = [() if c.dimension is None else (c.dimension,) for c in cuts]
   return tuple(
     next(iter(found), None) for found in _find_longer(init, params, cut)
@@ -178,19 +165,7 @@ def find_dimensions(
 def find_shards(
   init: Any, params: PyTree, specs: Sequence[PartitionSpec]
 ) -> list[dict[int, Any]]:
-  """Returns which axes of a model shard every leaf of an optimizer's state.
-
-  Args:
-    init: `init` of the transformation.
-    params: one device's part of the parameters, or shapes.
-    specs: partition spec of each leaf of the parameters.
-
-  Returns:
-    For each leaf of the state the entry of a spec by dimension.
-
-  Raises:
-    ValueError: the number of leaves depends on the shapes of parameters.
-  """
+  """Returns which axes of a model shard every leaf of an optimizer's state."""
   entries = dict.fromkeys(e for spec in specs for e in spec if e is not None)
   found: list[dict[int, Any]] = [
     {} for _ in jax.tree.leaves(jax.eval_shape(init, params))
@@ -207,13 +182,8 @@ def find_shards(
 def _find_longer(
   init: Any, params: PyTree, dimensions: Sequence[tuple[int, ...]]
 ) -> list[list[int]]:
-  """Returns which dimensions of a state are longer if some of parameters are.
-
-  Args:
-    init: `init` of the transformation.
-    params: parameters, or shapes.
-    dimensions: for each leaf of the parameters those that are made longer.
-  """
+  """Returns which dimensions of a state are longer if some of parameters
+  are."""
   leaves: Any = jax.tree.leaves(params)
   treedef: Any = jax.tree.structure(params)
 

@@ -339,10 +339,8 @@ class ShardedUpdate(NamedTuple):
 def _assert_shared(
   values: list[Array], leaves: list[_Leaf], model: _model_axes.ModelAxes
 ) -> list[Array]:
-  """Types arrays of leaves as equal along axes that do not shard them.
-
-  All leaves travel in one buffer, which varies over axes that shard any.
-  """
+  """Types arrays of leaves as equal along axes that do not shard them."""
+  # All leaves travel in one buffer, which varies over axes that shard any.
   return [
     model.assert_shared(x, leaf.spec)
     for x, leaf in zip(values, leaves, strict=True)

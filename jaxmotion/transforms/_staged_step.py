@@ -176,16 +176,10 @@ class StagedStep:
 
 
 def _find_heirs(stages: Stages, donated: int, closed: Any) -> dict[int, int]:
-  """Returns the number of the result that takes each donated argument's buffer.
-
-  Those of `jax.jit`: the next result of the same shape and dtype, in order. So
-  a parameter's buffer goes to the new value of that parameter.
-
-  Args:
-    stages: programs of the step.
-    donated: number of arguments, of arrays, that are donated.
-    closed: jaxpr of the step.
-  """
+  """Returns the number of the result that takes each donated argument's
+  buffer."""
+  # Those of `jax.jit`: the next result of the same shape and dtype, in order.
+  # So a parameter's buffer goes to the new value of that parameter.
   free: dict[Any, list[int]] = {}
   for i, aval in zip(stages.outputs, closed.out_avals, strict=True):
     free.setdefault((aval.shape, aval.dtype), []).append(i)
@@ -198,10 +192,8 @@ def _find_heirs(stages: Stages, donated: int, closed: Any) -> dict[int, int]:
 
 
 def _move(x: jax.Array, mesh: Mesh) -> jax.Array:
-  """Returns the same buffer as an array on another order of the devices.
-
-  A sum has no use for the order of its terms' rows.
-  """
+  """Returns the same buffer as an array on another order of the devices."""
+  # A sum has no use for the order of its terms' rows.
   assert isinstance(x.sharding, NamedSharding)
   return jax.make_array_from_single_device_arrays(
     x.shape, NamedSharding(mesh, x.sharding.spec), [x.addressable_data(0)]

@@ -29,12 +29,7 @@ def check_step_mesh(mesh: Any, axis_name: Any) -> None:
 
 
 def check_names(name: str, value: Any) -> tuple[str, ...]:
-  """Returns the strings of a list or tuple, or raises.
-
-  Args:
-    name: the argument's name, for the message.
-    value: what the caller gave.
-  """
+  """Returns the strings of a list or tuple, or raises."""
   names = core.check_sequence(name, value, "strings")
   for item in names:
     core.check_text(name, item)

@@ -10,14 +10,7 @@ from jaxmotion.transforms import _counted_states
 
 
 def check_step_key(key: Any) -> None:
-  """Raises unless `key` is one key of `jax.random`, typed or raw.
-
-  Args:
-    key: what the caller gave; None will do.
-
-  Raises:
-    TypeError: it is no key, or an array of several.
-  """
+  """Raises unless `key` is one key of `jax.random`, typed or raw."""
   if key is None:
     return
   dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
@@ -32,17 +25,10 @@ def check_step_key(key: Any) -> None:
 
 
 def make_worker_keys(key: Array, opt_state: PyTree, workers: int) -> Array:
-  """Returns the key of every worker in this step, shape (workers, ...).
-
-  It is `fold_in(fold_in(key, count), worker)`. `count` is that of the first
-  exchange in the optimizer's state; without one, the key of a worker is
-  `fold_in(key, worker)`.
-
-  Args:
-    key: key of the caller.
-    opt_state: state of the optimizer before the step.
-    workers: number of workers.
-  """
+  """Returns the key of every worker in this step, shape (workers, ...)."""
+  # It is `fold_in(fold_in(key, count), worker)`. `count` is that of the first
+  # exchange in the optimizer's state; without one, the key of a worker is
+  # `fold_in(key, worker)`.
   counts = _counted_states.list_counts(opt_state)
   if counts:
     key = jax.random.fold_in(key, counts[0])

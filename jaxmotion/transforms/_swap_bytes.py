@@ -23,21 +23,11 @@ _GATHERED = 1 << 18
 
 
 def measure_swap_bytes(mesh: Mesh, sender: _sender.Sender) -> float:
-  """Returns up to how many bytes two workers swap faster than they add.
-
-  It is what the link carries in two round trips. A sum takes two of them, and
-  uses the link in both directions at once. A swap takes one, and sends first in
-  one direction and then in the other. A link that carries 256 KiB at most has
-  fast round trips, and no message is swapped.
-
-  Args:
-    mesh: the devices of the step, of which this process has one CPU device.
-    sender: dispatches the messages, in the order that all processes share.
-
-  Returns:
-    The same number of bytes in all processes; 0 for none, and unless there are
-    two processes.
-  """
+  """Returns up to how many bytes two workers swap faster than they add."""
+  # It is what the link carries in two round trips. A sum takes two of them, and
+  # uses the link in both directions at once. A swap takes one, and sends first
+  # in one direction and then in the other. A link that carries 256 KiB at most
+  # has fast round trips, and no message is swapped.
   if mesh.size != 2 or jax.process_count() != 2:
     return 0.0
   axes = tuple(mesh.axis_names)

@@ -200,12 +200,7 @@ def gather_block(
 
 
 def check_regather(regather: Any, local_axis: Any) -> None:
-  """Raises unless `regather` is True, False or, with hosts, "local".
-
-  Args:
-    regather: what the caller gave.
-    local_axis: the axis of the devices of one host, or None.
-  """
+  """Raises unless `regather` is True, False or, with hosts, "local"."""
   core.check_choice("regather", regather, tuple(_SAVED))
   if regather == "local" and local_axis is None:
     raise ValueError(

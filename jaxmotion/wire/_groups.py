@@ -22,19 +22,9 @@ _Groups = frozenset[frozenset[int]]
 def parse_group(
   attributes: str, devices: int, mesh: Mesh | None
 ) -> tuple[tuple[str, ...], int]:
-  """Returns the mesh axes, where they are known, and the group size.
-
-  XLA writes groups in four forms: pairs of a permutation, an iota, a named
-  mesh, or a list of lists. Which one depends on the partitioner.
-
-  Args:
-    attributes: the text behind an instruction's operands.
-    devices: number of devices of the program.
-    mesh: mesh whose axes name groups that are written by devices, or None.
-
-  Raises:
-    ValueError: there is no such text.
-  """
+  """Returns the mesh axes, where they are known, and the group size."""
+  # XLA writes groups in four forms: pairs of a permutation, an iota, a named
+  # mesh, or a list of lists. Which one depends on the partitioner.
   if pairs := _PAIRS.search(attributes):
     numbers = re.findall(r"\{(\d+),(\d+)\}", pairs[1])
     return (), _ledger.permuted_workers((int(a), int(b)) for a, b in numbers)

@@ -228,20 +228,7 @@ def repeat_moves(moves: Iterable[Move], times: int) -> list[Move]:
 def repeat_loop(
   body: list[Move], condition: list[Move], trips: int | None, loop: str
 ) -> list[Move]:
-  """Returns the moves of all trips of a while loop.
-
-  Args:
-    body: The moves of one execution of the body.
-    condition: The moves of one test of the condition.
-    trips: Executions of the body; None if neither program nor caller knows.
-    loop: Words for the loop in the error.
-
-  Returns:
-    The moves of all trips; none for a loop that sends nothing.
-
-  Raises:
-    ValueError: The loop sends something and `trips` is `None`.
-  """
+  """Returns the moves of all trips of a while loop."""
   if not wire_bytes([*body, *condition]):
     return []
   if trips is None:
@@ -257,19 +244,7 @@ def repeat_loop(
 def pick_branch(
   branches: list[list[Move]], branch: int | None, name: str
 ) -> list[Move]:
-  """Returns the moves of the branch that a conditional is taken to follow.
-
-  Args:
-    branches: The moves of each branch.
-    branch: Index of the branch, or `None` for the one that sends the most.
-    name: Words for the conditional in the error.
-
-  Returns:
-    The moves of one branch.
-
-  Raises:
-    ValueError: The conditional sends something and has no such branch.
-  """
+  """Returns the moves of the branch that a conditional is taken to follow."""
   if branch is None or not any(map(wire_bytes, branches)):
     return max(branches, key=wire_bytes)
   if branch >= len(branches):
@@ -281,26 +256,14 @@ def pick_branch(
 
 
 def check_choices(branch: int | None, while_trips: int | None) -> None:
-  """Checks the arguments that stand for facts that only a run knows.
-
-  Raises:
-    TypeError: One of them is no integer.
-    ValueError: One of them is negative.
-  """
+  """Checks the arguments that stand for facts that only a run knows."""
   for name, value in (("branch", branch), ("while_trips", while_trips)):
     if value is not None:
       core.check_int(name, value, 0)
 
 
 def permuted_workers(pairs: Iterable[tuple[int, int]]) -> int:
-  """Returns the size of the largest set that a permutation connects.
-
-  Args:
-    pairs: `(source, target)` worker numbers.
-
-  Returns:
-    The number of workers; at most 1 if no worker sends to another.
-  """
+  """Returns the size of the largest set that a permutation connects."""
   group: dict[int, set[int]] = {}
   for source, target in pairs:
     joined = group.get(source, {source}) | group.get(target, {target})

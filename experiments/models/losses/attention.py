@@ -17,14 +17,7 @@ Attend = Callable[[Array, Array, Array, Drop], Array]
 
 
 def attend_all(q: Array, k: Array, v: Array, drop: Drop) -> Array:
-  """Computes attention from all scores: two products, dropout in between.
-
-  Args:
-    q: queries, (batch, length, heads, channels).
-    k: keys, as the queries.
-    v: values, as the queries.
-    drop: dropout of the weights.
-  """
+  """Computes attention from all scores: two products, dropout in between."""
   length, channels = q.shape[1], q.shape[-1]
   scores = jnp.einsum("bthd,bshd->bhts", q, k) / jnp.sqrt(channels).astype(
     q.dtype
@@ -37,14 +30,7 @@ def attend_all(q: Array, k: Array, v: Array, drop: Drop) -> Array:
 
 
 def attend_blocks(q: Array, k: Array, v: Array, drop: Drop) -> Array:
-  """Computes attention block by block, as a flash kernel does.
-
-  Args:
-    q: queries, (batch, length, heads, channels).
-    k: keys, as the queries.
-    v: values, as the queries.
-    drop: ignored; flash kernels without a random generator have no dropout.
-  """
+  """Computes attention block by block, as a flash kernel does."""
   return _flash(q, k, v)
 
 

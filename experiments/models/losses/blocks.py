@@ -8,27 +8,19 @@ import jax.numpy as jnp
 from jax import nn
 from jax.ad_checkpoint import checkpoint_name
 
-from experiments.models.losses.task import Task, Wrap, run_plain
+from experiments.models.losses import task
 from jaxmotion.core import Array, PyTree
 
 
 def make_blocks(
-  wrap: Wrap = run_plain,
+  wrap: task.Wrap = task.run_plain,
   *,
   kind: str,
   blocks: int = 1,
   width: int = 1024,
   rows: int = 8192,
-) -> Task:
-  """Returns blocks in float32, one after the other, without a loop.
-
-  Args:
-    wrap: what runs in place of a block, as a function of the block.
-    kind: a key of `KINDS`.
-    blocks: number of blocks.
-    width: channels of a block's input and output.
-    rows: number of rows of the input.
-  """
+) -> task.Task:
+  """Returns blocks in float32, one after the other, without a loop."""
   sizes, run = KINDS[kind]
   block = wrap(run)
 
@@ -42,7 +34,7 @@ def make_blocks(
     for name, size in sizes.items()
   }
   x = jax.ShapeDtypeStruct((rows, width), jnp.float32)
-  return Task(loss_fn, [shapes] * blocks, x)
+  return task.Task(loss_fn, [shapes] * blocks, x)
 
 
 def _run_perceptron(

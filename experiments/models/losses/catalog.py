@@ -4,35 +4,41 @@ import functools
 import json
 from collections.abc import Callable
 
-from experiments.models.losses.blocks import make_blocks
-from experiments.models.losses.experts import make_experts
-from experiments.models.losses.images import make_classifier_task
-from experiments.models.losses.state_space import make_state_space
-from experiments.models.losses.task import Task
-from experiments.models.losses.transformer import make_transformer
-from experiments.models.losses.unet import make_unet
+from experiments.models.losses import (
+  blocks,
+  experts,
+  images,
+  state_space,
+  task,
+  transformer,
+  unet,
+)
 
-TASKS: dict[str, Callable[..., Task]] = {
-  "gpt": make_transformer,
-  "gpt_flash": functools.partial(make_transformer, flash=True),
-  "gpt_unrolled": functools.partial(make_transformer, unroll=True),
+TASKS: dict[str, Callable[..., task.Task]] = {
+  "gpt": transformer.make_transformer,
+  "gpt_flash": functools.partial(transformer.make_transformer, flash=True),
+  "gpt_unrolled": functools.partial(transformer.make_transformer, unroll=True),
   "gpt_unrolled_flash": functools.partial(
-    make_transformer, unroll=True, flash=True
+    transformer.make_transformer, unroll=True, flash=True
   ),
-  "resnet50": functools.partial(make_classifier_task, network="resnet50"),
-  "resnet101": functools.partial(make_classifier_task, network="resnet101"),
-  "unet": make_unet,
-  "moe": make_experts,
-  "ssm": make_state_space,
-  "mlp_gelu": functools.partial(make_blocks, kind="gelu"),
-  "mlp_relu": functools.partial(make_blocks, kind="relu"),
-  "mlp_swiglu": functools.partial(make_blocks, kind="swiglu"),
-  "norm_dense": functools.partial(make_blocks, kind="norm"),
+  "resnet50": functools.partial(
+    images.make_classifier_task, network="resnet50"
+  ),
+  "resnet101": functools.partial(
+    images.make_classifier_task, network="resnet101"
+  ),
+  "unet": unet.make_unet,
+  "moe": experts.make_experts,
+  "ssm": state_space.make_state_space,
+  "mlp_gelu": functools.partial(blocks.make_blocks, kind="gelu"),
+  "mlp_relu": functools.partial(blocks.make_blocks, kind="relu"),
+  "mlp_swiglu": functools.partial(blocks.make_blocks, kind="swiglu"),
+  "norm_dense": functools.partial(blocks.make_blocks, kind="norm"),
 }
 """Functions of `wrap` and of options that return a `Task`, by name."""
 
 
-def parse_task(text: str) -> Callable[..., Task]:
+def parse_task(text: str) -> Callable[..., task.Task]:
   """Returns the function that makes a task of a command line.
 
   Args:

@@ -7,15 +7,14 @@ import jax.numpy as jnp
 from jax import lax, nn
 from jax.ad_checkpoint import checkpoint_name
 
-from experiments.models.losses.attention import attend_all
-from experiments.models.losses.task import Task, Wrap, run_plain
+from experiments.models.losses import attention, task
 from jaxmotion.core import Array, PyTree
 
 _CHOSEN = 2  # Experts of a token.
 
 
 def make_experts(
-  wrap: Wrap = run_plain,
+  wrap: task.Wrap = task.run_plain,
   *,
   layers: int = 8,
   width: int = 1024,
@@ -24,23 +23,11 @@ def make_experts(
   batch: int = 8,
   length: int = 1024,
   capacity: float = 1.25,
-) -> Task:
-  """Returns blocks of attention and of a mixture of experts, in bfloat16.
-
-  Each token goes to its two best experts. An expert takes a number of tokens
-  of each example; tokens beyond that are dropped. Dispatch and combination are
-  products with masks, as in GShard.
-
-  Args:
-    wrap: what runs in place of a block, as a function of the block.
-    layers: number of blocks, in a `lax.scan`.
-    width: channels.
-    heads: number of attention heads.
-    experts: number of experts, each of them SwiGLU of twice the channels.
-    batch: number of examples.
-    length: tokens of an example.
-    capacity: tokens that an expert takes, relative to an even share.
-  """
+) -> task.Task:
+  """Returns blocks of attention and of a mixture of experts, in bfloat16."""
+  # Each token goes to its two best experts. An expert takes a number of tokens
+  # of each example; tokens beyond that are dropped. Dispatch and combination
+  # are products with masks, as in GShard.
   slots = max(1, int(capacity * _CHOSEN * length / experts))
   block = wrap(functools.partial(_run_block, heads=heads, slots=slots))
 
@@ -59,7 +46,7 @@ def make_experts(
     for name, shape in sizes.items()
   }
   x = jax.ShapeDtypeStruct((batch, length, width), jnp.bfloat16)
-  return Task(loss_fn, params, x)
+  return task.Task(loss_fn, params, x)
 
 
 def _run_block(params: PyTree, x: Array, *, heads: int, slots: int) -> Array:
@@ -68,7 +55,7 @@ def _run_block(params: PyTree, x: Array, *, heads: int, slots: int) -> Array:
   qkv = checkpoint_name(h @ params["qkv"].astype(x.dtype), "qkv")
   parts = qkv.reshape(*shape, 3 * heads, width // heads)
   q, k, v = jnp.split(parts, 3, axis=2)
-  y = attend_all(q, k, v, lambda weights: weights)
+  y = attention.attend_all(q, k, v, lambda weights: weights)
   y = checkpoint_name(y.reshape(x.shape), "attention")
   x = x + checkpoint_name(y @ params["out"].astype(x.dtype), "out")
   return x + _mix_experts(params, _normalize(x, params["scale2"]), slots)
@@ -89,15 +76,7 @@ def _mix_experts(params: PyTree, x: Array, slots: int) -> Array:
 
 
 def _route(logits: Array, slots: int) -> Array:
-  """Returns the weight of each token in each slot of each expert.
-
-  Args:
-    logits: (batch, length, experts).
-    slots: tokens of an example that an expert takes.
-
-  Returns:
-    (batch, length, experts, slots), mostly zeros.
-  """
+  """Returns the weight of each token in each slot of each expert."""
   weights, chosen = lax.top_k(nn.softmax(logits), _CHOSEN)
   weights = weights / weights.sum(-1, keepdims=True)
   picks = nn.one_hot(chosen, logits.shape[-1])

@@ -1,22 +1,19 @@
 """Classifiers of `experiments.models` as tasks, such as ResNets."""
 
-from experiments.models.catalog import make_network
-from experiments.models.losses.task import Task, Wrap, run_plain
+from experiments.models import catalog
+from experiments.models.losses import task
 
 
 def make_classifier_task(
-  wrap: Wrap = run_plain, *, network: str, batch: int = 32, **options: int
-) -> Task:
-  """Returns the loss of a network of `make_network`.
-
-  Args:
-    wrap: what runs in place of a block, as a function of the block.
-    network: name of the network.
-    batch: number of images.
-    **options: options of the network.
-  """
-  net = make_network(network, **options)
-  return Task(
+  wrap: task.Wrap = task.run_plain,
+  *,
+  network: str,
+  batch: int = 32,
+  **options: int,
+) -> task.Task:
+  """Returns the loss of a network of `make_network`."""
+  net = catalog.make_network(network, **options)
+  return task.Task(
     lambda params, batch: net.loss(params, batch, lambda b, _: wrap(b)),
     net.params,
     net.batch(batch),

@@ -7,30 +7,21 @@ import jax.numpy as jnp
 from jax import lax, nn
 from jax.ad_checkpoint import checkpoint_name
 
-from experiments.models.losses.task import Task, Wrap, run_plain
+from experiments.models.losses import task
 from jaxmotion.core import Array, PyTree
 
 
 def make_state_space(
-  wrap: Wrap = run_plain,
+  wrap: task.Wrap = task.run_plain,
   *,
   layers: int = 12,
   width: int = 1024,
   batch: int = 8,
   length: int = 1024,
-) -> Task:
-  """Returns gated linear recurrences, in bfloat16 but for the recurrence.
-
-  Each block projects to twice the channels, lets a state decay by a gate that
-  depends on the input, and multiplies the states with a second branch.
-
-  Args:
-    wrap: what runs in place of a block, as a function of the block.
-    layers: number of blocks, in a `lax.scan`.
-    width: channels.
-    batch: number of examples.
-    length: steps of the recurrence.
-  """
+) -> task.Task:
+  """Returns gated linear recurrences, in bfloat16 but for the recurrence."""
+  # Each block projects to twice the channels, lets a state decay by a gate that
+  # depends on the input, and multiplies the states with a second branch.
   block = wrap(_run_block)
 
   def loss_fn(params: PyTree, x: Array) -> Array:
@@ -47,7 +38,7 @@ def make_state_space(
     for name, shape in sizes.items()
   }
   x = jax.ShapeDtypeStruct((batch, length, width), jnp.bfloat16)
-  return Task(loss_fn, params, x)
+  return task.Task(loss_fn, params, x)
 
 
 def _run_block(params: PyTree, x: Array) -> Array:

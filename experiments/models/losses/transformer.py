@@ -7,19 +7,14 @@ import jax.numpy as jnp
 from jax import lax, nn
 from jax.ad_checkpoint import checkpoint_name
 
-from experiments.models.losses.attention import (
-  Attend,
-  attend_all,
-  attend_blocks,
-)
-from experiments.models.losses.task import Task, Wrap, run_plain
+from experiments.models.losses import attention, task
 from jaxmotion.core import Array, PyTree
 
 _DROPPED = 0.1
 
 
 def make_transformer(
-  wrap: Wrap = run_plain,
+  wrap: task.Wrap = task.run_plain,
   *,
   layers: int = 24,
   width: int = 1024,
@@ -28,23 +23,11 @@ def make_transformer(
   length: int = 1024,
   flash: bool = False,
   unroll: bool = False,
-) -> Task:
-  """Returns the blocks of a GPT with the mean square of their output.
-
-  Embeddings and logits are left out. Parameters are float32, activations
-  bfloat16; layer norms and the softmax are computed in float32.
-
-  Args:
-    wrap: what runs in place of a block, as a function of the block.
-    layers: number of blocks.
-    width: channels.
-    heads: number of attention heads.
-    batch: number of examples.
-    length: tokens of an example.
-    flash: whether attention never has all scores (`attend_blocks`).
-    unroll: whether the blocks are written out, not in a `lax.scan`.
-  """
-  attend = attend_blocks if flash else attend_all
+) -> task.Task:
+  """Returns the blocks of a GPT with the mean square of their output."""
+  # Embeddings and logits are left out. Parameters are float32, activations
+  # bfloat16; layer norms and the softmax are computed in float32.
+  attend = attention.attend_blocks if flash else attention.attend_all
   block = wrap(functools.partial(_run_block, attend=attend, heads=heads))
 
   def loss_fn(params: PyTree, batch: dict[str, Array]) -> Array:
@@ -75,11 +58,11 @@ def make_transformer(
     "x": jax.ShapeDtypeStruct((batch, length, width), jnp.bfloat16),
     "key": jax.eval_shape(lambda: jax.random.key(0)),
   }
-  return Task(loss_fn, params, inputs)
+  return task.Task(loss_fn, params, inputs)
 
 
 def _run_block(
-  params: PyTree, x: Array, key: Array, *, attend: Attend, heads: int
+  params: PyTree, x: Array, key: Array, *, attend: attention.Attend, heads: int
 ) -> Array:
   keys = jax.random.split(key, 3)
   *shape, width = x.shape

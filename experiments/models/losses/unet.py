@@ -7,34 +7,25 @@ import jax.numpy as jnp
 from jax import lax, nn
 from jax.ad_checkpoint import checkpoint_name
 
-from experiments.models.losses.task import Task, Wrap, run_plain
+from experiments.models.losses import task
 from jaxmotion.core import Array, PyTree
 
 _GROUPS = 8
 
 
 def make_unet(
-  wrap: Wrap = run_plain,
+  wrap: task.Wrap = task.run_plain,
   *,
   channels: int = 128,
   levels: int = 3,
   blocks: int = 2,
   batch: int = 32,
   image: int = 64,
-) -> Task:
-  """Returns a UNet that predicts the noise of an image, in float32.
-
-  Every level has blocks of two convolutions before and after the lower levels.
-  What enters the lower levels is joined with what comes back from them.
-
-  Args:
-    wrap: what runs in place of a block, as a function of the block.
-    channels: of the first level; each further one has twice as many.
-    levels: number of levels; each halves the image of the one before.
-    blocks: number of blocks of a level, on each of its two sides.
-    batch: number of images.
-    image: height and width of the images.
-  """
+) -> task.Task:
+  """Returns a UNet that predicts the noise of an image, in float32."""
+  # Every level has blocks of two convolutions before and after the lower
+  # levels. What enters the lower levels is joined with what comes back from
+  # them.
   block = wrap(_run_block)
 
   def loss_fn(params: PyTree, batch: dict[str, Array]) -> Array:
@@ -71,7 +62,7 @@ def make_unet(
   params["norm"] = _norm_shapes(before)
   params["last"] = _shape(3, 3, before, 3)
   pixels = _shape(batch, image, image, 3)
-  return Task(loss_fn, params, {"noisy": pixels, "noise": pixels})
+  return task.Task(loss_fn, params, {"noisy": pixels, "noise": pixels})
 
 
 _shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)

@@ -26,16 +26,11 @@ _MAX_APART, _CHUNK = 1 << 22, 1 << 19
 def find_chunk(
   op: _block_op.BlockOp, payloads: PyTree, like: ShapedLike
 ) -> tuple[_block_op.BlockLayout, int] | None:
-  """Returns the layout of an array and the blocks of a plane to take at once.
-
-  None if the mean must be encoded as a whole. This is so if blocks are padded,
-  depend on where they stand, or would be cut otherwise without their neighbors.
-
-  Args:
-    op: the quantizer.
-    payloads: the payloads of several workers.
-    like: shape and dtype of the array.
-  """
+  """Returns the layout of an array and the blocks of a plane to take at
+  once."""
+  # None if the mean must be encoded as a whole. This is so if blocks are
+  # padded, depend on where they stand, or would be cut otherwise without their
+  # neighbors.
   if op.uses_positions or any(
     core.is_compiler_partitioned(a) for a in jax.tree.leaves(payloads)
   ):
@@ -62,15 +57,7 @@ def encode_chunks(
   layout: _block_op.BlockLayout,
   blocks: int,
 ) -> PyTree:
-  """Encodes the mean of several workers' payloads, some blocks at a time.
-
-  Args:
-    payloads: a payload whose leaves have a leading axis of workers.
-    op: the quantizer.
-    like: shape and dtype of the array.
-    layout: layout of the array, by `find_chunk`.
-    blocks: blocks of a plane that are taken at once.
-  """
+  """Encodes the mean of several workers' payloads, some blocks at a time."""
   workers = _passes.count_workers(payloads)
   shape = layout.planes, blocks, layout.width
   part_like = jax.ShapeDtypeStruct(shape, like.dtype)

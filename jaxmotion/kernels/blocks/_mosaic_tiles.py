@@ -59,11 +59,7 @@ class Grid(NamedTuple):
     return self.layout.planes, self.group, self.layout.width
 
   def at_program(self, index: Array) -> "Grid":
-    """Returns the grid with the place of a program's tile.
-
-    Args:
-      index: number of the tile.
-    """
+    """Returns the grid with the place of a program's tile."""
     first = index * self.group
     if self.layout.blocks % self.group:
       first = jnp.minimum(first, self.layout.blocks - self.group)
@@ -91,12 +87,7 @@ class Grid(NamedTuple):
 
 @functools.cache
 def _spread(span: int) -> Any:
-  """Returns the layout of [blocks, width] on the threads of a warpgroup.
-
-  Args:
-    span: neighbors of a block that the threads have at a time, a power of two.
-      Up to 128, a warp has whole blocks and reduces them alone.
-  """
+  """Returns the layout of [blocks, width] on the threads of a warpgroup."""
   from jax.experimental.mosaic.gpu import TiledLayout
   from jax.experimental.pallas import mosaic_gpu as plgpu
 
@@ -122,15 +113,7 @@ def make_grid(
   reduces: bool,
   interpret: bool,
 ) -> Grid:
-  """Returns the tiles of an array, or raises NotImplementedError.
-
-  Args:
-    op: the quantizer.
-    like: shape and dtype of the array.
-    live: number of arrays of a plane that are in registers at the same time.
-    reduces: whether the kernel encodes, and so reduces blocks.
-    interpret: whether the kernel runs as `jax.numpy`.
-  """
+  """Returns the tiles of an array, or raises NotImplementedError."""
   _passes.check_values(like)
   layout = op.layout(tuple(like.shape))
   _block_op.reject_padding(layout)
@@ -214,14 +197,7 @@ def store_plane(ref: Any, grid: Grid, p: int, plane: Array) -> None:
 def load_payload(
   refs: Sequence[Any], op: _block_op.BlockOp, grid: Grid, *worker: Any
 ) -> list[_planes.Argument]:
-  """Returns a tile of a payload as arguments, one for each piece.
-
-  Args:
-    refs: leaves of the payload.
-    op: the quantizer.
-    grid: the tiles.
-    *worker: number of the worker, if leaves have a leading axis of workers.
-  """
+  """Returns a tile of a payload as arguments, one for each piece."""
   _, group, width = grid.tile_shape
   load = lambda ref, row: _load(ref.at[(*worker, row)], grid)
   pieces = []
@@ -267,18 +243,7 @@ def evaluate(
   *args: _planes.Argument,
   values: Any = None,
 ) -> list[list[Array]]:
-  """Evaluates a function of tiles one plane at a time.
-
-  Args:
-    fn: function of arrays.
-    grid: the tiles.
-    *args: arguments of the function.
-    values: reference that the first leaf of its result is stored to; None
-      stores nothing.
-
-  Returns:
-    The parts of each leaf that is not stored.
-  """
+  """Evaluates a function of tiles one plane at a time."""
   run = _planes.Evaluator(grid.tile_shape, grid.widen)
   if values is None:
     return run.evaluate(fn, *args)
@@ -334,18 +299,7 @@ def call_tiles(
   *,
   aliases: dict[int, int] | None = None,
 ) -> list[Array]:
-  """Runs a kernel once for every tile.
-
-  Args:
-    kernel: called with the grid at the running tile, and a reference to each
-      input and output, all whole.
-    name: name of the kernel, shown in profiles.
-    grid: the tiles.
-    inputs: arrays.
-    outputs: shapes and dtypes of the results.
-    aliases: positions of inputs whose memory an output reuses, mapped to the
-      position of that output.
-  """
+  """Runs a kernel once for every tile."""
   types = [core.shape_varying_like(a.shape, a.dtype, inputs) for a in outputs]
   run = _interpret_tiles if grid.interpret else _launch_tiles
   return run(kernel, name, grid, inputs, types, aliases or {})

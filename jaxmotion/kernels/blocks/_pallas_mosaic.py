@@ -61,12 +61,10 @@ def encode_error(
   decay: float,
   interpret: bool = False,
 ) -> tuple[PyTree, Array]:
-  """Encodes an array plus its error with one kernel that updates the memory.
-
-  The new value and the new payload overwrite the old ones (`aliases`). That is
-  safe because a tile writes exactly the entries that it has read: hence no
-  tiles that overlap.
-  """
+  """Encodes an array plus its error with one kernel that updates the memory."""
+  # The new value and the new payload overwrite the old ones (`aliases`). That
+  # is safe because a tile writes exactly the entries that it has read: hence no
+  # tiles that overlap.
   live = _WORK + 4 + 2 * _count_rows(op)
   grid = _mosaic_tiles.make_grid(
     op, x, live=live, reduces=True, interpret=interpret
@@ -170,10 +168,9 @@ def encode_mean(
   like: ShapedLike,
   interpret: bool = False,
 ) -> PyTree:
-  """Decodes payloads of several workers and encodes their mean, in one kernel.
-
-  The mean is the sum times 1 / workers (`check_mean`).
-  """
+  """Decodes payloads of several workers and encodes their mean, in one
+  kernel."""
+  # The mean is the sum times 1 / workers (`check_mean`).
   workers = _passes.count_workers(payloads)
   _passes.check_mean(workers, like)
   live = _WORK + _count_sum(op, like, workers) + _count_rows(op)
@@ -226,11 +223,9 @@ def _load_workers(
   workers: int,
   dtype: Any,
 ) -> tuple[Callable[..., Array], list[_planes.Argument]]:
-  """Returns a function that adds up payloads, and its arguments.
-
-  Before them it takes positions. Payloads of many workers are added up here,
-  one after another, and the only argument is their sum.
-  """
+  """Returns a function that adds up payloads, and its arguments."""
+  # Before them it takes positions. Payloads of many workers are added up here,
+  # one after another, and the only argument is their sum.
 
   def decode_pieces(position: Array, *pieces: Array) -> Array:
     tile = _mosaic_tiles.make_tile(grid, position)

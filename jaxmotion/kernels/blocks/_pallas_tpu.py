@@ -51,11 +51,9 @@ def encode_error(
   decay: float,
   interpret: bool = False,
 ) -> tuple[PyTree, Array]:
-  """Encodes an array plus its error with one kernel that updates the memory.
-
-  The new value and the new words overwrite the old ones (`aliases`). That is
-  safe because a tile writes exactly the entries that it has read.
-  """
+  """Encodes an array plus its error with one kernel that updates the memory."""
+  # The new value and the new words overwrite the old ones (`aliases`). That is
+  # safe because a tile writes exactly the entries that it has read.
   grid = _tpu_tiles.make_grid(op, x, by_rows=True)
   if not jax.tree.leaves(memory.sent):
     raise NotImplementedError("the memory must hold a payload")
@@ -130,10 +128,9 @@ def encode_mean(
   like: ShapedLike,
   interpret: bool = False,
 ) -> PyTree:
-  """Decodes payloads of several workers and encodes their mean, in one kernel.
-
-  The mean is the sum times 1 / workers (`check_mean`).
-  """
+  """Decodes payloads of several workers and encodes their mean, in one
+  kernel."""
+  # The mean is the sum times 1 / workers (`check_mean`).
   grid = _tpu_tiles.make_grid(op, like, by_rows=False)
   workers = _passes.count_workers(payloads)
   _passes.check_mean(workers, like)

@@ -90,12 +90,10 @@ def encode_error(
   decay: float,
   interpret: bool = False,
 ) -> tuple[PyTree, Array]:
-  """Encodes an array plus its error with one kernel that updates the memory.
-
-  The new value and the new payload overwrite the old ones (`aliases`). That is
-  safe because a tile writes exactly the entries that it has read: hence no
-  padding, whose entries repeat an element of another tile.
-  """
+  """Encodes an array plus its error with one kernel that updates the memory."""
+  # The new value and the new payload overwrite the old ones (`aliases`). That
+  # is safe because a tile writes exactly the entries that it has read: hence no
+  # padding, whose entries repeat an element of another tile.
   grid = _make_grid(op, x)
   _block_op.reject_padding(grid.layout)
   sent = jax.tree.leaves(memory.sent)
@@ -175,10 +173,9 @@ def encode_mean(
   like: ShapedLike,
   interpret: bool = False,
 ) -> PyTree:
-  """Decodes payloads of several workers and encodes their mean, in one kernel.
-
-  The mean is the sum times 1 / workers (`check_mean`).
-  """
+  """Decodes payloads of several workers and encodes their mean, in one
+  kernel."""
+  # The mean is the sum times 1 / workers (`check_mean`).
   grid = _make_grid(op, like)
   _block_op.reject_padding(grid.layout)
   leaves = jax.tree.leaves(payloads)
@@ -220,11 +217,10 @@ def _call_tiles(
 
 
 def _make_grid(op: _block_op.BlockOp, like: ShapedLike) -> _Grid:
-  """Returns the tiles of an array, or raises NotImplementedError.
-
-  A tile has all planes and whole blocks, because a scale needs its whole block
-  and a word all its planes. That bounds planes * width by what registers hold.
-  """
+  """Returns the tiles of an array, or raises NotImplementedError."""
+  # A tile has all planes and whole blocks, because a scale needs its whole
+  # block and a word all its planes. That bounds planes * width by what
+  # registers hold.
   _passes.check_values(like)
   layout = op.layout(tuple(like.shape))
   planes, width = (
@@ -248,11 +244,9 @@ def _make_grid(op: _block_op.BlockOp, like: ShapedLike) -> _Grid:
 def _encode_tile(
   op: _block_op.BlockOp, values: Array, tile: _block_op.Tile, seed: Array | None
 ) -> tuple[list[Array], ...]:
-  """Encodes a tile by the op's own method, traced once for a type of tile.
-
-  Arrays of many shapes have tiles of few types. From JAX 0.12 on, a tile is
-  traced again for each grid, which is in the key of JAX's cache.
-  """
+  """Encodes a tile by the op's own method, traced once for a type of tile."""
+  # Arrays of many shapes have tiles of few types. From JAX 0.12 on, a tile is
+  # traced again for each grid, which is in the key of JAX's cache.
   position, inside, width = tile
   return _trace_tile(values, position, inside, seed, op=op, width=width)
 
@@ -280,17 +274,9 @@ def _make_tile(grid: _Grid) -> _block_op.Tile:
 def _leaf_index(
   grid: _Grid, first: int, rows: int, per_element: bool
 ) -> tuple[Array, Array | None]:
-  """Returns the flat indices of a tile's rows in a leaf, and their mask.
-
-  Args:
-    grid: the grid, with the first block of the tile.
-    first: first row of the leaf.
-    rows: number of rows.
-    per_element: whether the leaf has an entry for each element of a block.
-
-  Returns:
-    int32 indices of power-of-two shape, and which are inside, None if all are.
-  """
+  """Returns the flat indices of a tile's rows in a leaf, and their mask."""
+  # Returns int32 indices of power-of-two shape, and which are inside, None if
+  # all are.
   _, blocks, width, _ = grid.layout
   _, group, tile_width = grid.shape
   # Scales have two dimensions: with a third one of length one, every thread

@@ -23,12 +23,10 @@ def check_values(like: ShapedLike) -> None:
 
 
 def check_mean(workers: int, like: ShapedLike) -> None:
-  """Raises NotImplementedError unless a kernel's mean is the reference's.
-
-  The kernel multiplies by 1 / workers, which equals the reference's division
-  for a power of two of workers only. An array of the mean never exists, so its
-  dtype must be the float32 of the registers.
-  """
+  """Raises NotImplementedError unless a kernel's mean is the reference's."""
+  # The kernel multiplies by 1 / workers, which equals the reference's division
+  # for a power of two of workers only. An array of the mean never exists, so
+  # its dtype must be the float32 of the registers.
   if workers & (workers - 1) or like.dtype != jnp.float32:
     raise NotImplementedError(
       "the mean must be float32, of a power of two of workers, got "
@@ -37,12 +35,10 @@ def check_mean(workers: int, like: ShapedLike) -> None:
 
 
 def describe_payload(op: _block_op.BlockOp, like: ShapedLike) -> PyTree:
-  """Returns the payload of an array, its leaves as ShapeDtypeStructs.
-
-  A program has arrays of many shapes, and to trace an encoder takes 10 ms. So
-  where the payload of one sample is laid out in blocks, only the sample is
-  traced.
-  """
+  """Returns the payload of an array, its leaves as ShapeDtypeStructs."""
+  # A program has arrays of many shapes, and to trace an encoder takes 10 ms. So
+  # where the payload of one sample is laid out in blocks, only the sample is
+  # traced.
   return _describe(op, tuple(like.shape), jnp.dtype(like.dtype).name)
 
 
@@ -79,11 +75,7 @@ def _trace_payload(
 def _leaf_shapes(
   op: _block_op.BlockOp, shape: tuple[int, ...]
 ) -> list[tuple[int, ...]]:
-  """Returns the shapes of a payload that is laid out in blocks.
-
-  Raises:
-    NotImplementedError: it is not.
-  """
+  """Returns the shapes of a payload that is laid out in blocks."""
   layout = op.layout(shape)
   return [layout.leaf_shape(leaf) for leaf in op.leaf_layouts()]
 
@@ -94,10 +86,8 @@ def count_workers(payloads: PyTree) -> int:
 
 
 def round_decoded(y: Array, dtype: Any) -> Array:
-  """Returns decoded values as the reference adds them.
-
-  It decodes to the array's dtype before it adds in float32.
-  """
+  """Returns decoded values as the reference adds them."""
+  # It decodes to the array's dtype before it adds in float32.
   return core.saturate_cast(y, dtype).astype(jnp.float32)
 
 

@@ -70,12 +70,9 @@ class Evaluator:
   def __init__(
     self, shape: tuple[int, int, int], widen: Callable[[Array], Array]
   ) -> None:
-    """Sets the shape of tiles.
-
-    Args:
-      shape: (planes, blocks, width) of a tile.
-      widen: function from [blocks] to [blocks, width], which repeats elements.
-    """
+    """Sets the shape of tiles."""
+    # `widen`: function from [blocks] to [blocks, width], which repeats
+    # elements.
     self._shape, self._widen = shape, widen
     self._values: list[_Value] = []
 
@@ -85,18 +82,7 @@ class Evaluator:
     *args: Argument,
     store: Callable[[int, Array], None] | None = None,
   ) -> list[list[Any]]:
-    """Returns the arrays of each leaf of a function's result.
-
-    Args:
-      fn: function of arrays.
-      *args: arguments.
-      store: called with each plane of the first leaf as soon as it is known,
-        which frees its registers; that leaf is not returned.
-
-    Raises:
-      NotImplementedError: an operation mixes blocks, or elements of a block
-        other than by a sum, minimum or maximum of all.
-    """
+    """Returns the arrays of each leaf of a function's result."""
     closed = jax.make_jaxpr(fn)(*(a.like for a in args))
     values = [_Value(a.planes, tuple(range(a.like.ndim))) for a in args]
     found = self._run(closed, values)

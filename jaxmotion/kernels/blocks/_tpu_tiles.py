@@ -83,14 +83,7 @@ class Operand(NamedTuple):
 def make_grid(
   op: _block_op.BlockOp, like: ShapedLike, *, by_rows: bool
 ) -> Grid:
-  """Returns the tiles of an array, or raises NotImplementedError.
-
-  Args:
-    op: the quantizer.
-    like: shape and dtype of the array.
-    by_rows: whether rows of the array are rows of the grid, where blocks allow
-      it; else the rows are blocks.
-  """
+  """Returns the tiles of an array, or raises NotImplementedError."""
   _passes.check_values(like)
   if isinstance(op, rotate.RotateOp):
     raise NotImplementedError("a TPU's kernels cannot add neighbors in a row")
@@ -222,20 +215,7 @@ def call_tiles(
   aliases: dict[int, int] | None = None,
   interpret: bool = False,
 ) -> list[Array]:
-  """Runs a kernel once for every tile, and for every worker in turn.
-
-  Args:
-    kernel: called with a reference to a tile's part of each operand.
-    name: name of the kernel, shown in profiles.
-    grid: the tiles.
-    inputs: arguments.
-    outputs: results.
-    workers: number of workers, whose parts of a tile come one after another.
-    has_total: whether the kernel's last reference is float32 memory of a tile.
-    aliases: positions of inputs whose memory an output reuses, mapped to the
-      position of that output.
-    interpret: runs the kernel's body as `jax.numpy`, on any backend.
-  """
+  """Runs a kernel once for every tile, and for every worker in turn."""
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import tpu as pltpu
 

@@ -57,11 +57,9 @@ def threshold_bitmap(
 def bitmap_positions(
   bitmap: Array, before: Array, *, capacity: int, interpret: bool = False
 ) -> Array:
-  """Returns the positions of the first `capacity` marks, with one kernel.
-
-  A thread has one word and takes its set bits from the lowest up, one per
-  iteration. The loop runs as often as the fullest word of the program needs.
-  """
+  """Returns the positions of the first `capacity` marks, with one kernel."""
+  # A thread has one word and takes its set bits from the lowest up, one per
+  # iteration. The loop runs as often as the fullest word of the program needs.
   size = bitmap.size
   tile = min(_WORDS_SEARCHED, _triton.power_of_two(size))
 

@@ -32,11 +32,9 @@ def threshold_bitmap(x: Array, *, threshold: float) -> Array:
 
 
 def reaches_threshold(x: Array, threshold: float) -> Array:
-  """Returns whether each magnitude is at or above `threshold`; NaN is.
-
-  Magnitudes are compared as integers: to the floats of hosts, those below
-  2^-126 are zeros.
-  """
+  """Returns whether each magnitude is at or above `threshold`; NaN is."""
+  # Magnitudes are compared as integers: to the floats of hosts, those below
+  # 2^-126 are zeros.
   bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
   return bits & 0x7FFFFFFF >= int(np.float32(threshold).view(np.uint32))
 
@@ -61,13 +59,11 @@ def prefix_counts(bitmap: Array) -> Array:
 
 
 def bitmap_positions(bitmap: Array, before: Array, *, capacity: int) -> Array:
-  """Returns the positions of the first `capacity` marks, int32[capacity].
-
-  Each slot finds the word that its mark is in, and in that the bit. Few slots
-  find their words by a binary search in `before`; its cost grows with the
-  slots. Else every word that has marks is sent to its first slot, and the slots
-  after it follow; that cost grows with the words.
-  """
+  """Returns the positions of the first `capacity` marks, int32[capacity]."""
+  # Each slot finds the word that its mark is in, and in that the bit. Few slots
+  # find their words by a binary search in `before`; its cost grows with the
+  # slots. Else every word that has marks is sent to its first slot, and the
+  # slots after it follow; that cost grows with the words.
   words = bitmap.size
   slot = lax.iota(jnp.int32, capacity)
   if capacity * _MIN_SLOTS < words:
@@ -120,13 +116,7 @@ def expand_tiles(tiles: _tiles.NonZeros, *, size: int) -> Array:
 def rank_entries(
   word: Array, before: Array, lane: Array
 ) -> tuple[Array, Array]:
-  """Returns whether entries are marked, and the marks before them, int32.
-
-  Args:
-    word: uint32, the entry's word of the bitmap.
-    before: int32, number of marks before that word.
-    lane: uint32, the entry's bit in the word.
-  """
+  """Returns whether entries are marked, and the marks before them, int32."""
   below = _count_bits(word & ((jnp.uint32(1) << lane) - 1))
   return (word >> lane) & 1 != 0, before + below
 
@@ -144,12 +134,10 @@ def _pack_bits(keep: Array) -> Array:
 
 
 def _tree_counts(bitmap: Array) -> list[Array]:
-  """Returns the marks before each node, int32, one array per level.
-
-  The levels go from the root's children to the words. Sums go up the tree, then
-  prefix sums go down. Each level adds the counts before a node's earlier
-  siblings to the count before its parent.
-  """
+  """Returns the marks before each node, int32, one array per level."""
+  # The levels go from the root's children to the words. Sums go up the tree,
+  # then prefix sums go down. Each level adds the counts before a node's earlier
+  # siblings to the count before its parent.
   counts = [_rows_of_fan(_count_bits(bitmap))]
   while counts[-1].shape[0] > 1:
     counts.append(_rows_of_fan(jnp.sum(counts[-1], axis=1, dtype=jnp.int32)))
@@ -161,12 +149,9 @@ def _tree_counts(bitmap: Array) -> list[Array]:
 
 
 def _sum_before(rows: Array, start: Array | None = None) -> Array:
-  """Returns the sum of the entries before each one of its row, int32.
-
-  Args:
-    rows: int32[rows, n].
-    start: int32[rows], added to all sums of a row.
-  """
+  """Returns the sum of the entries before each one of its row, int32."""
+  # `rows`: int32[rows, n].
+  # `start`: int32[rows], added to all sums of a row.
   order = np.arange(rows.shape[1])
   earlier = jnp.asarray(order[:, None] < order)[None]
   terms = jnp.where(earlier, rows[:, :, None], 0)

@@ -100,20 +100,7 @@ def _map_tiles(
   workers: int | None = None,
   interpret: bool = False,
 ) -> PyTree:
-  """Applies an elementwise function to arrays, one tile per program.
-
-  Args:
-    fn: elementwise function from a pytree of arrays to one of equal shapes.
-    name: name of the kernel.
-    inputs: pytree of arrays.
-    workers: length of the inputs' leading axis, if they have one; the results
-      for each worker are added in float32, in their order.
-    interpret: runs the kernel as `jax.numpy`; see `call_kernel`.
-
-  Raises:
-    NotImplementedError: elements are wider than 32 bits, or `call_kernel`
-      raises it.
-  """
+  """Applies an elementwise function to arrays, one tile per program."""
   leaves, treedef = jax.tree.flatten(inputs)
   size = leaves[0].size // (workers or 1)
   tile = min(_TILE, _triton.power_of_two(max(1, size)))

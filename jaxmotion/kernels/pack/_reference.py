@@ -40,14 +40,7 @@ def num_planes(bits: int) -> int:
 
 
 def pack(codes: Array, bits: int, *, follows_blocks: bool = True) -> Array:
-  """Packs codes uint32[P, ...] by the form that is fastest for their width.
-
-  Args:
-    codes: the codes of every plane.
-    bits: width of a code.
-    follows_blocks: whether planes are computed block by block. Of others
-      XLA:CPU divides an index once a sum and element, so all are one sum (5x).
-  """
+  """Packs codes uint32[P, ...] by the form that is fastest for their width."""
   if bits == min(field_widths(bits)):
     most = _MAX_SUM if follows_blocks else _MAX_SUM_OF_MANY
     return sum_planes(codes << _field_shifts(codes, bits), most)[None]
@@ -113,12 +106,10 @@ def sum_planes(terms: Array, at_once: int = _MAX_SUM) -> Array:
 
 
 def _pack_mixed(codes: Array, bits: int) -> Array:
-  """Packs codes through words that hold whole codes of several planes.
-
-  One sum then reads the expression that computes the codes, once. Otherwise
-  XLA:CPU would recompute it for each field, without vectors (7x slower at 6
-  bits).
-  """
+  """Packs codes through words that hold whole codes of several planes."""
+  # One sum then reads the expression that computes the codes, once. Otherwise
+  # XLA:CPU would recompute it for each field, without vectors (7x slower at 6
+  # bits).
   count, most = codes.shape[0], 32 // bits
   per = 2 ** (most.bit_length() - 1)
   groups = codes.reshape(count // per, per, *codes.shape[1:])

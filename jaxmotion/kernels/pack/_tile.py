@@ -76,13 +76,10 @@ def unpack_tile(pieces: Sequence[Array], bits: int) -> Array:
 def _row_fields(
   bits: int,
 ) -> Iterator[tuple[int, int, int, Array, Array | None]]:
-  """Yields the positions of the codes in each row of words.
-
-  Yields:
-    The row, the lowest bit of its field in a code, and the field's width. Then
-    the shift of each plane's field in a word, and whether the plane belongs to
-    this row (None if all do). The last two have shape [P, 1, 1].
-  """
+  """Yields the positions of the codes in each row of words."""
+  # Yields: The row, the lowest bit of its field in a code, and the field's
+  # width. Then the shift of each plane's field in a word, and whether the plane
+  # belongs to this row (None if all do). The last two have shape [P, 1, 1].
   count, row, low = _reference.num_planes(bits), 0, 0
   plane = lax.broadcasted_iota(jnp.uint32, (count, 1, 1), 0)
   for f in reversed(_reference.field_widths(bits)):

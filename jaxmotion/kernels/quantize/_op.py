@@ -145,22 +145,18 @@ class MinMaxOp(UniformOp):
 
 
 def divide_tile(y: Array, scale: Array) -> Array:
-  """Returns y / scale with the bits of the reference.
-
-  A kernel's floating-point division is off by a bit, which would change codes.
-  The reciprocal of the 16-bit scale is computed in integers instead.
-  """
+  """Returns y / scale with the bits of the reference."""
+  # A kernel's floating-point division is off by a bit, which would change
+  # codes. The reciprocal of the 16-bit scale is computed in integers instead.
   power, short = _reference.normalize(scale)
   inverse = jnp.where(power > 0, _reciprocal(short), 0.0)
   return (y * power) * inverse
 
 
 def _reciprocal(short: Array) -> Array:
-  """Returns 1 / short, correctly rounded, of 16 significant bits in [2, 4).
-
-  With m = short 2^14, 1 / short is 2^39 / m up to a power of two. Two steps of
-  a long division give its 24 bits, and the remainder rounds the last one.
-  """
+  """Returns 1 / short, correctly rounded, of 16 significant bits in [2, 4)."""
+  # With m = short 2^14, 1 / short is 2^39 / m up to a power of two. Two steps
+  # of a long division give its 24 bits, and the remainder rounds the last one.
   bits = lax.bitcast_convert_type(short, jnp.uint32)
   m = ((bits >> 8) & jnp.uint32(0x7FFF)) | jnp.uint32(0x8000)
   # The last bit of 2^39 / m is that of a float of this size, and no quotient

@@ -95,13 +95,7 @@ def absmax_scale(peak: Array, bits: int) -> Array:
 
 
 def absmax_codes(y: Array, bits: int, words: Array | None) -> Array:
-  """Returns codes, uint32, of elements measured in steps.
-
-  Args:
-    y: float32, elements over the step of their block.
-    bits: width of a code, 1 to 8.
-    words: random uint32 of the same shape; None rounds to nearest.
-  """
+  """Returns codes, uint32, of elements measured in steps."""
   top, middle, unit = _levels(bits)
   return _round_to_codes(y, unit, middle, top, words)
 
@@ -210,16 +204,9 @@ def _levels(bits: int) -> tuple[int, float, float]:
 
 
 def _round_scale(scale: Array, most: Array | np.float32) -> Array:
-  """Rounds a scale up to 16 significant bits; NaN if it is not finite.
-
-  The product with a code is then exact. A sum with that product has the same
-  bits whether or not a backend fuses the product into the sum.
-
-  Args:
-    scale: float32.
-    most: greatest result, of 16 significant bits; beyond it levels would be
-      infinite.
-  """
+  """Rounds a scale up to 16 significant bits; NaN if it is not finite."""
+  # The product with a code is then exact. A sum with that product has the same
+  # bits whether or not a backend fuses the product into the sum.
   short = jnp.minimum(_clear_low_bits(scale, 0xFF), most)
   return jnp.where(jnp.isfinite(scale), short, jnp.nan)
 
@@ -237,10 +224,8 @@ def _divide(y: Array, scale: Array) -> Array:
 
 
 def normalize(scale: Array) -> tuple[Array, Array]:
-  """Returns a power of two and the scale times it, in [2, 4).
-
-  For a scale that is too small to divide by, the power is zero.
-  """
+  """Returns a power of two and the scale times it, in [2, 4)."""
+  # For a scale that is too small to divide by, the power is zero.
   # XLA:CPU multiplies by a reciprocal, which it flushes to zero when the
   # divisor is above 2^126: both are brought near one first.
   exponent = lax.bitcast_convert_type(scale, jnp.uint32) & _EXPONENT
@@ -252,15 +237,7 @@ def normalize(scale: Array) -> tuple[Array, Array]:
 def _round_to_codes(
   y: Array, unit: float, middle: float, top: int, words: Array | None
 ) -> Array:
-  """Rounds float32 `y` to codes in [0, top].
-
-  Args:
-    y: elements in steps.
-    unit: distance of two codes in `y`.
-    middle: code of y = 0.
-    top: highest code.
-    words: random uint32 of the shape of `y`; None rounds to nearest.
-  """
+  """Rounds float32 `y` to codes in [0, top]."""
   # In fixed point: one program would fuse a float product with the sum after it
   # and another would not, and the two would round differently.
   fixed = (y * (2.0**_POINT / unit)).astype(jnp.int32)

@@ -42,14 +42,8 @@ def hadamard(rows: Array) -> Array:
 def _add_pairs(
   halves: Sequence[int], before: float, after: float, rows: Array
 ) -> Array:
-  """Replaces a and b, so many elements apart, by a + b and a - b.
-
-  Args:
-    halves: distances of a and b, one after the other.
-    before: factor on the elements before the additions.
-    after: factor on the results.
-    rows: float32[blocks, length].
-  """
+  """Replaces a and b, so many elements apart, by a + b and a - b."""
+  # `rows`: float32[blocks, length].
   y = rows * jnp.float32(before)
   for half in halves:
     pairs = y.reshape(-1, 2, half)
@@ -85,13 +79,7 @@ def flip_by_words(x: Array, words: Array) -> Array:
 
 
 def to_rows(x: Array, block: int) -> Array:
-  """Divides an array into rows, float32, with zeros filling the last.
-
-  Args:
-    x: floating array of any shape.
-    block: length of a row, a power of two; a shorter array is one row of the
-      next power of two.
-  """
+  """Divides an array into rows, float32, with zeros filling the last."""
   blocks, width = row_shape(x.size, block)
   flat = x.reshape(-1).astype(jnp.float32)
   padding = blocks * width - x.size

@@ -26,10 +26,8 @@ def _normal(*shape: int) -> np.ndarray:
 
 
 def special_values() -> np.ndarray:
-  """Returns ties, signed zeros, subnormals and NaN in lanes of 12.
-
-  One lane has padding.
-  """
+  """Returns ties, signed zeros, subnormals and NaN in lanes of 12."""
+  # One lane has padding.
   rng = np.random.default_rng(0)
   x = rng.standard_normal((8, 12), dtype=np.float32)
   x[1] = rng.integers(-2, 3, 12)

@@ -219,15 +219,9 @@ def _insert_entry(
 def _pop_first(
   best: Sequence[_Entry], none: int
 ) -> tuple[Array, Array, list[_Entry]]:
-  """Takes the first entry of all groups, of each lane.
-
-  Args:
-    best: (keys, places) [groups, lanes], sorted in every group.
-    none: a place that is greater than all.
-
-  Returns:
-    Its key and place, and the lists without it.
-  """
+  """Takes the first entry of all groups, of each lane."""
+  # `best`: (keys, places) [groups, lanes], sorted in every group.
+  # Returns its key and place, and the lists without it.
   keys, places = best[0]
   key = jnp.max(keys, axis=0)
   place = jnp.min(jnp.where(keys == key[None], places, none), axis=0)

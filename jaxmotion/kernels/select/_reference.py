@@ -24,11 +24,10 @@ _MIN_PARTED = 1 << 16
 
 
 def topk_select(x: Array, *, k: int, planes: int) -> tuple[Array, Array]:
-  """Returns the k elements of largest magnitude of every lane and their planes.
-
-  Up to `_MAX_REDUCE` of them, each is one reduction over planes that skips what
-  was found before; beyond, XLA selects them itself.
-  """
+  """Returns the k elements of largest magnitude of every lane and their
+  planes."""
+  # Up to `_MAX_REDUCE` of them, each is one reduction over planes that skips
+  # what was found before; beyond, XLA selects them itself.
   lanes = _block_layout.plane_length(x.shape, planes)
   if k > _MAX_REDUCE:
     cut = _pad_flat(x, planes * lanes).reshape(planes, lanes)
@@ -123,11 +122,9 @@ def from_keys(keys: Array) -> Array:
 
 
 def _to_ordered_floats(x: Array) -> Array:
-  """Returns float32 whose total order is that of the keys.
-
-  XLA:CPU selects floats and sorts whole lanes of integers, which takes 8 to 40
-  times as long.
-  """
+  """Returns float32 whose total order is that of the keys."""
+  # XLA:CPU selects floats and sorts whole lanes of integers, which takes 8 to
+  # 40 times as long.
   keys = lax.bitcast_convert_type(to_keys(x) ^ jnp.uint32(1 << 31), jnp.int32)
   # Negative floats have the reverse order of their bits.
   bits = jnp.where(keys < 0, keys ^ jnp.int32(0x7FFFFFFF), keys)
@@ -140,16 +137,10 @@ def _next_largest(
   last: Array | None,
   after: tuple[Array, Array] | None,
 ) -> tuple[Array, Array]:
-  """Returns the first (key, plane) of each lane, or the first after another.
-
-  Entries are ordered by falling key, then by rising plane.
-
-  Args:
-    take: function from the number of a plane to its elements, f32[lanes].
-    planes: number of planes.
-    last: elements of one plane more, or None.
-    after: (keys, planes) [lanes] found last; None looks for the first.
-  """
+  """Returns the first (key, plane) of each lane, or the first after another."""
+  # Entries are ordered by falling key, then by rising plane.
+  # `take`: function from the number of a plane to its elements, f32[lanes].
+  # `after`: (keys, planes) [lanes] found last; None looks for the first.
   # A power of two: of 15 planes XLA:CPU makes several loops (3x).
   group = min(_GROUP, 1 << max(0, (planes - 1).bit_length() - 1))
   count = max(2, -(-planes // group))
@@ -192,12 +183,8 @@ def _next_largest(
 def _best_pair(
   pairs: list[tuple[Array, Array]], masked: bool
 ) -> tuple[Array, Array]:
-  """Returns the largest key and its least plane, of pairs in plane order.
-
-  Args:
-    pairs: keys and planes, [lanes] each.
-    masked: whether some planes are out of order.
-  """
+  """Returns the largest key and its least plane, of pairs in plane order."""
+  # `pairs`: keys and planes, [lanes] each.
 
   def earlier_of(
     a: tuple[Array, Array], b: tuple[Array, Array]

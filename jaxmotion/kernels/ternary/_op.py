@@ -95,11 +95,9 @@ def _sum_magnitudes(x: Array) -> Array:
 
 
 def _plane_powers(codes: Array, *, last: bool) -> Array:
-  """Returns powers of three, [planes, 1, 1], rising or falling to 1.
-
-  Planes beyond the twenty get 0. The powers are chosen one by one because a
-  kernel has no tables.
-  """
+  """Returns powers of three, [planes, 1, 1], rising or falling to 1."""
+  # Planes beyond the twenty get 0. The powers are chosen one by one because a
+  # kernel has no tables.
   plane = lax.broadcasted_iota(jnp.int32, (codes.shape[0], 1, 1), 0)
   power = jnp.zeros_like(plane, jnp.uint32)
   for i in range(_PLANES):

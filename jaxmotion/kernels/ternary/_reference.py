@@ -116,12 +116,7 @@ def ternary_decode(payload: Trits, like: ShapedLike) -> Array:
 
 
 def stochastic_bound(peak: Array, words: Array) -> tuple[Array, Array]:
-  """Returns random magnitudes below which elements become 0, and the scale.
-
-  Args:
-    peak: greatest magnitude of each block.
-    words: uint32, a random word per element.
-  """
+  """Returns random magnitudes below which elements become 0, and the scale."""
   scale = _finite_or_nan(jnp.where(peak < _TINY, 0.0, peak))
   # Through int32: not every backend converts uint32 in vectors.
   fraction = (words >> 8).astype(jnp.int32).astype(jnp.float32)
@@ -147,13 +142,7 @@ def _bound_threshold(
 def threshold_bound(
   b: Array, mean: Array, total: Callable[[Array], Array]
 ) -> tuple[Array, Array]:
-  """Returns the magnitude up to which elements become 0, and the scale.
-
-  Args:
-    b: the blocks.
-    mean: mean magnitude of each block.
-    total: function that sums magnitudes over blocks.
-  """
+  """Returns the magnitude up to which elements become 0, and the scale."""
   bound = 0.7 * mean
   above = jnp.abs(b) > bound
   taken = total(jnp.where(above, b, 0.0))

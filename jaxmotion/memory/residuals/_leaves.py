@@ -70,11 +70,7 @@ def mark_static(
 
 
 def check_static_argnums(value: int | Sequence[int]) -> tuple[int, ...]:
-  """Returns positions of arguments that are constants, checked.
-
-  Raises:
-    TypeError: `value` is no integer and no sequence of them.
-  """
+  """Returns positions of arguments that are constants, checked."""
   positions = value if isinstance(value, list | tuple | range) else [value]
   for position in positions:
     core.check_int("static_argnums", position, -(2**31), 2**31 - 1)

@@ -124,14 +124,9 @@ class TracedFunction:
     return self._chooser().choose(self._budget)
 
   def with_budget(self, budget: float) -> TracedFunction:
-    """Returns the function with residuals for another budget.
-
-    The joint program depends on the residuals of loops alone: where these stay
-    the same, nothing is traced again.
-
-    Args:
-      budget: share of the bytes that the fastest step saves.
-    """
+    """Returns the function with residuals for another budget."""
+    # The joint program depends on the residuals of loops alone: where these
+    # stay the same, nothing is traced again.
     found = copy.copy(self)
     vars(found).pop("selection", None)
     found._budget, found._narrower = budget, {}
@@ -143,10 +138,9 @@ class TracedFunction:
     return choose.count_device_bytes(self.saved_residuals())
 
   def estimate_bytes(self, budget: float) -> int:
-    """Returns nearly what `with_budget(budget)` counts.
-
-    The joint program is the one that is there, whatever the residuals of loops.
-    """
+    """Returns nearly what `with_budget(budget)` counts."""
+    # The joint program is the one that is there, whatever the residuals of
+    # loops.
     selection = self._chooser().choose(budget)
     found = choose.count_device_bytes(self._own_residuals(selection))
     for i, scan in enumerate(self._scans_with_budget(budget).values()):
@@ -211,14 +205,8 @@ class TracedFunction:
   def __call__(
     self, leaves: Sequence[Array]
   ) -> tuple[PyTree, choose.Diagnostics]:
-    """Evaluates the function, differentiable by the two passes.
-
-    Args:
-      leaves: leaves of the arguments.
-
-    Returns:
-      The result, and diagnostics of the forward pass.
-    """
+    """Evaluates the function, differentiable by the two passes."""
+    # Returns the result, and diagnostics of the forward pass.
     count = len(self.closed_over)
 
     @jax.custom_vjp
@@ -278,11 +266,7 @@ class TracedFunction:
     return forward(self.selection, [*self.closed_over, *self.leaves])
 
   def _evaluate(self, *values: Array) -> tuple[list[Any], choose.Diagnostics]:
-    """Evaluates the program with scans and max pooling replaced.
-
-    Args:
-      *values: arrays for `closed_over` and `leaves`.
-    """
+    """Evaluates the program with scans and max pooling replaced."""
     env = {
       **self._program.constants,
       **dict(zip(self._inputs, values, strict=True)),
@@ -319,14 +303,9 @@ def trace_in_budget(
   options: choose.Options,
   repeats: int = 1,
 ) -> TracedFunction:
-  """Traces a function whose residuals keep to the budget.
-
-  A budget in bytes is that of the function and its loops together. The largest
-  share is taken whose residuals fit, of 32 equal steps.
-
-  Raises:
-    ValueError: the fewest bytes are more than the budget.
-  """
+  """Traces a function whose residuals keep to the budget."""
+  # A budget in bytes is that of the function and its loops together. The
+  # largest share is taken whose residuals fit, of 32 equal steps.
   most = options.memory_budget
   if most is None or most <= 1:
     return TracedFunction(fn, args, params, options, repeats=repeats)
@@ -361,11 +340,9 @@ class _ScanStep(NamedTuple):
   def run(
     self, operands: Sequence[Array]
   ) -> tuple[list[Array], choose.Diagnostics]:
-    """Runs the scan on the operands of its equation.
-
-    Returns:
-      The results of the equation, and the diagnostics of all iterations.
-    """
+    """Runs the scan on the operands of its equation."""
+    # Returns the results of the equation, and the diagnostics of all
+    # iterations.
     consts, xs, init = _group_operands(operands, self.params)
     options = {k: self.params[k] for k in ("length", "reverse", "unroll")}
     body, selection = self.body, self.body.selection
@@ -391,17 +368,12 @@ def _prepare_scans(
   prefix: str,
   repeats: int,
 ) -> dict[int, _ScanStep]:
-  """Traces the bodies of all scans and selects their residuals.
-
-  This happens before the program is traced with its backward pass. A trace
-  may run any number of times, so it should have no side effects; and a body
-  depends on the types of its operands alone.
-  Under a budget, a loop in the body of a loop may be run again as a whole. It
-  then saves whatever its matmuls give, for one iteration of the outer loop.
-
-  Returns:
-    The scans by the position of their step.
-  """
+  """Traces the bodies of all scans and selects their residuals."""
+  # This happens before the program is traced with its backward pass. A trace
+  # may run any number of times, so it should have no side effects; and a body
+  # depends on the types of its operands alone. Under a budget, a loop in the
+  # body of a loop may be run again as a whole. It then saves whatever its
+  # matmuls give, for one iteration of the outer loop.
   if repeats > 1 and options.memory_budget is not None:
     options = options._replace(memory_budget=math.inf)
   found: dict[int, _ScanStep] = {}
@@ -417,11 +389,10 @@ def _prepare_scans(
 def _trace_body(
   params: dict[str, Any], options: choose.Options, prefix: str, repeats: int
 ) -> TracedFunction:
-  """Traces a scan's body as a function of (consts, x, carry).
-
-  Consts and rows of xs are always live in the body: the scan's backward pass
-  reads both, and the cut of the enclosing function decides how they are saved.
-  """
+  """Traces a scan's body as a function of (consts, x, carry)."""
+  # Consts and rows of xs are always live in the body: the scan's backward pass
+  # reads both, and the cut of the enclosing function decides how they are
+  # saved.
   jaxpr, _, carried = core.scan_parts(params)
 
   def body(consts: Any, x: Any, carry: Any) -> Any:
@@ -442,10 +413,8 @@ def _trace_body(
 def _group_operands(
   operands: Sequence[Any], params: dict[str, Any]
 ) -> tuple[list[Any], list[Any], list[Any]]:
-  """Groups the operands of a scan into consts, xs and carry.
-
-  In the scan's equation the order is consts, carry, xs.
-  """
+  """Groups the operands of a scan into consts, xs and carry."""
+  # In the scan's equation the order is consts, carry, xs.
   _, consts, carried = core.scan_parts(params)
   last = consts + carried
   return (
@@ -456,12 +425,7 @@ def _group_operands(
 
 
 def check_params(params: int | Sequence[int]) -> set[int]:
-  """Returns the positions in `params`, checked.
-
-  Raises:
-    TypeError: `params` is no integer and no sequence of them.
-    ValueError: a position is negative.
-  """
+  """Returns the positions in `params`, checked."""
   positions: list[Any] = (
     list(params) if isinstance(params, list | tuple | range) else [params]
   )

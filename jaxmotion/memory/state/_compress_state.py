@@ -185,13 +185,7 @@ def _check_update(
   state: CompressedState,
   params: PyTree | None,
 ) -> None:
-  """Raises unless the arguments of an update belong together.
-
-  Raises:
-    TypeError: an argument is no tree of arrays, or `state` is that of another
-      transformation.
-    ValueError: `updates` or `state` are not like `params`.
-  """
+  """Raises unless the arguments of an update belong together."""
   core.check_arrays("updates", updates)
   core.check_arrays("params", params)
   core.check_instance("state", state, CompressedState, "a CompressedState")

@@ -104,15 +104,7 @@ def decoded_likes(tree: PyTree) -> PyTree:
 
 
 def check_payloads(name: str, tree: PyTree) -> None:
-  """Raises unless every encoded leaf has the payload that its codec makes.
-
-  Args:
-    name: the argument's name, for the message.
-    tree: state with encoded leaves.
-
-  Raises:
-    ValueError: a payload has other shapes.
-  """
+  """Raises unless every encoded leaf has the payload that its codec makes."""
   for path, x in flatten_encoded(tree)[0]:
     if is_encoded(x):
       like = x.codec.payload_like(jax.ShapeDtypeStruct(x.shape, x.dtype))
@@ -131,9 +123,6 @@ def is_encoded(x: Any) -> bool:
 
 
 def flatten_encoded(tree: PyTree) -> tuple[list[tuple[Any, Any]], Any]:
-  """Flattens a tree into (key path, leaf) pairs, with encoded leaves whole.
-
-  Returns:
-    The pairs and the tree's structure.
-  """
+  """Flattens a tree into (key path, leaf) pairs, with encoded leaves whole."""
+  # Returns the pairs and the tree's structure.
   return jax.tree.flatten_with_path(tree, is_leaf=is_encoded)

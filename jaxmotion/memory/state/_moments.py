@@ -53,15 +53,8 @@ class MomentCodecs:
   def choose_codecs(
     self, leaves: Sequence[tuple[Any, Any]]
   ) -> list[Codec | None]:
-    """Returns the codec of every leaf, None for leaves that stay as they are.
-
-    Args:
-      leaves: (key path, array) of every leaf of a state.
-
-    Raises:
-      ValueError: a rule matches no leaf, or there are leaves to encode and
-        neither a rule nor a field name selects any.
-    """
+    """Returns the codec of every leaf, None for leaves that stay as they
+    are."""
     paths = [path for path, x in leaves if _is_encodable(x)]
     names = [core.leaf_path(path) for path in paths]
     self._rules.require_use(names, "floating-point leaf of the state")
@@ -101,12 +94,10 @@ def _find_factored(paths: Sequence[Any]) -> Set[Any]:
 
 
 def _moment_kind(path: Any, factored: Set[Any]) -> str | None:
-  """Returns the kind of the outermost moment field of a path, or None.
-
-  The outermost, because a parameter may be an attribute of such a name as well.
-  `v` is a second moment in a state of Adafactor. Other optimizers keep averages
-  with signs in fields of that name.
-  """
+  """Returns the kind of the outermost moment field of a path, or None."""
+  # The outermost, because a parameter may be an attribute of such a name as
+  # well. `v` is a second moment in a state of Adafactor. Other optimizers keep
+  # averages with signs in fields of that name.
   for i, key in enumerate(path):
     name = _field_name(key)
     if name in _KIND_OF:

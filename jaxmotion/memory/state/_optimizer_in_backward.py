@@ -209,11 +209,9 @@ class OptimizerInBackward:
   def _block_loops(
     self, index: int, params: PyTree, x: PyTree
   ) -> list[_SingleBlock | _BlockLoop]:
-    """Returns the loops that together run all repeats of a block.
-
-    A number of repeats that the segment does not divide leaves a shorter last
-    segment, which is a loop of its own.
-    """
+    """Returns the loops that together run all repeats of a block."""
+    # A number of repeats that the segment does not divide leaves a shorter last
+    # segment, which is a loop of its own.
     block, repeats = self.blocks[index]
     if repeats == 1:
       return [_SingleBlock(self._split_block(block, params, x), self.tx)]
@@ -343,12 +341,10 @@ class _BlockLoop(NamedTuple):
   segments: _SegmentRange
 
   def forward(self, params: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
-    """Returns the output and the residuals.
-
-    The residuals are the last iteration's host buffers on the device. Stacked
-    over iterations, they are also the device's residuals and the host buffers
-    of the iteration before.
-    """
+    """Returns the output and the residuals."""
+    # The residuals are the last iteration's host buffers on the device. Stacked
+    # over iterations, they are also the device's residuals and the host buffers
+    # of the iteration before.
     buffers, beside = self._host_buffers(), (params, x)
 
     def body(carry: Any, start: Array) -> tuple[Any, Any]:
@@ -430,11 +426,9 @@ def _as_matrix(a: Array) -> Array:
 
 
 def _materialize_kernels(a: Array) -> Array:
-  """Writes a slice of a stack of convolution kernels to memory, as a matrix.
-
-  Otherwise XLA gives the whole stack the layout that its convolution wants, in
-  a copy as large as all parameters. Other arrays stay as they are.
-  """
+  """Writes a slice of a stack of convolution kernels to memory, as a matrix."""
+  # Otherwise XLA gives the whole stack the layout that its convolution wants,
+  # in a copy as large as all parameters. Other arrays stay as they are.
   if a.ndim <= 4:
     return a
   return lax.optimization_barrier(_as_matrix(a)).reshape(a.shape)

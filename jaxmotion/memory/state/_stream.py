@@ -24,29 +24,19 @@ def stream_update(
   encode: Callable[[int, Array], _encoded_leaf.EncodedLeaf],
   on_host: bool,
 ) -> tuple[PyTree, list[Any]]:
-  """Computes an update parameter by parameter: one array of `updates` a time.
-
-  Traces `update` once on decoded leaves, then evaluates its outputs one by one.
-  For each array of `updates` it decodes the state leaves that the array depends
-  on and computes the array. It then computes the new values of those leaves and
-  encodes them.
-
-  Invariant: a leaf is decoded only after the new state of the last parameter
-  but one is encoded. An `optimization_barrier` ties the leaf's payload to the
-  first elements of those payloads. Without the barrier XLA may transfer from
-  the host, or decode, everything first, and the decoded state would be in
-  memory at once. The tie is not to the last parameter itself, so that a
-  transfer overlaps with one computation.
-
-  Args:
-    update: function from the leaves of a state to `updates` and the new leaves.
-    leaves: leaves of the state, some of them `EncodedLeaf`.
-    encode: function (position, new leaf) -> `EncodedLeaf`.
-    on_host: whether encoded leaves are in host memory and return to it.
-
-  Returns:
-    `updates` and the new leaves.
-  """
+  """Computes an update parameter by parameter: one array of `updates` a
+  time."""
+  # Traces `update` once on decoded leaves, then evaluates its outputs one by
+  # one. For each array of `updates` it decodes the state leaves that the array
+  # depends on and computes the array. It then computes the new values of those
+  # leaves and encodes them.
+  # Invariant: a leaf is decoded only after the new state of the last parameter
+  # but one is encoded. An `optimization_barrier` ties the leaf's payload to the
+  # first elements of those payloads. Without the barrier XLA may transfer from
+  # the host, or decode, everything first, and the decoded state would be in
+  # memory at once. The tie is not to the last parameter itself, so that a
+  # transfer overlaps with one computation.
+  # Returns `updates` and the new leaves.
   encoded = [i for i, x in enumerate(leaves) if _encoded_leaf.is_encoded(x)]
 
   def update_decoded(arrays: list[Array]) -> tuple[PyTree, list[Any]]:

@@ -21,15 +21,7 @@ MeasureMemory = Callable[..., int]
 
 
 def measure_temp_bytes(fn: Callable[..., PyTree], *args: PyTree) -> int:
-  """Returns the temporary bytes of a program, compiled for JAX's backend.
-
-  Args:
-    fn: function to compile.
-    *args: arrays or their shapes.
-
-  Returns:
-    The bytes that the program needs besides its arguments and results.
-  """
+  """Returns the temporary bytes of a program, compiled for JAX's backend."""
   return program.program_memory(jax.jit(fn).lower(*args).compile()).temp_bytes
 
 
@@ -79,25 +71,16 @@ class _StageBytes(NamedTuple):
 
 
 def peak_device_bytes(shapes: StepShapes, measure_memory: MeasureMemory) -> int:
-  """Returns the most bytes on the device at any time of a step.
-
-  `Step` dispatches a program while the one before it still runs. So the bytes
-  of every two programs that follow each other are added up. While stage `s`
-  computes, the device holds
-
-  - forward: the inputs and saved arrays of all stages before it;
-  - backward: those too, and the new states of the gradients' codec. The
-    gradients of all later stages may still be on their way to the host, unless
-    `stream_weights` waits for gradients one stage behind.
-
-  This is an upper bound: the tests hold it above the live arrays of a step, and
-  within 1.5 times of them.
-
-  Args:
-    shapes: shapes of everything that the step reads.
-    measure_memory: `measure_memory(fn, *args)` returns the temporary bytes of a
-      program.
-  """
+  """Returns the most bytes on the device at any time of a step."""
+  # `Step` dispatches a program while the one before it still runs. So the bytes
+  # of every two programs that follow each other are added up. While stage `s`
+  # computes, the device holds
+  # - forward: the inputs and saved arrays of all stages before it;
+  # - backward: those too, and the new states of the gradients' codec. The
+  #   gradients of all later stages may still be on their way to the host,
+  #   unless `stream_weights` waits for gradients one stage behind.
+  # This is an upper bound: the tests hold it above the live arrays of a step,
+  # and within 1.5 times of them.
   spec, layout = shapes.spec, shapes.layout
   stages = _measure_stages(shapes, measure_memory)
   always_live = core.tree_bytes((shapes.batch, shapes.stats, shapes.grad_state))
@@ -150,12 +133,10 @@ def _measure_stage(
   x: PyTree,
   program_bytes: MeasureMemory,
 ) -> tuple[_StageBytes, PyTree]:
-  """Returns the bytes of a stage and the shape of its output.
-
-  Weights decoded for the forward pass stay as inputs of the backward pass. They
-  are received again if weights are streamed. `saved` and `received_again` hold
-  either.
-  """
+  """Returns the bytes of a stage and the shape of its output."""
+  # Weights decoded for the forward pass stay as inputs of the backward pass.
+  # They are received again if weights are streamed. `saved` and
+  # `received_again` hold either.
   spec, layout = shapes.spec, shapes.layout.stages[stage_index]
   weights = layout.treedef.unflatten(layout.likes)
   inputs = (weights, shapes.stats[stage_index], x, shapes.batch)
@@ -200,12 +181,11 @@ def _measure_stage(
 def _received_bytes(
   shapes: StepShapes, stage: _layout.StageLayout, program_bytes: MeasureMemory
 ) -> tuple[int, int]:
-  """Returns the bytes of receiving a stage's weights, and those of the weights.
-
-  Receiving takes the payloads and the temporary bytes of decoding them. With a
-  reference, decoding updates it in place. It creates weights only if the device
-  computes with another dtype than the reference has.
-  """
+  """Returns the bytes of receiving a stage's weights, and those of the
+  weights."""
+  # Receiving takes the payloads and the temporary bytes of decoding them. With
+  # a reference, decoding updates it in place. It creates weights only if the
+  # device computes with another dtype than the reference has.
   spec = shapes.spec
   received = weight_bytes = 0
   for packet in stage.packets:

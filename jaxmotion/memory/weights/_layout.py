@@ -57,15 +57,7 @@ class StageLayout(NamedTuple):
     levels: Sequence[int],
     is_difference: bool,
   ) -> tuple[codecs.Codec, tuple[jax.ShapeDtypeStruct, ...]]:
-    """Returns the codec of a packet, and what it encodes.
-
-    Args:
-      packet: one of `packets`.
-      level_codecs: codec of each level.
-      levels: level of each group.
-      is_difference: whether the packet travels as a difference, which is
-        float32 on both sides.
-    """
+    """Returns the codec of a packet, and what it encodes."""
     group, stage_indices = packet
     codec = codecs.identity() if group is None else level_codecs[levels[group]]
     likes = tuple(self.likes[i] for i in stage_indices)
@@ -100,20 +92,7 @@ def make_layout(
   min_leaf_size: int,
   device_dtype: Any,
 ) -> Layout:
-  """Returns the layout of a model's parameters.
-
-  Args:
-    params: {name of stage: pytree}, or one stage's pytree.
-    names: names of the stages; None for one stage without a name.
-    rules: rules of `controllers.group_by`; None makes each stage a group.
-    min_leaf_size: smallest number of elements of a leaf in a group.
-    device_dtype: dtype of the weights on the device; parameters may be of it.
-
-  Raises:
-    TypeError: a leaf is neither float32 nor of `device_dtype`.
-    ValueError: the names are not those of the stages, a rule is wrong, or there
-      is no array.
-  """
+  """Returns the layout of a model's parameters."""
   if names is not None and (
     not isinstance(params, Mapping) or set(params) != set(names)
   ):
@@ -215,17 +194,8 @@ def _drop_small_leaves(
 
 
 def check_outside_jit(name: str, tree: PyTree) -> None:
-  """Raises unless every leaf is an array, and none is traced.
-
-  A step sends arrays between backends, which no trace can do.
-
-  Args:
-    name: the argument's name, for the message.
-    tree: what the caller gave.
-
-  Raises:
-    TypeError: a leaf is something else.
-  """
+  """Raises unless every leaf is an array, and none is traced."""
+  # A step sends arrays between backends, which no trace can do.
   core.check_arrays(name, tree)
   for path, x in core.named_leaves(tree):
     if isinstance(x, jax.core.Tracer):
@@ -238,17 +208,7 @@ def check_outside_jit(name: str, tree: PyTree) -> None:
 def resolve_levels(
   level: Any, groups: controllers.Groups, level_count: int
 ) -> tuple[int, ...]:
-  """Returns the level of every group as Python ints.
-
-  Args:
-    level: int, or an integer array with one for each group.
-    groups: groups of the model.
-    level_count: number of levels.
-
-  Raises:
-    TypeError: `level` is not of integers.
-    ValueError: a level is out of range, or there is not one for each group.
-  """
+  """Returns the level of every group as Python ints."""
   check_outside_jit("level", level)
   array = np.asarray(level)
   if not np.issubdtype(array.dtype, np.integer):

@@ -15,12 +15,7 @@ from jaxmotion.memory.weights import _layout, _state
 
 
 def resolve_codecs(weights: Any) -> tuple[Codec, ...]:
-  """Returns the codec of each level, checked.
-
-  Raises:
-    TypeError: a codec is not one of arrays.
-    ValueError: there is none, one has state, or they are in the wrong order.
-  """
+  """Returns the codec of each level, checked."""
   codecs = (
     (weights,)
     if isinstance(weights, Codec)
@@ -45,11 +40,7 @@ def resolve_codecs(weights: Any) -> tuple[Codec, ...]:
 
 
 def resolve_dtype(dtype: Any) -> str:
-  """Returns the name of a dtype, checked.
-
-  Raises:
-    ValueError: it is none that the device may compute in.
-  """
+  """Returns the name of a dtype, checked."""
   name = dtype
   with contextlib.suppress(TypeError):
     name = jnp.dtype(dtype).name if dtype is not None else None
@@ -58,12 +49,7 @@ def resolve_dtype(dtype: Any) -> str:
 
 
 def check_stages(stages: Any) -> tuple[tuple[str, Callable[..., Any]], ...]:
-  """Returns the stages as a tuple of pairs, checked.
-
-  Raises:
-    TypeError: an item is not a pair of a name and a function.
-    ValueError: there is no stage, or two have one name.
-  """
+  """Returns the stages as a tuple of pairs, checked."""
   noun = "pairs of a name and a function, or one function"
   pairs = core.check_sequence("stages", stages, noun)
   if not pairs:
@@ -81,12 +67,7 @@ def check_stages(stages: Any) -> tuple[tuple[str, Callable[..., Any]], ...]:
 
 
 def check_state(state: Any) -> None:
-  """Raises unless `state` is one that `init` returns.
-
-  Raises:
-    TypeError: it is something else, or is traced.
-    ValueError: its step is no scalar.
-  """
+  """Raises unless `state` is one that `init` returns."""
   core.check_instance("state", state, _state.HostState, "a HostState")
   _layout.check_outside_jit("state", state)
   if np.shape(state.step) != ():

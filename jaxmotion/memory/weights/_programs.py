@@ -59,18 +59,8 @@ def encode(
   reference: PyTree,
   key_coordinates: Any,
 ) -> list[PyTree]:
-  """Encodes each leaf, or its difference to the reference.
-
-  Args:
-    codec: codec of the packet.
-    dtype: what leaves are rounded to before; differences stay float32.
-    leaves: float32 arrays, on the host.
-    reference: arrays like `leaves`, or None to encode the leaves themselves.
-    key_coordinates: uint32[3], seed, step and index of the stage.
-
-  Returns:
-    A payload for each leaf.
-  """
+  """Encodes each leaf, or its difference to the reference."""
+  # `key_coordinates`: uint32[3], seed, step and index of the stage.
   if codec == identity() and reference is None and dtype == "float32":
     # A jitted identity would copy: a pass over memory for the plain transfer.
     return [codec.encode(x)[0] for x in leaves]
@@ -102,18 +92,7 @@ def decode(
   reference: PyTree,
   donate: bool = False,
 ) -> list[Array]:
-  """Decodes the payloads, and adds them to the reference if there is one.
-
-  Args:
-    codec: codec of the packet.
-    likes: shape and dtype of each leaf.
-    payloads: a payload for each leaf.
-    reference: arrays like `likes`, or None.
-    donate: whether to take the buffers of the reference.
-
-  Returns:
-    The leaves that the stage computes with, or the new reference.
-  """
+  """Decodes the payloads, and adds them to the reference if there is one."""
   if codec == identity() and reference is None:
     return [payload.values for payload in payloads]
   decode_leaves = _decode_in_place if donate else _decode_leaves
@@ -203,11 +182,7 @@ class StageResiduals:
   spec: _PullbackSpec
 
   def pullback(self, *inputs: PyTree) -> Callable[[PyTree], PyTree]:
-    """Returns the pullback, rebuilt from residuals and inputs.
-
-    Args:
-      *inputs: the arguments that `forward` was called with, but the function.
-    """
+    """Returns the pullback, rebuilt from residuals and inputs."""
     input_leaves = jax.tree.leaves(inputs)
     residuals = iter(self.residuals)
     leaves = [
@@ -258,19 +233,10 @@ def backward(
   states: PyTree,
   key_coordinates: Any,
 ) -> tuple[list[PyTree], PyTree, PyTree]:
-  """Runs a stage's backward pass and encodes its gradients.
-
-  Args:
-    codecs: codec of the gradient of each leaf.
-    pullback: pullback of the stage.
-    ct: cotangent of the stage's output.
-    states: state of each codec.
-    key_coordinates: uint32[3], seed, step and index of the stage.
-
-  Returns:
-    The gradients' payloads, the cotangent of the stage's input and the new
-    codec states.
-  """
+  """Runs a stage's backward pass and encodes its gradients."""
+  # `key_coordinates`: uint32[3], seed, step and index of the stage.
+  # Returns the gradients' payloads, the cotangent of the stage's input and the
+  # new codec states.
   return _encode_gradients(codecs, pullback, ct, states, key_coordinates)
 
 
@@ -331,16 +297,8 @@ def update(
   opt_state: PyTree,
   payloads: Sequence[PyTree],
 ) -> tuple[PyTree, PyTree]:
-  """Decodes gradients and returns the updated parameters and optimizer state.
-
-  Args:
-    tx: optax transformation.
-    codecs: codec of the gradient of each leaf.
-    dtype: of the gradients on the device; the update is of float32.
-    params: parameters of one stage or of all; donated.
-    opt_state: optimizer state; donated.
-    payloads: payload of the gradient of each leaf.
-  """
+  """Decodes gradients and returns the updated parameters and optimizer
+  state."""
   leaves = jax.tree.leaves(params)
   grads = [
     codec.decode(payload, jax.ShapeDtypeStruct(x.shape, dtype)).astype(x.dtype)
@@ -384,16 +342,8 @@ def squared_error(
   reference: PyTree,
   key_coordinates: Any,
 ) -> Array:
-  """Returns the squared error of the weights that the device would get.
-
-  Args:
-    codec: codec of the packet.
-    dtype: of the weights on the device.
-    likes: shape and dtype of each leaf.
-    leaves: master weights.
-    reference: arrays like `leaves`, or None.
-    key_coordinates: uint32[3], seed, step and index of the stage.
-  """
+  """Returns the squared error of the weights that the device would get."""
+  # `key_coordinates`: uint32[3], seed, step and index of the stage.
   payloads = _encode_leaves(codec, dtype, leaves, reference, key_coordinates)
   received = _decode_eagerly(codec, likes, payloads, reference)
   received = [x.astype(dtype).astype(jnp.float32) for x in received]

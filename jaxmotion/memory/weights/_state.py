@@ -75,18 +75,7 @@ def init_optimizer(
   params: PyTree,
   is_per_stage: bool,
 ) -> tuple[PyTree, ...]:
-  """Returns the optimizer states, one for each stage or one for all.
-
-  Args:
-    tx: optax transformation.
-    layout: layout of the parameters.
-    params: parameters of the whole model.
-    is_per_stage: whether each stage is updated by itself.
-
-  Raises:
-    ValueError: stages are updated one after another, and `tx` updates an array
-      from the gradient of another.
-  """
+  """Returns the optimizer states, one for each stage or one for all."""
   init = jax.jit(tx.init)
   if not is_per_stage:
     return (init(params),)
@@ -103,16 +92,9 @@ def init_optimizer(
 def place_reference(
   reference: PyTree, device_reference: PyTree, device: jax.Device
 ) -> PyTree:
-  """Returns the weights on the device, in buffers of their own.
-
-  A step donates them. A step that failed leaves the host's arrays in their
-  place, which have the same bits.
-
-  Args:
-    reference: the host's copy, of JAX or NumPy arrays.
-    device_reference: weights on the device, or arrays of the same bits.
-    device: JAX device that computes.
-  """
+  """Returns the weights on the device, in buffers of their own."""
+  # A step donates them. A step that failed leaves the host's arrays in their
+  # place, which have the same bits.
   kept = {id(a) for a in jax.tree.leaves(reference)}
 
   def place_leaf(a: Any) -> Any:
@@ -151,12 +133,7 @@ def init_reference(layout: _layout.Layout) -> PyTree:
 def init_grad_state(
   layout: _layout.Layout, codecs: tuple[Codec, ...]
 ) -> PyTree:
-  """Returns the gradient codec's state of each stage, one for every leaf.
-
-  Args:
-    layout: layout of the parameters.
-    codecs: codec of the gradient of each leaf of the model.
-  """
+  """Returns the gradient codec's state of each stage, one for every leaf."""
   return tuple(
     tuple(
       codecs[i].init(like)

@@ -96,12 +96,11 @@ class Step:
     return loss
 
   def commit(self) -> _state.HostState:
-    """Updates the parameters; the old state becomes the new one, returned.
-
-    All updates are dispatched here, the first stage's first: the host computes
-    them while the device computes the next step's first stages. If `run_op`
-    fails, updates go on without it, and the exception is raised at the end.
-    """
+    """Updates the parameters; the old state becomes the new one, returned."""
+    # All updates are dispatched here, the first stage's first: the host
+    # computes them while the device computes the next step's first stages. If
+    # `run_op` fails, updates go on without it, and the exception is raised at
+    # the end.
     failure: BaseException | None = None
     with _hold_signals.hold_signals():
       for position, arguments in enumerate(self._update_arguments()):
@@ -186,12 +185,10 @@ class Step:
     x: PyTree,
     batch: PyTree,
   ) -> tuple[PyTree, Backward]:
-    """Returns a stage's output and its backward pass.
-
-    With `stream_weights`, the backward pass holds the payloads on the host and
-    decodes the weights again. It must not close over `inputs`, or the decoded
-    weights would stay on the device. Otherwise it holds the pullback.
-    """
+    """Returns a stage's output and its backward pass."""
+    # With `stream_weights`, the backward pass holds the payloads on the host
+    # and decodes the weights again. It must not close over `inputs`, or the
+    # decoded weights would stay on the device. Otherwise it holds the pullback.
     payloads = self._encode_stage(stage_index)
     other_inputs = (self.stats[stage_index], x, batch)
     inputs = (self._decode_stage(stage_index, payloads), *other_inputs)
@@ -229,12 +226,11 @@ class Step:
   def _backward_stages(
     self, passes: list[Backward], loss: Array
   ) -> Iterator[tuple[int, list[PyTree]]]:
-    """Yields (stage index, gradients on the host), the last stage first.
-
-    Without `stream_weights` all backward passes are dispatched before the first
-    gradients are waited for. With it, gradients are taken one stage behind:
-    waiting for them keeps the weights of further stages off the device.
-    """
+    """Yields (stage index, gradients on the host), the last stage first."""
+    # Without `stream_weights` all backward passes are dispatched before the
+    # first gradients are waited for. With it, gradients are taken one stage
+    # behind: waiting for them keeps the weights of further stages off the
+    # device.
     in_flight: collections.deque[Any] = collections.deque()
     max_in_flight = 1 if self.spec.stream_weights else len(passes)
     ct: PyTree = np.ones((), loss.dtype)
@@ -356,21 +352,14 @@ class Step:
 
 
 def _move_arrays(tree: PyTree, device: jax.Device) -> PyTree:
-  """Returns the arrays on a device of another backend.
-
-  Arrays pass through NumPy. An array on the host is passed without a copy, and
-  an array on the device is read where `copy_to_host_async` has put it.
-  """
+  """Returns the arrays on a device of another backend."""
+  # Arrays pass through NumPy. An array on the host is passed without a copy,
+  # and an array on the device is read where `copy_to_host_async` has put it.
   return jax.device_put(jax.tree.map(np.asarray, tree), device)
 
 
 def _check_output(name: str, x: PyTree, *, is_last: bool) -> None:
-  """Checks the output of a stage.
-
-  Raises:
-    TypeError: the output is not floating-point.
-    ValueError: the output of the last stage is not a scalar.
-  """
+  """Checks the output of a stage."""
   for a in jax.tree.leaves(x):
     core.check_float(f"output of stage {name}", a)
   if is_last and not (isinstance(x, jax.Array) and jnp.shape(x) == ()):

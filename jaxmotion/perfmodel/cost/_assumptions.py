@@ -47,11 +47,7 @@ class Assumptions:
     self._branches: set[int] = set()
 
   def find_trips(self, step: program.Step) -> int:
-    """Returns the trips of a while loop.
-
-    Raises:
-      ValueError: the caller gave none.
-    """
+    """Returns the trips of a while loop."""
     name = program.loop_body_name(step.eqn)
     self._loops.add(name)
     trips = self._trips

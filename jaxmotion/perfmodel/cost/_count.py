@@ -87,14 +87,7 @@ def _count_program(
   assumptions: _assumptions.Assumptions,
   carried: int,
 ) -> _cost.Cost:
-  """Returns the cost of a flat program.
-
-  Args:
-    program: flat program.
-    assumptions: trips, branch shares and backend.
-    carried: number of results that take the place of arguments; later results
-      are stacked by a loop, so even an argument among them is copied.
-  """
+  """Returns the cost of a flat program."""
   total = _CostSum()
   for name in program.guessed:
     total.add_unknown(name, 1)
@@ -128,16 +121,10 @@ def _count_program(
 def _count_peak(
   program: _trace.CountedProgram, own_bytes: dict[Step, int]
 ) -> int:
-  """Returns the most bytes that are alive at once.
-
-  Where no barrier forbids it, a compiler computes even costly elementwise
-  results in the backward pass again, rather than keep them from the forward
-  pass: it fuses them into their readers in both.
-
-  Args:
-    program: flat program.
-    own_bytes: bytes that operations need which hold programs.
-  """
+  """Returns the most bytes that are alive at once."""
+  # Where no barrier forbids it, a compiler computes even costly elementwise
+  # results in the backward pass again, rather than keep them from the forward
+  # pass: it fuses them into their readers in both.
   steps = _fusion.fuse_kernels(program, for_memory=True)
   memory = _liveness.Liveness(program, steps)
   for index, step in enumerate(steps):
@@ -179,13 +166,7 @@ class _InnerProgram(NamedTuple):
 def _count_inner(
   node: Step, assumptions: _assumptions.Assumptions, uniform: Collection[Value]
 ) -> list[_InnerProgram]:
-  """Returns the programs inside an operation; [] if it holds none.
-
-  Args:
-    node: the operation.
-    assumptions: trips, branch shares and backend.
-    uniform: arrays around it that have one constant in all places.
-  """
+  """Returns the programs inside an operation; [] if it holds none."""
   bodies: Sequence[Any] = inner_jaxprs(node.eqn)
   if node.name == "while":
     bodies = [node.params[f"{p}_jaxpr"] for p in ("cond", "body")]

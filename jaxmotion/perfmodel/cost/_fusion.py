@@ -81,16 +81,7 @@ class _Source(NamedTuple):
 def fuse_kernels(
   program: _trace.CountedProgram, for_memory: bool = False
 ) -> list[KernelStep]:
-  """Groups the operations of a program into kernels, in program order.
-
-  Args:
-    program: flat program, traced by `trace_counted`.
-    for_memory: whether the kernels are to tell what is in memory, rather than
-      to be timed. Random bits are then fused. What follows from them alone is
-      written, and so is what a barrier reads. A costly result is written only
-      if the program has barriers, which forbid repeating it. It must also have
-      no more bytes than it is computed from.
-  """
+  """Groups the operations of a program into kernels, in program order."""
   written = _find_written(program, for_memory)
   return _list_kernels(program, written, for_memory)
 
@@ -116,10 +107,8 @@ def _list_kernels(
 
 
 def _find_seeds(program: _trace.CountedProgram) -> set[Value]:
-  """Returns the few bytes that are known before anything large is.
-
-  They follow from arguments as small as they are, behind no barrier.
-  """
+  """Returns the few bytes that are known before anything large is."""
+  # They follow from arguments as small as they are, behind no barrier.
   known = {v for v in program.inputs if v.nbytes <= _SEED_BYTES}
   for step in program.steps:
     if step.name != "optimization_barrier" and known.issuperset(step.reads):
@@ -149,11 +138,7 @@ def _collect_source(
 
 
 def count_operation(node: Step) -> Kernel:
-  """Returns one operation as a kernel of its own.
-
-  Args:
-    node: operation of a flat program.
-  """
+  """Returns one operation as a kernel of its own."""
   reads = {v: None for v in node.arrays if v is not None}
   return _make_kernel(node, _Source(reads, {0: node}))
 
@@ -232,10 +217,8 @@ def _find_written(
 def _find_draws(
   program: _trace.CountedProgram, uniform: Collection[Value]
 ) -> set[Value]:
-  """Returns what is computed from random bits and seeds alone.
-
-  Of a chain of operations this is the last one: a mask, not its bits.
-  """
+  """Returns what is computed from random bits and seeds alone."""
+  # Of a chain of operations this is the last one: a mask, not its bits.
   known = _find_seeds(program) | set(uniform)
   drawn: set[Value] = set()
   found: set[Value] = set()
@@ -263,16 +246,10 @@ def find_uniform(program: _trace.CountedProgram) -> set[Value]:
 
 
 def list_sunk(node: Step, uniform: Collection[Value]) -> list[int]:
-  """Lists the operands of a loop that a compiler makes inside of it.
-
-  XLA moves constants, and broadcasts of constants, into the bodies of loops,
-  where they are fused. JAX moves them out of bodies, as what no iteration
-  changes.
-
-  Args:
-    node: operation of a flat program.
-    uniform: arrays that have one constant in all places.
-  """
+  """Lists the operands of a loop that a compiler makes inside of it."""
+  # XLA moves constants, and broadcasts of constants, into the bodies of loops,
+  # where they are fused. JAX moves them out of bodies, as what no iteration
+  # changes.
   if node.name != "scan":
     return []
   _, count, _ = core.scan_parts(node.params)
@@ -286,12 +263,10 @@ def _write_shared(
   written: set[Value],
   for_memory: bool,
 ) -> None:
-  """Adds results that several kernels read and that are cheaper to write.
-
-  `kernels[v]` are the kernels into which `v` ends up fused, found from the end
-  of the program. Computing `v` in each of them reads its operands that often;
-  writing it costs one write and one read per kernel.
-  """
+  """Adds results that several kernels read and that are cheaper to write."""
+  # `kernels[v]` are the kernels into which `v` ends up fused, found from the
+  # end of the program. Computing `v` in each of them reads its operands that
+  # often; writing it costs one write and one read per kernel.
   inputs: dict[Value, int] = {}
   fused: dict[Value, _Source] = {}
   nodes, uniform = program.steps, find_uniform(program)

@@ -46,11 +46,7 @@ class Liveness:
     self.peak_bytes = self._alive
 
   def _find_early(self, uniform: Collection[Value]) -> None:
-    """Finds the arrays that are alive before their own kernel runs.
-
-    Args:
-      uniform: arrays that have one constant in all places.
-    """
+    """Finds the arrays that are alive before their own kernel runs."""
     # By position, the arrays of later kernels that are made there, too.
     self._made_early: dict[int, list[Value]] = {}
     self._is_early: set[Value] = set()
@@ -73,12 +69,7 @@ class Liveness:
           self._is_early.add(value)
 
   def run_kernel(self, index: int, own_bytes: int) -> None:
-    """Accounts for one kernel.
-
-    Args:
-      index: position of the kernel.
-      own_bytes: bytes that the kernel needs besides operands and results.
-    """
+    """Accounts for one kernel."""
     step = self._steps[index]
     self._alive += _sum_bytes(self._made_early.get(index, ()))
     ended = {v for v in step.reads if self._last.get(v) == index}
@@ -118,10 +109,8 @@ class Liveness:
 def _list_begun(
   node: Step, uniform: Collection[Value]
 ) -> Iterator[tuple[Value, Value | None]]:
-  """Yields results of a loop that begin as constants, and the constants.
-
-  Stacks of the iterations' results begin as zeros.
-  """
+  """Yields results of a loop that begin as constants, and the constants."""
+  # Stacks of the iterations' results begin as zeros.
   _, first, count = core.scan_parts(node.params)
   inits = node.arrays[first : first + count]
   for out, init in zip(node.outs, inits, strict=False):

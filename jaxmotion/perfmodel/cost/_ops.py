@@ -138,11 +138,9 @@ def _matmul_flops(step: program.Step) -> float:
 
 
 def _convolution_flops(step: program.Step) -> float:
-  """Returns 2 FLOPs for each product of an input element with a weight.
-
-  Padding, and the zeros that dilation inserts, are not multiplied: the forward
-  pass and both gradients then have exactly equal FLOPs.
-  """
+  """Returns 2 FLOPs for each product of an input element with a weight."""
+  # Padding, and the zeros that dilation inserts, are not multiplied: the
+  # forward pass and both gradients then have exactly equal FLOPs.
   params = step.params
   numbers = params["dimension_numbers"]
   lhs, rhs = step.arrays[0], step.arrays[1]

@@ -42,13 +42,7 @@ class CountedProgram(NamedTuple):
 def trace_counted(
   fn: Callable[..., Any], *args: Any, backend: str
 ) -> CountedProgram:
-  """Traces a function without running it.
-
-  Args:
-    fn: the function, jitted or not.
-    *args: its arguments, pytrees of arrays or ShapeDtypeStructs.
-    backend: whose code `lax.platform_dependent` takes.
-  """
+  """Traces a function without running it."""
   traceable = fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(fn)
   jaxpr = open_jaxpr(traceable.trace(*args).jaxpr)
   wanted = [True] * len(jaxpr.outvars)
@@ -60,13 +54,7 @@ def trace_counted(
 def flatten_counted(
   jaxpr: Any, backend: str, uniform: Collection[int] = ()
 ) -> CountedProgram:
-  """Flattens a jaxpr, its constants among the inputs.
-
-  Args:
-    jaxpr: the program, closed or not.
-    backend: whose code `lax.platform_dependent` takes.
-    uniform: positions of inputs that are arrays of one constant.
-  """
+  """Flattens a jaxpr, its constants among the inputs."""
   program = flatten(jaxpr, calls="all", backend=backend)
   # Constants of inlined calls are no arrays of the caller's.
   own = list(program.constants)[: len(open_jaxpr(jaxpr).constvars)]

@@ -69,13 +69,7 @@ def find_uses(
 def _collect(
   jaxpr: Any, origins: Sequence[int | None], kinds: list[set[str]]
 ) -> None:
-  """Adds how a program reads the parameters among its arguments.
-
-  Args:
-    jaxpr: the program.
-    origins: for each argument the index of its parameter, or None.
-    kinds: for each parameter, the ways found so far.
-  """
+  """Adds how a program reads the parameters among its arguments."""
   program = flatten(jaxpr, calls="all")
   known = {
     id(v): i

@@ -79,19 +79,7 @@ def gbyte_per_s(gbyte: float) -> Rate:
 def check_quantity(
   name: str, value: Any, low: float, high: float, unit: str
 ) -> None:
-  """Raises unless `value` is a number in [low, high], and names its unit.
-
-  Args:
-    name: the argument's name, for the message.
-    value: what the caller gave.
-    low: least number allowed.
-    high: greatest number allowed.
-    unit: the unit and those it is mistaken for ("bytes, not GB").
-
-  Raises:
-    TypeError: not a number.
-    ValueError: outside the interval.
-  """
+  """Raises unless `value` is a number in [low, high], and names its unit."""
   try:
     core.check_number(name, value, low, high)
   except ValueError as error:

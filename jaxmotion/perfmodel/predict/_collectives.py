@@ -190,11 +190,9 @@ def _link_seconds(
   shared_by: int,
   algorithm: str,
 ) -> float:
-  """Returns `collective_seconds` of checked arguments.
-
-  `shared_by` is given apart from the link because a collective over several
-  axes uses each of their links alone.
-  """
+  """Returns `collective_seconds` of checked arguments."""
+  # `shared_by` is given apart from the link because a collective over several
+  # axes uses each of their links alone.
   curve = link.measured.get(f"{op} {workers}")
   if curve is not None and workers > 1:
     return curve.seconds_at(payload_bytes)

@@ -141,11 +141,9 @@ def gather_channels(
   device: platform.Device,
   algorithm: str,
 ) -> TransferCost:
-  """Predicts an all-gather of an array of which each worker has a part.
-
-  Each worker encodes its part once and decodes the parts of all workers, as
-  `collectives.all_gather` does.
-  """
+  """Predicts an all-gather of an array of which each worker has a part."""
+  # Each worker encodes its part once and decodes the parts of all workers, as
+  # `collectives.all_gather` does.
   part = _channel_part(like, axis.workers)
   decode_s = axis.workers * _codecs.decode_seconds(codec, part.size, 1, device)
   return _transfer_cost(
@@ -160,11 +158,9 @@ def reduce_scatter_channels(
   device: platform.Device,
   algorithm: str,
 ) -> TransferCost:
-  """Predicts a reduce-scatter of an array that each worker has as a whole.
-
-  As in `collectives.reduce_scatter`, encoded parts cannot be added on the way:
-  an all-to-all brings them to their owner, which decodes and sums them.
-  """
+  """Predicts a reduce-scatter of an array that each worker has as a whole."""
+  # As in `collectives.reduce_scatter`, encoded parts cannot be added on the
+  # way: an all-to-all brings them to their owner, which decodes and sums them.
   part = _channel_part(like, axis.workers)
   if codec == codecs.identity():
     op, decode_s = "reduce_scatter", 0.0

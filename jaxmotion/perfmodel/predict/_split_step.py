@@ -214,12 +214,10 @@ def _pass_seconds(
 def _update_seconds(
   sizes: list[int], state_copies: int, device: Device
 ) -> float:
-  """Predicts the update's seconds: one memory-bound kernel for each layer.
-
-  The kernel reads parameters, gradients and state, and writes parameters and
-  state: `3 + 2 * state_copies` passes over the layer's bytes, with one FLOP
-  for each float32 element of each pass.
-  """
+  """Predicts the update's seconds: one memory-bound kernel for each layer."""
+  # The kernel reads parameters, gradients and state, and writes parameters and
+  # state: `3 + 2 * state_copies` passes over the layer's bytes, with one FLOP
+  # for each float32 element of each pass.
   passes = 3 + 2 * state_copies
   return math.fsum(
     _roofline.kernel_seconds(

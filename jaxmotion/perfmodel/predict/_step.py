@@ -289,25 +289,14 @@ def predict_buckets(
   bucket_bytes: int | None,
   algorithm: str,
 ) -> tuple[list[_overlap.Message], list[_exchange.ExchangePrediction]]:
-  """Fills buckets with gradients and predicts the exchange of each bucket.
-
-  Arrays are sorted by the time at which their last leaf is ready. That order
-  makes `Message.compute_s`, the time since the previous bucket, never
-  negative, which the overlap model relies on.
-
-  Args:
-    layout: arrays and axes of the exchange.
-    ready_s: seconds after which each leaf's gradient is in memory.
-    compute_s: seconds of the forward and backward pass.
-    platform: devices and links.
-    bucket_bytes: least bytes of every bucket but the last; None for one
-      bucket.
-    algorithm: algorithm of the collectives.
-
-  Returns:
-    A message for each bucket, and one more for what is computed after the
-    last bucket is ready; the predicted exchange of each bucket.
-  """
+  """Fills buckets with gradients and predicts the exchange of each bucket."""
+  # Arrays are sorted by the time at which their last leaf is ready. That order
+  # makes `Message.compute_s`, the time since the previous bucket, never
+  # negative, which the overlap model relies on.
+  # `ready_s`: seconds after which each leaf's gradient is in memory.
+  # `compute_s`: seconds of the forward and backward pass.
+  # Returns a message for each bucket, and one more for what is computed after
+  # the last bucket is ready; the predicted exchange of each bucket.
   if bucket_bytes is not None:
     core.check_int("bucket_bytes", bucket_bytes, 1)
 
@@ -359,20 +348,12 @@ def assemble_prediction(
   memory_bytes: int,
   overlap: bool,
 ) -> StepPrediction:
-  """Returns the step of messages, exchanges and the time around them.
-
-  The update waits for the last message and the call comes before the first:
-  their seconds are added to the pipeline's and overlap with nothing.
-
-  Args:
-    messages: buckets, in the order in which they are ready.
-    exchanges: predicted exchange of each bucket.
-    compute_s: seconds of the forward and backward pass.
-    update_s: seconds of the optimizer.
-    call_s: seconds of calling the compiled program.
-    memory_bytes: peak bytes without the exchange.
-    overlap: whether links and devices work at the same time.
-  """
+  """Returns the step of messages, exchanges and the time around them."""
+  # The update waits for the last message and the call comes before the first:
+  # their seconds are added to the pipeline's and overlap with nothing.
+  # `compute_s`: seconds of the forward and backward pass.
+  # `update_s`: seconds of the optimizer.
+  # `call_s`: seconds of calling the compiled program.
   end = (_overlap.overlapped_seconds if overlap else _overlap.blocking_seconds)(
     messages
   )

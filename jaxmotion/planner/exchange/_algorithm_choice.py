@@ -64,13 +64,7 @@ def offer_choice(
   choice: AlgorithmChoice,
   memory_bytes: float,
 ) -> AlgorithmChoice:
-  """Returns an algorithm, or why it does not fit the device.
-
-  Args:
-    problem: the problem of a plan.
-    choice: the algorithm.
-    memory_bytes: memory that it needs on a device.
-  """
+  """Returns an algorithm, or why it does not fit the device."""
   have = problem.platform.device.memory_bytes
   if memory_bytes <= have:
     return choice

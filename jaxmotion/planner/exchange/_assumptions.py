@@ -8,11 +8,7 @@ from jaxmotion.planner.exchange import _algorithm_choice, _problem
 
 
 def refuse_moments(problem: _problem.ExchangeProblem) -> str:
-  """Says that the optimizer has a momentum as well, or nothing.
-
-  Args:
-    problem: its optimizer follows an exchange that has the momentum inside.
-  """
+  """Says that the optimizer has a momentum as well, or nothing."""
   # Moments of 8 bits are a quarter of the parameters; counters are nothing.
   if (
     problem.step_cost.state_bytes < _algorithm_choice.params_bytes(problem) / 8
@@ -25,12 +21,7 @@ def refuse_moments(problem: _problem.ExchangeProblem) -> str:
 
 
 def refuse_lookups(problem: _problem.ExchangeProblem, *, why: str) -> str:
-  """Says that the loss looks rows of a table up, or nothing.
-
-  Args:
-    problem: its loss may look up rows.
-    why: what the algorithm assumes about gradients.
-  """
+  """Says that the loss looks rows of a table up, or nothing."""
   tables = problem.step_cost.uses.looked_up
   if not tables:
     return ""

@@ -30,13 +30,7 @@ def schedule_buckets(
   device: perfmodel.Device,
   bucket_bytes: int | None,
 ) -> BucketSchedule:
-  """Returns the buckets that `perfmodel.predict_step` exchanges.
-
-  Args:
-    step_cost: computation of one worker.
-    device: device of that worker.
-    bucket_bytes: least bytes of each bucket but the last; None is one bucket.
-  """
+  """Returns the buckets that `perfmodel.predict_step` exchanges."""
   ready = perfmodel.predict_ready_seconds(step_cost.gradient, device)[1:]
   leaves = jax.tree.leaves(step_cost.params)
   order = sorted(range(len(leaves)), key=lambda i: ready[i])

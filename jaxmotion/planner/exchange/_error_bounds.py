@@ -57,12 +57,11 @@ def relative_error_bound(codec: codecs.Codec, elements: int) -> float | None:
 
 
 def _bound_levels(codec: codecs.uniform, block: int) -> float:
-  """Bounds the error of levels evenly spaced up to a block's largest element.
-
-  Each of `block` elements is off by at most half a step, or by a whole step if
-  rounding is stochastic. Steps are shares of the block's largest element, and
-  the norm of the block is at least that element.
-  """
+  """Bounds the error of levels evenly spaced up to a block's largest
+  element."""
+  # Each of `block` elements is off by at most half a step, or by a whole step
+  # if rounding is stochastic. Steps are shares of the block's largest element,
+  # and the norm of the block is at least that element.
   if codec.symmetric:
     step = 1 / (2 ** (codec.bits - 1) - 1) if codec.bits > 1 else 2.0
   else:

@@ -37,11 +37,8 @@ class EncodingErrors(NamedTuple):
     return math.sqrt(float(self.squares[tensor, codec]) / norm) if norm else 0.0
 
   def total_error(self, choice: np.ndarray) -> float:
-    """Returns the relative error of the whole gradient, or a bound on it.
-
-    Args:
-      choice: int[tensors], a codec for each tensor.
-    """
+    """Returns the relative error of the whole gradient, or a bound on it."""
+    # `choice`: int[tensors], a codec for each tensor.
     if not self.is_measured:
       # The relative sizes of the tensors' gradients are unknown: the worst
       # tensor may be the only one that is not zero.
@@ -50,16 +47,9 @@ class EncodingErrors(NamedTuple):
     return math.sqrt(float(lost / self.norms.sum()))
 
   def squared_limits(self, budget: float) -> tuple[np.ndarray, float]:
-    """Returns squared errors and the limit of their sum over tensors.
-
-    Args:
-      budget: greatest relative error. A bound must fit for each tensor by
-        itself: it then fits for any gradient.
-
-    Returns:
-      float64[tensors, codecs], infinite where a codec must not be used, and
-      the limit.
-    """
+    """Returns squared errors and the limit of their sum over tensors."""
+    # Returns float64[tensors, codecs], infinite where a codec must not be used,
+    # and the limit.
     # Allows for rounding in the sum of squares.
     budget *= 1 + 1e-9
     if self.is_measured:
@@ -71,15 +61,7 @@ class EncodingErrors(NamedTuple):
 def bound_errors(
   params: PyTree, candidates: Sequence[codecs.Codec]
 ) -> EncodingErrors:
-  """Returns the errors that the codecs guarantee for any gradient.
-
-  Args:
-    params: pytree of arrays or ShapeDtypeStructs.
-    candidates: codecs of arrays.
-
-  Raises:
-    ValueError: a codec guarantees no bound.
-  """
+  """Returns the errors that the codecs guarantee for any gradient."""
   sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(params)]
   squares = np.zeros((len(sizes), len(candidates)))
   for j, codec in enumerate(candidates):
@@ -97,17 +79,7 @@ def bound_errors(
 def measure_errors(
   params: PyTree, candidates: Sequence[codecs.Codec], gradients: PyTree
 ) -> EncodingErrors:
-  """Returns the errors of encoding real gradients once.
-
-  Args:
-    params: pytree of arrays or ShapeDtypeStructs.
-    candidates: codecs of arrays.
-    gradients: pytree of arrays with the shapes of `params`.
-
-  Raises:
-    ValueError: the gradients do not have the structure and shapes of the
-      parameters, are not finite, or are all zero.
-  """
+  """Returns the errors of encoding real gradients once."""
   _check_gradients(params, gradients)
   squares, norms = [], []
   for path, gradient in core.named_leaves(gradients):

@@ -79,12 +79,8 @@ def advance_pipeline(state: PipelineState, stage: StageTimes) -> PipelineState:
 
 
 def prepend_stage(stage: StageTimes, suffix: PipelineSuffix) -> PipelineSuffix:
-  """Returns the suffix that begins with one more message.
-
-  Args:
-    stage: seconds of the message in one step, as scalars.
-    suffix: all messages after it.
-  """
+  """Returns the suffix that begins with one more message."""
+  # `stage`: seconds of the message in one step, as scalars.
   device, link, decode = map(float, stage)
   arrival = max(decode + suffix.done_s, suffix.link_s)
   return PipelineSuffix(

@@ -32,16 +32,7 @@ class TensorCosts:
     method: str | None,
     mixed: bool,
   ) -> perfmodel.ExchangePrediction:
-    """Predicts the exchange of one tensor.
-
-    Args:
-      codec: codec of the tensor.
-      like: shape and dtype of the tensor.
-      method: "gather", "two_phase" or None (the exchange's own choice), for a
-        payload that is not summed.
-      mixed: whether other tensors are not summed. Between two workers, small
-        sums then join the other tensors' collective.
-    """
+    """Predicts the exchange of one tensor."""
     summed = is_summed(codec, like)
     joins_others = summed and mixed and self.problem.workers == 2
     method = "gather" if summed else method
@@ -72,12 +63,10 @@ class TensorCosts:
   def _predict_joined(
     self, codec: Codec, like: ShapedLike, method: str | None
   ) -> perfmodel.ExchangePrediction:
-    """Predicts what a summed tensor adds to an exchange that gathers.
-
-    The cost of one more tensor is a difference. It is the exchange of the
-    tensor beside one bfloat16 element, which is not summed, minus that
-    element's own.
-    """
+    """Predicts what a summed tensor adds to an exchange that gathers."""
+    # The cost of one more tensor is a difference. It is the exchange of the
+    # tensor beside one bfloat16 element, which is not summed, minus that
+    # element's own.
     unsummed, element = cast("bfloat16"), jax.ShapeDtypeStruct((1,), "float32")
     codecs = rules((("0", codec), ("1", unsummed)))
     both = self._predict_alone(codecs, (like, element), method)

@@ -20,16 +20,9 @@ def explain_tensor(
   codec: int,
   total_s: np.ndarray,
 ) -> str:
-  """Says why a tensor has its codec: what another would do to the step.
-
-  Args:
-    problem: the problem that was solved.
-    table: costs of every codec on every tensor.
-    changed: int[codecs, tensors], the choice with each codec for this tensor.
-    tensor: position of the tensor.
-    codec: position of the codec that was chosen for it.
-    total_s: float64[codecs], seconds of the step.
-  """
+  """Says why a tensor has its codec: what another would do to the step."""
+  # `changed`: int[codecs, tensors], the choice with each codec for this tensor.
+  # `total_s`: float64[codecs], seconds of the step.
   added_s = total_s - total_s[codec]
   if codec:
     return _explain_compressed(table, tensor, codec, added_s[0])
@@ -90,15 +83,9 @@ def explain_plan(
   uncompressed: perfmodel.StepPrediction,
   uniform_s: np.ndarray,
 ) -> str:
-  """Says what a plan does to the step.
-
-  Args:
-    problem: the problem that was solved.
-    choice: int[tensors], a codec for each tensor.
-    step: predicted step of the plan.
-    uncompressed: predicted step without compression.
-    uniform_s: float64[codecs], seconds with one codec for all tensors.
-  """
+  """Says what a plan does to the step."""
+  # `choice`: int[tensors], a codec for each tensor.
+  # `uniform_s`: float64[codecs], seconds with one codec for all tensors.
   if problem.workers == 1 and problem.local_axis is None:
     return "Do not compress: one worker has nobody to exchange with."
   if choice.any():

@@ -164,11 +164,9 @@ def sum_link_seconds(table: _table.StepTable, choice: np.ndarray) -> float:
 def _solve_link_factor(
   table: _table.StepTable, choice: np.ndarray, step_s: float
 ) -> float:
-  """Returns the factor on link times that makes a step take `step_s`.
-
-  The step grows monotonically with the factor. It is found by bisection,
-  between 0 and the factor that would make the links alone take `step_s`.
-  """
+  """Returns the factor on link times that makes a step take `step_s`."""
+  # The step grows monotonically with the factor. It is found by bisection,
+  # between 0 and the factor that would make the links alone take `step_s`.
 
   def predict(factor: float) -> float:
     curves = tuple((sizes, factor * times) for sizes, times in table.curves)

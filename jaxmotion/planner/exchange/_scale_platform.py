@@ -81,11 +81,9 @@ def _scale_link(link: perfmodel.Link, factor: float) -> perfmodel.Link:
 def scale_codecs(
   problem: _problem.ExchangeProblem, factor: float
 ) -> perfmodel.Platform:
-  """Returns a platform on which all candidates take `factor` times as long.
-
-  Each codec gets curves of its own, which are exact at the sizes of the
-  problem's tensors and of their parts.
-  """
+  """Returns a platform on which all candidates take `factor` times as long."""
+  # Each codec gets curves of its own, which are exact at the sizes of the
+  # problem's tensors and of their parts.
   platform = problem.platform
   leaves = jax.tree.leaves(problem.exchanged_tree())
   sizes = {leaf.size for leaf in leaves}

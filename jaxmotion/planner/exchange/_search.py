@@ -59,20 +59,11 @@ def search_choice(
   exhaustive_labels: int = _EXHAUSTIVE_LABELS,
   error_cells: int = _ERROR_CELLS,
 ) -> np.ndarray:
-  """Returns the choice of the shortest step, of equal steps the most exact.
-
-  Args:
-    table: costs of every codec on every tensor.
-    errors: float64[tensors, codecs], squared; infinite where a codec must not
-      be used. Every tensor has a codec without error.
-    budget: limit of the sum of squared errors.
-    reference: int[tensors], choice that completes the labels.
-    exhaustive_labels: number of labels up to which all are kept.
-    error_cells: cells of the budget once there are more.
-
-  Returns:
-    int[tensors], a codec for each tensor.
-  """
+  """Returns the choice of the shortest step, of equal steps the most exact."""
+  # `errors`: float64[tensors, codecs], squared; infinite where a codec must not
+  # be used. Every tensor has a codec without error.
+  # `reference`: int[tensors], choice that completes the labels.
+  # Returns int[tensors], a codec for each tensor.
   labels = _Labels(
     np.zeros(1),
     np.zeros((1, 3)),
@@ -142,12 +133,9 @@ def _extend_labels(
   labels: _Labels,
   tensor: int,
 ) -> tuple[_Labels, np.ndarray, np.ndarray]:
-  """Returns every label with every affordable codec of one more tensor.
-
-  Returns:
-    The labels, int[labels] positions of their parents, and int[labels] codecs
-    of the tensor.
-  """
+  """Returns every label with every affordable codec of one more tensor."""
+  # Returns the labels, int[labels] positions of their parents, and int[labels]
+  # codecs of the tensor.
   error = labels.error[:, None] + errors[tensor]
   parents, options = np.nonzero(error <= budget)
   old = _select_labels(labels, parents)
@@ -174,16 +162,9 @@ def _prune_labels(
   exhaustive_labels: int,
   error_cells: int,
 ) -> np.ndarray:
-  """Returns the positions of the labels to keep.
-
-  Args:
-    labels: the labels.
-    total: float64[labels], seconds of the step completed by the reference.
-    resolution: seconds below which steps are equally long.
-    budget: limit of the sum of squared errors.
-    exhaustive_labels: number of labels up to which all are kept.
-    error_cells: cells of the budget.
-  """
+  """Returns the positions of the labels to keep."""
+  # `total`: float64[labels], seconds of the step completed by the reference.
+  # `resolution`: seconds below which steps are equally long.
   if len(total) <= exhaustive_labels:
     return np.arange(len(total))
   cell = (labels.error * (error_cells / budget if budget else 0.0)).astype(int)
@@ -208,12 +189,10 @@ def _improve_choice(
   choice: np.ndarray,
   resolution: float,
 ) -> np.ndarray:
-  """Changes one tensor at a time until no change makes the step shorter.
-
-  A codec that does not shorten the step is replaced by the most exact one.
-  Pruning may lose such local improvements, because labels were ranked by the
-  reference's later codecs and not by those that were chosen.
-  """
+  """Changes one tensor at a time until no change makes the step shorter."""
+  # A codec that does not shorten the step is replaced by the most exact one.
+  # Pruning may lose such local improvements, because labels were ranked by the
+  # reference's later codecs and not by those that were chosen.
   while True:
     old = choice.copy()
     for tensor in range(len(choice)):

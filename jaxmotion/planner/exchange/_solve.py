@@ -129,12 +129,11 @@ def _list_solutions(
 def _include_unsummed(
   problem: _problem.ExchangeProblem, table: _table.StepTable, choice: np.ndarray
 ) -> np.ndarray:
-  """Returns the choice, or the best change of it that does not sum everything.
-
-  Between two workers small sums are cheaper if they join what is not summed.
-  A search of a mixed table may therefore find sums alone, for which its
-  figures do not hold.
-  """
+  """Returns the choice, or the best change of it that does not sum
+  everything."""
+  # Between two workers small sums are cheaper if they join what is not summed.
+  # A search of a mixed table may therefore find sums alone, for which its
+  # figures do not hold.
   unsummed = np.flatnonzero([not c.summable for c in problem.candidates])
   if np.isin(choice, unsummed).any():
     return choice

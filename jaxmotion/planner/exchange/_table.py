@@ -54,13 +54,10 @@ class StepTable:
   def stage_times(
     self, gap_s: float, coding_s: np.ndarray, payload: np.ndarray
   ) -> _pipeline.StageTimes:
-    """Returns the stage of a bucket, from sums over its tensors.
-
-    Args:
-      gap_s: seconds of computation before the bucket is ready.
-      coding_s: float64[..., 3], seconds of encoding, recoding and decoding.
-      payload: float64[..., kinds], bytes in each kind of collective.
-    """
+    """Returns the stage of a bucket, from sums over its tensors."""
+    # `gap_s`: seconds of computation before the bucket is ready.
+    # `coding_s`: float64[..., 3], seconds of encoding, recoding and decoding.
+    # `payload`: float64[..., kinds], bytes in each kind of collective.
     encode, recode, decode = np.moveaxis(coding_s, -1, 0)
     link = self.link_seconds(payload) + recode
     if self.overlap:
@@ -102,16 +99,7 @@ def make_table(
   *,
   mixed: bool,
 ) -> StepTable:
-  """Predicts every codec on every tensor.
-
-  Args:
-    costs: predictions of the problem's tensors.
-    candidates: the codecs.
-    method: how payloads that are not summed travel, as in
-      `TensorCosts.predict_tensor`.
-    mixed: whether some payloads are not summed, as in
-      `TensorCosts.predict_tensor`.
-  """
+  """Predicts every codec on every tensor."""
   problem = costs.problem
   found = [
     [costs.predict_tensor(codec, leaf, method, mixed) for codec in candidates]

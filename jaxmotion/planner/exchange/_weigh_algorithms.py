@@ -17,13 +17,7 @@ def weigh_algorithms(
   step: perfmodel.StepPrediction,
   uncompressed: perfmodel.StepPrediction,
 ) -> _algorithm_choice.AlgorithmTable:
-  """Predicts the steps of all algorithms of the library for one problem.
-
-  Args:
-    problem: the problem of a plan.
-    step: the predicted step of the plan.
-    uncompressed: the predicted step without compression.
-  """
+  """Predicts the steps of all algorithms of the library for one problem."""
   choices = [
     _algorithm_choice.AlgorithmChoice(
       f"exchange({problem.mesh_axis!r}, plan.codec)",

@@ -101,12 +101,7 @@ def _list_phases(
 def weigh_presets(
   problem: _problem.ExchangeProblem, uncompressed: perfmodel.StepPrediction
 ) -> Iterator[_algorithm_choice.AlgorithmChoice]:
-  """Yields the presets that exchange in every step.
-
-  Args:
-    problem: the problem of a plan.
-    uncompressed: its predicted step without compression.
-  """
+  """Yields the presets that exchange in every step."""
   axis, local = problem.mesh_axis, problem.local_axis
   mesh = _algorithm_choice.make_workers_mesh(problem)
   for preset in _PRESETS:

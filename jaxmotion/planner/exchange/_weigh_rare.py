@@ -23,15 +23,7 @@ def weigh_period(
   *,
   fragments: int = 1,
 ) -> _algorithm_choice.AlgorithmChoice:
-  """Predicts local updates with an exchange every few steps.
-
-  Args:
-    problem: the problem of a plan.
-    step: predicted step with that exchange.
-    name: of the algorithm, with a place for the period.
-    note: what it changes about training, with a place for the period.
-    fragments: number of parts of the parameters, which divides the period.
-  """
+  """Predicts local updates with an exchange every few steps."""
   base_s = _algorithm_choice.unexchanged_seconds(step)
   exchange_s = step.encode_s + step.link_s + step.decode_s
   periods = [n for n in _PERIODS if n % fragments == 0]
@@ -51,12 +43,7 @@ def weigh_period(
 def weigh_rare_presets(
   problem: _problem.ExchangeProblem, uncompressed: perfmodel.StepPrediction
 ) -> Iterator[_algorithm_choice.AlgorithmChoice]:
-  """Yields the presets of local updates.
-
-  Args:
-    problem: the problem of a plan.
-    uncompressed: its predicted step without compression.
-  """
+  """Yields the presets of local updates."""
   names = ("diloco", "streaming_diloco", "muloco")
   if problem.local_axis is not None:
     note = (

@@ -21,12 +21,7 @@ _PARTS = "Each worker keeps a part of the optimizer's state"
 def weigh_sharded(
   problem: _problem.ExchangeProblem, uncompressed: perfmodel.StepPrediction
 ) -> Iterator[_algorithm_choice.AlgorithmChoice]:
-  """Yields the ways in which workers divide the optimizer.
-
-  Args:
-    problem: the problem of a plan.
-    uncompressed: its predicted step without compression.
-  """
+  """Yields the ways in which workers divide the optimizer."""
   axis, local = problem.mesh_axis, problem.local_axis
   optimizer, tree = problem.step_cost.optimizer, problem.step_cost.params
   names = [f"sharded({axis!r}, ...)", f"presets.sdp4bit({axis!r}, ...)"]

@@ -57,12 +57,7 @@ class ResidualCosts:
   def list_options(
     self, residuals: Sequence[Residual], actions: Sequence[Action]
   ) -> list[KeepOption]:
-    """Returns the ways to keep residuals of one name, unchanged first.
-
-    Args:
-      residuals: residuals of one name.
-      actions: codecs and `offload`s that may be chosen.
-    """
+    """Returns the ways to keep residuals of one name, unchanged first."""
     possible = (a for a in actions if _is_applicable(a, residuals))
     return [self._cost_option(residuals, a) for a in (None, *possible)]
 
@@ -101,16 +96,11 @@ class ResidualCosts:
   def exposed_seconds(
     self, layer: str, to_host_s: Any, from_host_s: Any
   ) -> Any:
-    """Returns the seconds of a layer's transfers that are not hidden.
-
-    Transfers to the host hide behind the same layer's forward pass, transfers
-    back behind its backward pass.
-
-    Args:
-      layer: prefix of the layer.
-      to_host_s: seconds of the link to the host, a number or an array.
-      from_host_s: seconds of the link back, a number or an array.
-    """
+    """Returns the seconds of a layer's transfers that are not hidden."""
+    # Transfers to the host hide behind the same layer's forward pass, transfers
+    # back behind its backward pass.
+    # `to_host_s`: seconds of the link to the host, a number or an array.
+    # `from_host_s`: seconds of the link back, a number or an array.
     found = (x.forward_s for x in self._layers if x.prefix == layer)
     return self._exceed_passes(next(found, 0.0), to_host_s, from_host_s)
 
@@ -133,11 +123,7 @@ class ResidualCosts:
     return total
 
   def stock_seconds(self, host_bytes: float) -> float:
-    """Returns the seconds of a policy's transfers that are not hidden.
-
-    Args:
-      host_bytes: bytes that leave for the host, and come back.
-    """
+    """Returns the seconds of a policy's transfers that are not hidden."""
     to_host, from_host = self._platform.to_host, self._platform.from_host
     if to_host is None or from_host is None or not host_bytes:
       return 0.0
@@ -151,11 +137,7 @@ class ResidualCosts:
 
 
 def count_host_bytes(jaxpr: Any) -> int:
-  """Returns the bytes that a program sends to the host, in all iterations.
-
-  Args:
-    jaxpr: the program, closed or not.
-  """
+  """Returns the bytes that a program sends to the host, in all iterations."""
   total = 0
   for step in program.flatten(jaxpr, calls="all").steps:
     if step.name == "device_put":

@@ -12,12 +12,7 @@ from jaxmotion.planner.residuals import _costs, _layers, _plan, _prices, _recipe
 def explain_residuals(
   prices: _prices.StepPrices, recipe: _recipe.Recipe
 ) -> Iterator[_plan.MemoryPlanRow]:
-  """Yields a row for each residual that a cut saves or recomputes.
-
-  Args:
-    prices: prices of the function's steps.
-    recipe: how the residuals are saved; another kind than a cut has no rows.
-  """
+  """Yields a row for each residual that a cut saves or recomputes."""
   if recipe.kind != "cut":
     return
   saved = prices.list_residuals(recipe)
@@ -43,11 +38,9 @@ def explain_residuals(
 def _explain_recomputed(
   recomputed: Sequence[Residual], added_s: float
 ) -> Iterator[_plan.MemoryPlanRow]:
-  """Yields rows of recomputed residuals.
-
-  Only the seconds of all recomputation are known. They are shared out in
-  proportion to the residuals' bytes.
-  """
+  """Yields rows of recomputed residuals."""
+  # Only the seconds of all recomputation are known. They are shared out in
+  # proportion to the residuals' bytes.
   total_bytes = sum(r.nbytes * r.repeats for r in recomputed)
   for r in recomputed:
     full_bytes = r.nbytes * r.repeats
@@ -64,14 +57,7 @@ def _explain_saved(
   saved: Sequence[Residual],
   reason: str,
 ) -> _plan.MemoryPlanRow:
-  """Returns the row of the residuals of one name.
-
-  Args:
-    costs: costs of the function's residuals.
-    residuals: residuals of that name.
-    saved: all residuals that the plan saves.
-    reason: why they are kept, if they are neither encoded nor offloaded.
-  """
+  """Returns the row of the residuals of one name."""
   first = residuals[0]
   option = costs.sum_costs(residuals)
   encoded_bytes = sum(r.encoded_bytes * r.repeats for r in residuals)

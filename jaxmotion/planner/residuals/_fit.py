@@ -201,13 +201,8 @@ _LAST_SEARCH: list[
 def _find_search(
   fn: Callable[..., Any], problem: _Problem
 ) -> _search.RecipeSearch:
-  """Returns a function's plans, priced as far as an earlier call has done it.
-
-  Args:
-    fn: the function. Like `jax.jit`, this takes the same object to be the same
-      function.
-    problem: what the prices depend on.
-  """
+  """Returns a function's plans, priced as far as an earlier call has done
+  it."""
   for known, its_problem, search in _LAST_SEARCH:
     if known is fn and its_problem == problem:
       return search

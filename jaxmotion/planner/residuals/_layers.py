@@ -38,12 +38,7 @@ def layer_of(name: str) -> str:
 def list_layers(
   closed: core.jax_core.ClosedJaxpr, device: perfmodel.Device
 ) -> list[Layer]:
-  """Returns the layers of a function; the first is what is outside scans.
-
-  Args:
-    closed: the function, traced.
-    device: device that runs it.
-  """
+  """Returns the layers of a function; the first is what is outside scans."""
   return _list_layers(closed, "", 1, device)
 
 

@@ -69,11 +69,9 @@ class ParetoFront:
     return ordered._select_ways(front[some.astype(int)])
 
   def _undominated_positions(self) -> NDArray[Any]:
-    """Returns positions of undominated ways, of ways ordered by bytes.
-
-    A way is dominated if one before it, which has no more bytes, costs no more
-    seconds of any kind.
-    """
+    """Returns positions of undominated ways, of ways ordered by bytes."""
+    # A way is dominated if one before it, which has no more bytes, costs no
+    # more seconds of any kind.
     if not self.to_host_s.any():
       # One cost besides bytes: a running minimum instead of all pairs.
       least = np.minimum.accumulate(self.device_s)

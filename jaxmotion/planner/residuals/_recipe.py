@@ -44,13 +44,7 @@ class Recipe(NamedTuple):
   def wrap(
     self, fn: Callable[..., Any], count: int, device: perfmodel.Device
   ) -> Callable[..., Any]:
-    """Returns the function that saves its residuals this way.
-
-    Args:
-      fn: the function.
-      count: number of its arguments, all of which stay in memory.
-      device: device that a cut's times are predicted for.
-    """
+    """Returns the function that saves its residuals this way."""
     if self.kind == "plain":
       return fn
     if self.kind == "cut":

@@ -85,13 +85,9 @@ class RecipeSearch:
     report: _prices.Report = lambda line: None,
     time_limit_s: float | None = None,
   ) -> None:
-    """Prices the first recipes, unless an earlier search did.
-
-    Args:
-      report: function of a line that says what is tried.
-      time_limit_s: seconds after which no further recipe is priced, but for the
-        first ones.
-    """
+    """Prices the first recipes, unless an earlier search did."""
+    # `time_limit_s`: seconds after which no further recipe is priced, but for
+    # the first ones.
     limit_s = math.inf if time_limit_s is None else time_limit_s
     self._end_s = time.monotonic() + limit_s
     self.prices.report = report
@@ -139,11 +135,7 @@ class RecipeSearch:
     return self._add(candidate.recipe)
 
   def refine(self, most_bytes: float) -> None:
-    """Adds cuts of further budgets near a number of bytes.
-
-    Args:
-      most_bytes: most predicted bytes of everything on the device.
-    """
+    """Adds cuts of further budgets near a number of bytes."""
     if not self._is_extended:
       return
     families = {c.recipe.rules for c in self._found.values() if _has_share(c)}
@@ -157,10 +149,8 @@ class RecipeSearch:
   def _halve_gap(
     self, rules: _recipe.Rules, most_bytes: float, best_s: float
   ) -> bool:
-    """Prices the share between the largest that fits and the next one.
-
-    Smaller shares need not fit: what is recomputed at once takes memory, too.
-    """
+    """Prices the share between the largest that fits and the next one."""
+    # Smaller shares need not fit: what is recomputed at once takes memory, too.
     found = [c for c in self._found.values() if c.recipe.rules == rules]
     shared = sorted(filter(_has_share, found), key=_share_of)
     fits = [i for i, c in enumerate(shared) if c.device_bytes <= most_bytes]
@@ -204,10 +194,8 @@ class RecipeSearch:
         )
 
   def _is_stock_smaller(self) -> bool:
-    """Returns whether a stock policy holds less than the plain function.
-
-    If none does, then what is repeated is alive at the same time.
-    """
+    """Returns whether a stock policy holds less than the plain function."""
+    # If none does, then what is repeated is alive at the same time.
     stock = [c for c in self._found.values() if c.recipe.kind == "stock"]
     least = min(c.device_bytes for c in stock)
     return least < 0.95 * self.plain.device_bytes
@@ -231,12 +219,10 @@ class RecipeSearch:
       yield _recipe.make_cut(None, without, f"without {name}")
 
   def _list_mixed(self, share: float | None) -> Iterator[Candidate]:
-    """Yields the front of the ways to keep the residuals of one budget.
-
-    Transfers of one layer share the time of that layer to hide in. Their
-    seconds are therefore separate costs within a layer, and become exposed
-    seconds once the layer's front is complete.
-    """
+    """Yields the front of the ways to keep the residuals of one budget."""
+    # Transfers of one layer share the time of that layer to hide in. Their
+    # seconds are therefore separate costs within a layer, and become exposed
+    # seconds once the layer's front is complete.
     base = _recipe.make_cut(share)
     price = self.prices.price(base)
     assert price is not None

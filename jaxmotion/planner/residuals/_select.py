@@ -36,18 +36,7 @@ def select_fastest(
   measure_memory: MeasureMemory | None,
   notes: tuple[str, ...] = (),
 ) -> _plan.MemoryPlan:
-  """Returns the fastest plan that fits.
-
-  Args:
-    search: recipes and their prices.
-    budget_bytes: budget of all device memory.
-    measure_memory: compiles a step and returns its bytes; None trusts the
-      prediction.
-    notes: notes of the plan.
-
-  Raises:
-    BudgetTooSmallError: no candidate fits.
-  """
+  """Returns the fastest plan that fits."""
   selector = Selector(search, budget_bytes, measure_memory)
   best = selector.find_best()
   if best is None:
@@ -162,13 +151,8 @@ class Selector:
   def _choose_unsure(
     self, left: Sequence[_search.Candidate]
   ) -> _search.Candidate | None:
-    """Returns the first candidate whose memory nothing compiled speaks for.
-
-    It is predicted not to fit, but may take less once it is compiled.
-
-    Args:
-      left: faster candidates than the best one, the fastest first.
-    """
+    """Returns the first candidate whose memory nothing compiled speaks for."""
+    # It is predicted not to fit, but may take less once it is compiled.
     for candidate in left:
       is_known = _family_of(candidate) in self._ratio or candidate.is_estimate
       if not is_known and _LEAST_RATIO * candidate.device_bytes <= self._budget:
@@ -184,10 +168,8 @@ class Selector:
     return self._find_ratio(_family_of(candidate)) * candidate.device_bytes
 
   def _find_ratio(self, own: _Family) -> float:
-    """Returns the ratio of a family, or else that of the nearest one.
-
-    What a compiler does with transfers says nothing of recipes without any.
-    """
+    """Returns the ratio of a family, or else that of the nearest one."""
+    # What a compiler does with transfers says nothing of recipes without any.
     others = [f for f in self._ratio if not f.is_on_host]
     nearest = (own, own._replace(is_on_host=False), *others)
     return next((self._ratio[f] for f in nearest if f in self._ratio), 1.0)

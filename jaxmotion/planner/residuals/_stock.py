@@ -35,11 +35,7 @@ class Landmarks(NamedTuple):
 
 
 def find_landmarks(jaxpr: Any) -> Landmarks:
-  """Finds the names and the loops of a program.
-
-  Args:
-    jaxpr: the program, closed or not.
-  """
+  """Finds the names and the loops of a program."""
   names: dict[str, None] = {}
   has_loops = False
   for step in program.flatten(jaxpr).steps:
@@ -52,11 +48,7 @@ def find_landmarks(jaxpr: Any) -> Landmarks:
 
 
 def list_stock_recipes(landmarks: Landmarks) -> Iterator[_recipe.Recipe]:
-  """Yields `jax.checkpoint` by each policy, of the whole and of loop bodies.
-
-  Args:
-    landmarks: names and loops of the function.
-  """
+  """Yields `jax.checkpoint` by each policy, of the whole and of loop bodies."""
   for name in _PLAIN_POLICIES:
     policy = getattr(_POLICIES, name) if name else None
     yield _make_stock(name, policy, False)
@@ -65,26 +57,17 @@ def list_stock_recipes(landmarks: Landmarks) -> Iterator[_recipe.Recipe]:
 
 
 def list_name_recipes(landmarks: Landmarks) -> Iterator[_recipe.Recipe]:
-  """Yields `jax.checkpoint` by policies of names.
-
-  If there are loops, their bodies alone are wrapped.
-
-  Args:
-    landmarks: names and loops of the function.
-  """
+  """Yields `jax.checkpoint` by policies of names."""
+  # If there are loops, their bodies alone are wrapped.
   for name, policy in _list_name_policies(landmarks.names):
     yield _make_stock(name, policy, landmarks.has_loops)
 
 
 def list_offload_recipes(landmarks: Landmarks) -> Iterator[_recipe.Recipe]:
-  """Yields `jax.checkpoint` by policies that save on the host.
-
-  Only arrays of loop bodies are listed. Outside of loops, XLA sends such arrays
-  when the backward pass reads them, so that they take as much memory as before.
-
-  Args:
-    landmarks: names and loops of the function.
-  """
+  """Yields `jax.checkpoint` by policies that save on the host."""
+  # Only arrays of loop bodies are listed. Outside of loops, XLA sends such
+  # arrays when the backward pass reads them, so that they take as much memory
+  # as before.
   if not landmarks.has_loops:
     return
   places = ("device", "pinned_host")

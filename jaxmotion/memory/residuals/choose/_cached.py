@@ -19,21 +19,13 @@ def choose_cached(
   known: Iterable[program.Value],
   table: _residual_table.ResidualTable,
 ) -> dict[program.Value, _residual.Residual]:
-  """Chooses which recomputed values to save again until their last use.
-
-  Without them each reader would recompute for itself: the exponential of a
-  transformer's attention scores was computed three times, and XLA kept the
-  scores rather than the exponential. The cut goes through values that follow
-  without another expensive step from what was recomputed, so no expensive step
-  runs more than twice in all. The values are saved exactly: they live for a
-  short time only.
-
-  Args:
-    joint: the function and its backward pass.
-    reads: forward values that the backward pass reads.
-    known: values that are saved or always live.
-    table: residual of each value.
-  """
+  """Chooses which recomputed values to save again until their last use."""
+  # Without them each reader would recompute for itself: the exponential of a
+  # transformer's attention scores was computed three times, and XLA kept the
+  # scores rather than the exponential. The cut goes through values that follow
+  # without another expensive step from what was recomputed, so no expensive
+  # step runs more than twice in all. The values are saved exactly: they live
+  # for a short time only.
 
   def cost(value: program.Value) -> int:
     if not hasattr(value.aval, "shape"):

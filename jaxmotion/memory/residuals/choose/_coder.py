@@ -29,15 +29,7 @@ def make_coder(
   dtype: Any,
   partition: _partition.Partition | None,
 ) -> Coder:
-  """Returns the coder of a type of arrays, always the same one.
-
-  Args:
-    codec: codec of floats; None keeps their bits, and packs masks.
-    kind: kind of the array; see `Residual`.
-    shape: shape of the array.
-    dtype: dtype of the array.
-    partition: how it lies on a mesh.
-  """
+  """Returns the coder of a type of arrays, always the same one."""
   return Coder(codec, kind, jax.ShapeDtypeStruct(shape, dtype), partition)
 
 
@@ -143,11 +135,9 @@ class Coder:
 
 @jax.custom_jvp
 def differentiate_once(x: Array) -> Array:
-  """Returns `x` and refuses to be differentiated once more.
-
-  The encoded buffers are bits, which have no derivative: without this, second
-  derivatives would silently be zero.
-  """
+  """Returns `x` and refuses to be differentiated once more."""
+  # The encoded buffers are bits, which have no derivative: without this, second
+  # derivatives would silently be zero.
   return x
 
 
@@ -160,11 +150,9 @@ def _refuse_derivative(primals: Any, tangents: Any) -> Any:
 
 
 def _key_from_data(x: Array) -> core.Key:
-  """Returns a random key made from some of the array's own bits.
-
-  Rounding is then reproducible, and differs between steps and layers without
-  a counter that the caller would have to pass.
-  """
+  """Returns a random key made from some of the array's own bits."""
+  # Rounding is then reproducible, and differs between steps and layers without
+  # a counter that the caller would have to pass.
   words = _float_bits(_sample(x)).astype(jnp.uint32)
   # A sum, since a compiler that partitions the array cannot reduce by `xor`
   # over the devices.
@@ -172,11 +160,9 @@ def _key_from_data(x: Array) -> core.Key:
 
 
 def _sample(x: Array) -> Array:
-  """Returns about 2048 elements or more, spread over the array.
-
-  The first axis is thinned out only if it is the only one. It is the one that
-  is most often partitioned, and a part of each device's rows is local.
-  """
+  """Returns about 2048 elements or more, spread over the array."""
+  # The first axis is thinned out only if it is the only one. It is the one that
+  # is most often partitioned, and a part of each device's rows is local.
   to_drop = x.size // _SAMPLED_ELEMENTS
   steps = [1] * x.ndim
   for axis in reversed(range(min(1, x.ndim - 1), x.ndim)):

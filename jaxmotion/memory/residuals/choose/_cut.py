@@ -57,13 +57,11 @@ def find_discontinuous_on_rounded(
   cut: Cut,
   table: _residual_table.ResidualTable,
 ) -> Iterator[program.Value]:
-  """Yields results of discontinuous steps rerun on rounded residuals.
-
-  A ReLU mask recomputed from operands rounded to 8 bits would lose the 1 % of
-  them that are rounded to zero. Where an expensive step, a convolution say,
-  is rerun between the rounded residual and the comparison, its results are
-  seldom exactly zero, and the mask may be recomputed.
-  """
+  """Yields results of discontinuous steps rerun on rounded residuals."""
+  # A ReLU mask recomputed from operands rounded to 8 bits would lose the 1 % of
+  # them that are rounded to zero. Where an expensive step, a convolution say,
+  # is rerun between the rounded residual and the comparison, its results are
+  # seldom exactly zero, and the mask may be recomputed.
   rounded = {v for v in cut.saved if table.describe(v).is_lossy}
   known = {*cut.saved, *live, *joint.program.constants}
   for step in cut.rerun:

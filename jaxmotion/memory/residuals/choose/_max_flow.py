@@ -38,11 +38,7 @@ class FlowGraph:
     self.capacity: list[int] = []
 
   def add_edge(self, tail: int, head: int, capacity: int) -> int:
-    """Adds an edge and its reverse, which has no capacity yet.
-
-    Returns:
-      The edge.
-    """
+    """Adds an edge and its reverse, which has no capacity yet."""
     for node, other, room in ((tail, head, capacity), (head, tail, 0)):
       self._edges[node].append(len(self._head))
       self._head.append(other)
@@ -50,27 +46,19 @@ class FlowGraph:
     return len(self._head) - 2
 
   def find_sink_side(self) -> set[int]:
-    """Returns the sink's side of the minimum cut that is nearest to the sink.
-
-    Of equal cuts the latest is wanted: what it saves lives for a shorter time.
-    It consists of the nodes from which the sink can still be reached over
-    edges with capacity left, found by a search backwards from the sink.
-
-    References:
-      Dinitz, *Algorithm for solution of a problem of maximum flow in a network
-      with power estimation*, 1970.
-    """
+    """Returns the sink's side of the minimum cut that is nearest to the
+    sink."""
+    # Of equal cuts the latest is wanted: what it saves lives for a shorter
+    # time. It consists of the nodes from which the sink can still be reached
+    # over edges with capacity left, found by a search backwards from the sink.
+    # References: Dinitz, *Algorithm for solution of a problem of maximum flow
+    # in a network with power estimation*, 1970.
     while (level := self._find_levels())[self.SOURCE] >= 0:
       self._push_blocking_flow(level)
     return {node for node, distance in enumerate(level) if distance >= 0}
 
   def _find_levels(self) -> list[int]:
-    """Returns each node's distance to the sink, in edges with capacity.
-
-    Returns:
-      -1 for nodes that do not reach the sink, and for those that are not
-      nearer to it than the source.
-    """
+    """Returns each node's distance to the sink, in edges with capacity."""
     edges, head, capacity = self._edges, self._head, self.capacity
     level = [-1] * len(edges)
     level[self.SINK] = 0
@@ -88,13 +76,11 @@ class FlowGraph:
     return level
 
   def _push_blocking_flow(self, level: list[int]) -> None:
-    """Pushes flow along shortest paths until none of them has capacity left.
-
-    A depth-first search without recursion. `tried[node]` counts the edges of a
-    node that lead nowhere at this level: no edge is tried twice, which is what
-    bounds the number of steps. After a push, the search goes on from the first
-    edge that is full.
-    """
+    """Pushes flow along shortest paths until none of them has capacity left."""
+    # A depth-first search without recursion. `tried[node]` counts the edges of
+    # a node that lead nowhere at this level: no edge is tried twice, which is
+    # what bounds the number of steps. After a push, the search goes on from the
+    # first edge that is full.
     edges, head, capacity = self._edges, self._head, self.capacity
     tried = [0] * len(edges)
     path: list[int] = []

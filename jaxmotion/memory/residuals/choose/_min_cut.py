@@ -14,12 +14,7 @@ from jaxmotion.memory.residuals.choose import _max_flow
 def values_read_by_backward(
   joint: trace.JointProgram, always_live: Iterable[program.Value]
 ) -> list[program.Value]:
-  """Returns the forward values that the backward pass reads.
-
-  Args:
-    joint: the function and its backward pass.
-    always_live: inputs that are never saved.
-  """
+  """Returns the forward values that the backward pass reads."""
   excluded = {*always_live, *joint.program.constants, *joint.backward}
   found: dict[program.Value, None] = {}
   for step in joint.backward_steps():
@@ -130,18 +125,9 @@ class CutGraph:
     rerun_costs: Sequence[int],
     start: Flow | None = None,
   ) -> tuple[list[program.Value], Flow]:
-    """Finds the cheapest set of values from which the backward pass follows.
-
-    Args:
-      save_costs: cost of saving each value, positive: a cut of no cost could be
-        anywhere.
-      rerun_costs: cost of running each step again, in the same unit;
-        `UNCUTTABLE` for a step that must not run again.
-      start: flow of an earlier search none of whose costs was greater.
-
-    Returns:
-      The values to save, in the order in which they are computed, and the flow.
-    """
+    """Finds the cheapest set of values from which the backward pass follows."""
+    # Returns the values to save, in the order in which they are computed, and
+    # the flow.
     begin = self._no_flow if start is None else start
     capacity = self._graph.capacity = list(begin.capacity)
     for edges, before, costs in (

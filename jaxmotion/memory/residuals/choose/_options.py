@@ -30,17 +30,7 @@ def make_options(
   memory_budget: float | None,
   device: perfmodel.Device | None,
 ) -> Options:
-  """Returns the options that `compress_residuals` was given, checked.
-
-  Args:
-    codec: how residuals are saved.
-    memory_budget: share of the residuals' bytes, bytes, or None.
-    device: device whose times are predicted; None for an H100.
-
-  Raises:
-    TypeError: an option is of the wrong type.
-    ValueError: `memory_budget` is negative.
-  """
+  """Returns the options that `compress_residuals` was given, checked."""
   if memory_budget is not None:
     core.check_number("memory_budget", memory_budget, 0)
   if device is None:

@@ -58,11 +58,7 @@ class Partition(NamedTuple):
     return tuple(a for entry in self.spec for a in core.spec_axes(entry))
 
   def stack_like(self, part: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """Returns the type of one buffer of all parts.
-
-    Args:
-      part: type of the buffer of one part.
-    """
+    """Returns the type of one buffer of all parts."""
     cuts = tuple(count for count in self.grid if count > 1)
     shape = (*cuts, *part.shape)
     if not self.shard_axes:
@@ -121,11 +117,7 @@ class Partition(NamedTuple):
 
 
 def find_partition(aval: Any) -> Partition | None:
-  """Returns how an array lies on a mesh; None if one device holds all of it.
-
-  Args:
-    aval: type of the array.
-  """
+  """Returns how an array lies on a mesh; None if one device holds all of it."""
   sharding = getattr(aval, "sharding", None)
   if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
     return None

@@ -43,11 +43,8 @@ class PricedGraph(NamedTuple):
   maker: dict[program.Value, int]
 
   def save_costs(self, byte_s: float) -> list[int]:
-    """Returns the cost of saving each value.
-
-    Args:
-      byte_s: seconds that a byte may cost.
-    """
+    """Returns the cost of saving each value."""
+    # `byte_s`: seconds that a byte may cost.
     # Even an empty array costs 1: a cut of no cost could be anywhere.
     return [
       max(1, int(UNITS_PER_S * (byte_s * nbytes + seconds)))
@@ -57,11 +54,7 @@ class PricedGraph(NamedTuple):
     ]
 
   def rerun_costs(self, kept: AbstractSet[program.Value]) -> list[int]:
-    """Returns the cost of rerunning each step.
-
-    Args:
-      kept: values that must not be recomputed.
-    """
+    """Returns the cost of rerunning each step."""
     costs = list(self.rerun)
     for value in kept:
       if value in self.maker:

@@ -150,20 +150,7 @@ class Residual(NamedTuple):
 def apply_choice(
   residual: Residual, choose: _actions.ResidualChoice
 ) -> Residual:
-  """Returns the residual with the action that was chosen for it.
-
-  Args:
-    residual: an exact residual.
-    choose: function of a residual that returns its action.
-
-  Returns:
-    The residual as it is for fewer than 2048 elements, and for a codec that
-    would not make it smaller.
-
-  Raises:
-    TypeError: the action is none, or a codec that does not take the array.
-    ValueError: the codec has state.
-  """
+  """Returns the residual with the action that was chosen for it."""
   if math.prod(residual.shape) < _MIN_ELEMENTS:
     return residual
   action = choose(residual)
@@ -211,10 +198,8 @@ def _with_codec(residual: Residual, codec: codecs.Codec) -> Residual:
 
 
 def fullest_tile_share(x: Array) -> Array:
-  """Returns the largest share of nonzeros of any tile, float32[].
-
-  Tiles have 1024 elements of the flat array, as those of `zero_value`.
-  """
+  """Returns the largest share of nonzeros of any tile, float32[]."""
+  # Tiles have 1024 elements of the flat array, as those of `zero_value`.
   flat = (x != 0).reshape(-1)
   tile = min(_TILE, flat.size)
   padding = -flat.size % tile

@@ -59,11 +59,9 @@ class ResidualTable:
     )
 
   def describe(self, value: program.Value) -> _residual.Residual:
-    """Returns a value as the residual that it would be saved as.
-
-    Arguments of the function cannot be recomputed, so an action that might
-    require that leaves them as they are.
-    """
+    """Returns a value as the residual that it would be saved as."""
+    # Arguments of the function cannot be recomputed, so an action that might
+    # require that leaves them as they are.
     if value not in self._described:
       exact = residual = self.describe_exact(value)
       # Residuals of an inner scan were already encoded and placed by that

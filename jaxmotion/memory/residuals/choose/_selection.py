@@ -114,25 +114,17 @@ class ResidualChooser:
     self._chosen: dict[int, Selection] = {}
 
   def choose(self, budget: float | None) -> Selection:
-    """Returns the selection for a budget, the same object for the same cut.
-
-    Args:
-      budget: share of the bytes that the fastest step saves, or None.
-    """
+    """Returns the selection for a budget, the same object for the same cut."""
     cut = self._trade.choose_cut(budget)
     if id(cut) not in self._chosen:  # The trade keeps all cuts.
       self._chosen[id(cut)] = self._select(cut)
     return self._chosen[id(cut)]
 
   def leave_plain(self, selection: Selection) -> Selection:
-    """Returns a selection that leaves small losses to the compiler.
-
-    Where the compiler holds no more than the cut, all values that the backward
-    pass reads are kept for it. It chooses what it writes, as in plain training.
-
-    Args:
-      selection: the selection of a function that is no loop's body.
-    """
+    """Returns a selection that leaves small losses to the compiler."""
+    # Where the compiler holds no more than the cut, all values that the
+    # backward pass reads are kept for it. It chooses what it writes, as in
+    # plain training.
     reads, saved = self._trade.reads, [s.value for s in selection.saved]
     has_actions = bool(self.matched_names) or any(
       s.residual.kept for s in selection.saved
@@ -144,16 +136,12 @@ class ResidualChooser:
     return selection._replace(plain=tuple(reads))
 
   def without_gradients(self, wanted: Sequence[bool]) -> ResidualChooser:
-    """Returns the chooser for a backward pass of the gradients that are wanted.
-
-    Barriers tie all gradients of a backward pass together, so that a compiler
-    would keep those that nothing reads. A loop computes those of its carry for
-    itself: they stay, because XLA needs more memory for a loop with a result
-    that nothing reads.
-
-    Args:
-      wanted: for each input, whether something is differentiated by it.
-    """
+    """Returns the chooser for a backward pass of the gradients that are
+    wanted."""
+    # Barriers tie all gradients of a backward pass together, so that a compiler
+    # would keep those that nothing reads. A loop computes those of its carry
+    # for itself: they stay, because XLA needs more memory for a loop with a
+    # result that nothing reads.
     loops = [s for s in self.joint.program.steps if s.name == "scan"]
     gradients = tuple(
       g if is_wanted or any(g in loop.outs for loop in loops) else None
@@ -199,10 +187,8 @@ def _find_rerun_loops(
   cut: _cut.Cut,
   saved: dict[program.Value, _residual.Residual],
 ) -> frozenset[int]:
-  """Returns the positions of loops of whose buffers none are saved.
-
-  Positions are those among the loops of the forward pass.
-  """
+  """Returns the positions of loops of whose buffers none are saved."""
+  # Positions are those among the loops of the forward pass.
   kept: set[program.Step | None] = set()
   for value, residual in saved.items():
     maker = joint.order.maker(value)
@@ -227,12 +213,11 @@ def _inputs_for_overflow(
   live: frozenset[program.Value],
   saved: dict[program.Value, _residual.Residual],
 ) -> list[program.Value]:
-  """Returns the inputs that recomputing an overflowed residual would read.
-
-  A residual in zero-value coding may have more nonzeros than its capacity. It
-  is then recomputed from residuals that are exact and from always-live inputs;
-  where these are not enough, from further inputs, which must be saved exactly.
-  """
+  """Returns the inputs that recomputing an overflowed residual would read."""
+  # A residual in zero-value coding may have more nonzeros than its capacity. It
+  # is then recomputed from residuals that are exact and from always-live
+  # inputs; where these are not enough, from further inputs, which must be saved
+  # exactly.
   exact = {v for v, residual in saved.items() if residual.is_exact}
   known = {*exact, *live, *joint.program.constants}
   unsure = [v for v, residual in saved.items() if residual.may_overflow]

@@ -130,15 +130,7 @@ class Separators:
     self._known, self._read = {*live, *joint.program.constants}, {*reads}
 
   def add_to(self, saved: Sequence[program.Value]) -> list[program.Value]:
-    """Returns saved values and the separators that reduce memory.
-
-    Args:
-      saved: values that the forward pass saves.
-
-    Returns:
-      All values to save; as they were where nothing is gained. With a codec,
-      parts are computed again from their own rounded inputs.
-    """
+    """Returns saved values and the separators that reduce memory."""
     if not self.is_used:
       return list(saved)
     places = self._find_places(saved)
@@ -161,13 +153,9 @@ class Separators:
     places: Sequence[_Place],
     split: _Split,
   ) -> list[program.Value]:
-    """Adds places that spare a product and take no more memory.
-
-    Where a part has two layers, the output of the first one is computed again.
-
-    Returns:
-      All values to save.
-    """
+    """Adds places that spare a product and take no more memory."""
+    # Where a part has two layers, the output of the first one is computed
+    # again.
     most = self._count_bytes(split)
     found = self.sort_values([*saved, *_list_separators(split)])
     links = _link_steps(self._steps_from(found))
@@ -218,12 +206,11 @@ class Separators:
     return sorted(dict.fromkeys(values), key=self._position.__getitem__)
 
   def add_last(self, saved: Sequence[program.Value]) -> list[program.Value]:
-    """Returns saved values and what the pass of a loss reads first, if at all.
-
-    The backward pass of a loss follows at once: the output of the last layer
-    is gone before that layer is computed again. To compute it again, too,
-    would take time and save nothing.
-    """
+    """Returns saved values and what the pass of a loss reads first, if at
+    all."""
+    # The backward pass of a loss follows at once: the output of the last layer
+    # is gone before that layer is computed again. To compute it again, too,
+    # would take time and save nothing.
     return self.sort_values([*saved, *self._find_last(saved)])
 
   def _find_last(self, saved: Sequence[program.Value]) -> list[program.Value]:
@@ -275,12 +262,7 @@ class Separators:
     return self._joint.order.leading_to(self._reads, known)
 
   def _find_places(self, saved: Sequence[program.Value]) -> list[_Place]:
-    """Finds the places where the steps that run again may be split.
-
-    Returns:
-      The places, the last one behind all steps; none if no two steps depend on
-      one another for whose results there is a cache.
-    """
+    """Finds the places where the steps that run again may be split."""
     steps = self._steps_from(saved)
     made = _find_far(steps)
     last = {v: i for i, s in enumerate(steps) for v in s.reads if v in made}
@@ -348,14 +330,9 @@ def _link_steps(steps: Sequence[program.Step]) -> _Links:
 
 
 def _find_far(steps: Sequence[program.Step]) -> dict[program.Value, int]:
-  """Returns the values that follow from expensive steps, with positions.
-
-  What follows by cheap steps from what is there is not far: it is computed
-  again wherever it is read.
-
-  Args:
-    steps: the steps that run again.
-  """
+  """Returns the values that follow from expensive steps, with positions."""
+  # What follows by cheap steps from what is there is not far: it is computed
+  # again wherever it is read.
   found: dict[program.Value, int] = {}
   for i, step in enumerate(steps):
     if program.is_expensive(step.eqn) or any(v in found for v in step.reads):
@@ -364,15 +341,7 @@ def _find_far(steps: Sequence[program.Step]) -> dict[program.Value, int]:
 
 
 def _find_split(places: Sequence[_Place], most_bytes: float) -> _Split | None:
-  """Finds the places of the smallest frontiers for a limit of memory.
-
-  Args:
-    places: places to choose from; the last one is always chosen.
-    most_bytes: most bytes that may be in memory at any time.
-
-  Returns:
-    The split; None if there is none.
-  """
+  """Finds the places of the smallest frontiers for a limit of memory."""
   chain = [_START, *places]
   cost = [0.0]
   before = [0]

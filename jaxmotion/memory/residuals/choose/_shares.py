@@ -14,18 +14,8 @@ _SHARES = 32
 def find_largest_share(
   estimate: Callable[[float], int], count: Callable[[float], int], most: float
 ) -> float | None:
-  """Finds the largest share of the residuals whose bytes are in a budget.
-
-  The share is guessed from estimates, since counting may cost a trace.
-
-  Args:
-    estimate: function of a share that returns its bytes, nearly.
-    count: function of a share that returns its bytes.
-    most: most bytes of the residuals.
-
-  Returns:
-    The largest of 33 equally spaced shares from 0 to 1; None if none fits.
-  """
+  """Finds the largest share of the residuals whose bytes are in a budget."""
+  # The share is guessed from estimates, since counting may cost a trace.
 
   def is_above(step: int) -> bool:
     return count(step / _SHARES) > most

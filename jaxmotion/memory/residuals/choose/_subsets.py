@@ -68,22 +68,12 @@ def find_subsets(
   candidates: Sequence[Candidate],
   count_seconds: Callable[[program.Step], float],
 ) -> list[Subset]:
-  """Finds the subsets of which none is both larger and slower than another.
-
-  Time and memory double with each candidate that may be missing.
-
-  Args:
-    joint: the function and its backward pass.
-    reads: forward values that the backward pass reads.
-    known: values that the backward pass has anyway.
-    candidates: values that may be saved, in the order of the program.
-    count_seconds: returns the seconds of running a step again; infinity for a
-      step that must not.
-
-  Returns:
-    Subsets from which all reads follow, from the fewest bytes to the fewest
-    seconds.
-  """
+  """Finds the subsets of which none is both larger and slower than another."""
+  # Time and memory double with each candidate that may be missing.
+  # `count_seconds`: returns the seconds of running a step again; infinity for a
+  # step that must not.
+  # Returns subsets from which all reads follow, from the fewest bytes to the
+  # fewest seconds.
   free = [c for c in candidates if c.may_be_missing]
   firm = [c for c in candidates if not c.may_be_missing]
   index = np.arange(1 << len(free))

@@ -96,11 +96,7 @@ class Trade:
     self._completed: dict[tuple[program.Value, ...], _cut.Cut | None] = {}
 
   def with_joint(self, joint: trace.JointProgram) -> Trade:
-    """Returns the choice for the same program with other gradients.
-
-    Args:
-      joint: the function and its backward pass.
-    """
+    """Returns the choice for the same program with other gradients."""
     found = copy.copy(self)
     found._begin(joint)
     return found
@@ -113,16 +109,10 @@ class Trade:
       vars(self).pop("_graph", None)
 
   def choose_cut(self, budget: float | None) -> _cut.Cut:
-    """Chooses the values to save.
-
-    Without a budget, the cut of the fewest bytes that takes at most 1 % of the
-    function's own time more than the fastest one. With a budget, the fastest
-    cut whose bytes are at most that share of the fastest one's.
-
-    Args:
-      budget: share of the bytes of the fastest cut, or None. Infinity is the
-        fastest cut that runs no matmul again.
-    """
+    """Chooses the values to save."""
+    # Without a budget, the cut of the fewest bytes that takes at most 1 % of
+    # the function's own time more than the fastest one. With a budget, the
+    # fastest cut whose bytes are at most that share of the fastest one's.
     self._separators.is_used = budget is not None
     cut = self._free if budget is None else self._choose_cut(budget)
     self.keep_flows(self._keeps_flows)
@@ -136,14 +126,12 @@ class Trade:
     return self._price([*cut.saved, *masks]) if masks else cut
 
   def _light_masks(self, cut: _cut.Cut) -> list[program.Value]:
-    """Returns masks that would be computed again from products, if small.
-
-    The backward pass begins with the mask of a sum. To compute it again, all
-    products that are added must be in memory at once, beside the cotangent.
-    Saved, the mask lets it compute them again one after the other. A loop saves
-    one mask an iteration, and has the products of one iteration in memory. So
-    masks are saved only where all of them together are small.
-    """
+    """Returns masks that would be computed again from products, if small."""
+    # The backward pass begins with the mask of a sum. To compute it again, all
+    # products that are added must be in memory at once, beside the cotangent.
+    # Saved, the mask lets it compute them again one after the other. A loop
+    # saves one mask an iteration, and has the products of one iteration in
+    # memory. So masks are saved only where all of them together are small.
     steps = list(_cut.find_comparisons_behind_products(cut, self._table))
     masks = [v for step in steps for v in step.outs]
     most = max(
@@ -225,13 +213,8 @@ class Trade:
     )
 
   def _refine(self, found: _cut.Cut, index: int, most_bytes: float) -> _cut.Cut:
-    """Returns a faster cut of no more bytes, if there is one between two cuts.
-
-    Args:
-      found: the fastest cut within the limit that a price leads to.
-      index: of the price of the largest cut within the limit.
-      most_bytes: the limit.
-    """
+    """Returns a faster cut of no more bytes, if there is one between two
+    cuts."""
     for subset in reversed(self._find_subsets(index)):
       is_within = subset.nbytes <= most_bytes
       if is_within and subset.seconds < found.seconds:
@@ -240,10 +223,8 @@ class Trade:
     return found
 
   def _find_subsets(self, index: int) -> list[_subsets.Subset]:
-    """Returns the best subsets of what the cuts around a price save.
-
-    Small values are in all of them: they matter little, and may be many.
-    """
+    """Returns the best subsets of what the cuts around a price save."""
+    # Small values are in all of them: they matter little, and may be many.
     if index not in self._subsets:
       cuts = self._cut_at(index), self._cut_at(index - 1)
       saved = self._separators.sort_values(v for c in cuts for v in c.saved)
@@ -268,11 +249,7 @@ class Trade:
     return self._subsets[index]
 
   def _complete(self, saved: list[program.Value]) -> _cut.Cut | None:
-    """Returns the cut that saves some values.
-
-    Returns:
-      None if it would run a discontinuous step on rounded values.
-    """
+    """Returns the cut that saves some values."""
     if (key := tuple(saved)) not in self._completed:
       cut = self._price(saved)
       found = _cut.find_discontinuous_on_rounded(
@@ -283,12 +260,10 @@ class Trade:
 
   @functools.cached_property
   def _smallest(self) -> _cut.Cut:
-    """The fastest cut of nearly the fewest bytes.
-
-    One byte costs more than all steps together. What a few bytes spare is not
-    computed again: the sums of a norm are as many times smaller than what they
-    are computed from as that has channels.
-    """
+    """The fastest cut of nearly the fewest bytes."""
+    # One byte costs more than all steps together. What a few bytes spare is not
+    # computed again: the sums of a norm are as many times smaller than what
+    # they are computed from as that has channels.
     cut, _ = self._find_cut(self._make_graph(may_rerun_unknown=True), 1.0)
     most_bytes = (1 + _EQUAL_SHARE) * cut.nbytes
     near = self._cut_at(min(self._find_price(most_bytes), len(_PRICES) - 1))
@@ -312,13 +287,7 @@ class Trade:
     return [v for v in self._cut_at(index - 1).saved if v not in fewer]
 
   def _cut_at(self, index: int, count: int = 0) -> _cut.Cut:
-    """Returns the cheapest cut at a price of a byte.
-
-    Args:
-      index: of the price in `_PRICES`; -1 is a price of 0.
-      count: how many values of `_between` it must save, if not itself, what
-        they follow from.
-    """
+    """Returns the cheapest cut at a price of a byte."""
     if (index, count) not in self._cuts:
       must_save: Sequence[program.Value] = ()
       if count:
@@ -346,25 +315,16 @@ class Trade:
     must_save: Sequence[program.Value] = (),
     start: _min_cut.Flow | None = None,
   ) -> tuple[_cut.Cut, _min_cut.Flow]:
-    """Finds the cheapest cut at a price of a byte.
-
-    The backward pass must not rerun a step that compares floats for equality.
-    It reruns a loop only in the body of another one: all residuals of a loop
-    that runs again are in memory together, which gains nothing where they are
-    nearly all that there are. It must neither rerun a discontinuous step on
-    rounded operands, but which operands are rounded is known only after the
-    cut. So the cut is repeated with the results of such steps added to `kept`,
-    which only grows, until there are no new ones.
-
-    Args:
-      graph: graph of the cut.
-      byte_s: seconds that a byte may cost.
-      must_save: values that must not be recomputed.
-      start: flow of an earlier search whose costs were not greater.
-
-    Returns:
-      The cut, and the flow of the first search for it.
-    """
+    """Finds the cheapest cut at a price of a byte."""
+    # The backward pass must not rerun a step that compares floats for equality.
+    # It reruns a loop only in the body of another one: all residuals of a loop
+    # that runs again are in memory together, which gains nothing where they are
+    # nearly all that there are. It must neither rerun a discontinuous step on
+    # rounded operands, but which operands are rounded is known only after the
+    # cut. So the cut is repeated with the results of such steps added to
+    # `kept`, which only grows, until there are no new ones.
+    # `byte_s`: seconds that a byte may cost.
+    # Returns the cut, and the flow of the first search for it.
     kept = set(must_save)
     save_costs = graph.save_costs(byte_s)
     first: _min_cut.Flow | None = None
@@ -385,12 +345,9 @@ class Trade:
   def _make_graph(
     self, *, may_rerun_unknown: bool, may_rerun_products: bool = True
   ) -> _priced_graph.PricedGraph:
-    """Returns the graph of all cuts.
-
-    Args:
-      may_rerun_unknown: whether steps may run again whose seconds nobody knows.
-      may_rerun_products: whether expensive steps may, but for reductions.
-    """
+    """Returns the graph of all cuts."""
+    # `may_rerun_unknown`: whether steps may run again whose seconds nobody
+    # knows.
     describe = self._table.describe
 
     def must_save(step: program.Step) -> bool:
@@ -469,10 +426,9 @@ class Trade:
     return nbytes
 
   def _save_seconds(self, value: program.Value) -> float:
-    """Returns the seconds of writing what is saved, and of reading it.
-
-    An input is in memory, but for those of a loop's body: the loop stacks them.
-    """
+    """Returns the seconds of writing what is saved, and of reading it."""
+    # An input is in memory, but for those of a loop's body: the loop stacks
+    # them.
     if not hasattr(value.aval, "shape"):
       return 0.0
     residual = self._table.describe(value)

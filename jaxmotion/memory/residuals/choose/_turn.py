@@ -20,19 +20,13 @@ def gains_nothing(
   reads: Sequence[program.Value],
   saved: Sequence[program.Value],
 ) -> bool:
-  """Says whether a cut holds no fewer bytes than the compiler between passes.
-
-  That is so if the results of the function are small, it has no loop, and what
-  the compiler holds is no more than the cut and what the last product reads.
-  The compiler is taken to hold, of all that the backward pass reads, the
-  results of expensive steps and the operands of products from which it follows.
-  Inputs of the function are there in both cases.
-
-  Args:
-    joint: the function and its backward pass.
-    reads: forward values that the backward pass reads.
-    saved: values that the cut saves.
-  """
+  """Says whether a cut holds no fewer bytes than the compiler between
+  passes."""
+  # That is so if the results of the function are small, it has no loop, and
+  # what the compiler holds is no more than the cut and what the last product
+  # reads. The compiler is taken to hold, of all that the backward pass reads,
+  # the results of expensive steps and the operands of products from which it
+  # follows. Inputs of the function are there in both cases.
   if not all(hasattr(v.aval, "shape") for v in (*reads, *saved)):
     return False
   inputs = {*joint.inputs, *joint.program.constants}
@@ -61,17 +55,9 @@ def find_held(
   written: Container[program.Value],
   known: Container[program.Value] = (),
 ) -> set[program.Value]:
-  """Returns the arrays in memory that some values follow from.
-
-  A compiler that is left to itself holds the results of expensive steps, and
-  operands of products.
-
-  Args:
-    joint: the function and its backward pass.
-    reads: values of the forward pass that steps read.
-    written: operands of products.
-    known: values that are in memory anyway, and not counted.
-  """
+  """Returns the arrays in memory that some values follow from."""
+  # A compiler that is left to itself holds the results of expensive steps, and
+  # operands of products.
   held: set[program.Value] = set()
   seen: set[program.Value] = set()
   todo = [v.source for v in reads]

@@ -47,20 +47,7 @@ def backward(
   gates: Sequence[Array] = (),
   transfer: bool = True,
 ) -> list[Any]:
-  """Computes the gradients from the saved residuals.
-
-  Args:
-    selection: the function and its selected residuals.
-    inputs: inputs of the function; only those that are always live are read.
-    buffers: encoded buffers of each residual, from `forward`.
-    cotangents: cotangents of the inexact outputs.
-    gates: small arrays that are computed before the first residual is read.
-    transfer: whether the buffers of offloaded residuals are on the host. If
-      False the caller has fetched them.
-
-  Returns:
-    The gradient for each input; None for inputs that have none.
-  """
+  """Computes the gradients from the saved residuals."""
   if selection.plain is not None:
     return _plain.run_plain(selection, inputs, buffers, cotangents)
   run = _BackwardPass(selection, inputs, buffers, cotangents, transfer, gates)
@@ -159,14 +146,13 @@ class _BackwardPass:
     return _forward.tie_arrays(found) if is_tied else found
 
   def _find_token(self, step: program.Step) -> program.Value:
-    """Finds an array of the backward pass that a step waits for.
-
-    A barrier writes the arrays that it ties to memory, so the token is an array
-    that is written anyway: an operand of a step that ends a fusion, else the
-    last result of an expensive step that the operand follows from. Tied to the
-    operand, the barrier made XLA write the broadcast of per-channel sums, or
-    the gradient of an attention's probabilities in float32.
-    """
+    """Finds an array of the backward pass that a step waits for."""
+    # A barrier writes the arrays that it ties to memory, so the token is an
+    # array that is written anyway: an operand of a step that ends a fusion,
+    # else the last result of an expensive step that the operand follows from.
+    # Tied to the operand, the barrier made XLA write the broadcast of
+    # per-channel sums, or the gradient of an attention's probabilities in
+    # float32.
     backward, maker = self._joint.backward, self._joint.order.maker
     token = next(v for v in step.reads if v in backward)
     found: dict[program.Value, None] = {token: None}
@@ -209,18 +195,12 @@ class _BackwardPass:
     token: program.Value | None,
     whole: Collection[program.Value] = (),
   ) -> None:
-    """Puts forward values into `_env`, none available before the token.
-
-    Values between the residuals and those asked for are not kept: until their
-    next use they would take the memory that the residuals were to save. They
-    are recomputed when they are read again. Decoded residuals that may have
-    overflowed are kept, since decoding them may recompute something expensive.
-
-    Args:
-      values: operands of a step, or gradients.
-      token: value of the backward pass; None for no order.
-      whole: those of the values that a compiler reads from memory.
-    """
+    """Puts forward values into `_env`, none available before the token."""
+    # Values between the residuals and those asked for are not kept: until their
+    # next use they would take the memory that the residuals were to save. They
+    # are recomputed when they are read again. Decoded residuals that may have
+    # overflowed are kept, since decoding them may recompute something
+    # expensive.
     env = self._env
     missing = [
       v for v in values if isinstance(v, program.Value) and v not in env
@@ -249,13 +229,11 @@ class _BackwardPass:
   def _find_values_to_cache(
     self, steps: Sequence[program.Step]
   ) -> list[program.Value]:
-    """Returns the values to cache when these steps are rerun.
-
-    These are the results that the selection wants cached. If there are any,
-    all other values to be cached that follow from the results by cheap steps
-    are added. They are not needed yet, but until they are, what they follow
-    from would have to be kept for them.
-    """
+    """Returns the values to cache when these steps are rerun."""
+    # These are the results that the selection wants cached. If there are any,
+    # all other values to be cached that follow from the results by cheap steps
+    # are added. They are not needed yet, but until they are, what they follow
+    # from would have to be kept for them.
     made = {v: None for s in steps for v in s.outs}
     cached = self._selection.cached
     to_cache = [v for v in made if v in cached]
@@ -281,16 +259,10 @@ class _BackwardPass:
   def _recompute_and_cache(
     self, values: Sequence[program.Value], token: program.Value | None
   ) -> None:
-    """Recomputes values and saves them, as the forward pass saves residuals.
-
-    From here on these values have buffers like any residual. Results of
-    expensive steps on the way that are not cached stay in `_env`: other
-    values to be cached may follow from them.
-
-    Args:
-      values: values to recompute.
-      token: value of the backward pass that must be available first.
-    """
+    """Recomputes values and saves them, as the forward pass saves residuals."""
+    # From here on these values have buffers like any residual. Results of
+    # expensive steps on the way that are not cached stay in `_env`: other
+    # values to be cached may follow from them.
     steps = self._steps_to(values)
     _, local = self._decode_operands(values, steps, token, ())
     residual = self._selection.cached
@@ -319,23 +291,13 @@ class _BackwardPass:
     token: program.Value | None,
     whole: Collection[program.Value],
   ) -> tuple[list[program.Value], _forward.Env]:
-    """Decodes the residuals that steps read, none before the token exists.
-
-    One barrier ties the token to: the buffers of these residuals; those of the
-    next residual on the host, so that its transfer starts now; the always-live
-    inputs that the steps read, so that XLA does not merge the recomputation
-    with the forward pass; and the results of expensive steps since the last
-    barrier, so that gradients of weights are finished.
-
-    Args:
-      wanted: values that the steps lead to.
-      steps: steps that are to be rerun.
-      token: value of the backward pass; None for no barrier.
-      whole: those of the wanted values that a compiler reads from memory.
-
-    Returns:
-      The decoded values, and a copy of `_env` with them, for the steps.
-    """
+    """Decodes the residuals that steps read, none before the token exists."""
+    # One barrier ties the token to: the buffers of these residuals; those of
+    # the next residual on the host, so that its transfer starts now; the
+    # always-live inputs that the steps read, so that XLA does not merge the
+    # recomputation with the forward pass; and the results of expensive steps
+    # since the last barrier, so that gradients of weights are finished.
+    # Returns the decoded values, and a copy of `_env` with them, for the steps.
     env = self._env
     touched = dict.fromkeys(v for s in steps for v in s.reads)
     touched.update(dict.fromkeys(wanted))
@@ -390,10 +352,8 @@ class _BackwardPass:
     return to_decode, local
 
   def _list_finished(self, token: program.Value) -> list[program.Value]:
-    """Returns the untied results that the token does not follow from.
-
-    The others are there before the token is, and tied they would live on.
-    """
+    """Returns the untied results that the token does not follow from."""
+    # The others are there before the token is, and tied they would live on.
     before = {token}
     todo = [token]
     while todo:
@@ -407,10 +367,8 @@ class _BackwardPass:
   def _take_prefetch(
     self, to_decode: Sequence[program.Value]
   ) -> list[program.Value]:
-    """Takes the next value to fetch from the queue, if a fetch is due now.
-
-    Its transfer then runs while the values that are needed now are used.
-    """
+    """Takes the next value to fetch from the queue, if a fetch is due now."""
+    # Its transfer then runs while the values that are needed now are used.
     for value in to_decode:
       if value in self._fetch_queue:
         self._fetch_queue.remove(value)
@@ -435,11 +393,9 @@ class _BackwardPass:
     )
 
   def _recompute_exactly(self, value: program.Value) -> Array:
-    """Recomputes an overflowed residual from exact residuals alone.
-
-    It runs as a branch of a conditional, so it changes no state: what it
-    decodes or fetches is for this branch.
-    """
+    """Recomputes an overflowed residual from exact residuals alone."""
+    # It runs as a branch of a conditional, so it changes no state: what it
+    # decodes or fetches is for this branch.
     known = {
       v: x for v, x in self._env.items() if v not in self._joint.backward
     }

@@ -10,16 +10,12 @@ SMALL = 8
 
 
 def find_free_to_delay(selection: choose.Selection) -> set[program.Value]:
-  """Returns saved arrays that follow from as few bytes, by cheap steps alone.
-
-  A compiler that computes such an array in the backward pass keeps what it
-  follows from, which takes no more memory. There it writes the result over
-  that, which a barrier would keep it from. Rows of a loop are none of these:
-  they are written at the end of each iteration.
-
-  Args:
-    selection: the function and its selected residuals.
-  """
+  """Returns saved arrays that follow from as few bytes, by cheap steps
+  alone."""
+  # A compiler that computes such an array in the backward pass keeps what it
+  # follows from, which takes no more memory. There it writes the result over
+  # that, which a barrier would keep it from. Rows of a loop are none of these:
+  # they are written at the end of each iteration.
   joint = selection.joint
   kept = {*selection.always_live, *joint.program.constants}
   kept.update(s.value for s in selection.saved)

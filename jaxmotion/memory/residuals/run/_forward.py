@@ -21,15 +21,9 @@ Env = dict[program.Value, Any]
 def evaluate_outputs(
   selection: choose.Selection, inputs: Sequence[Array]
 ) -> tuple[list[Any], choose.Diagnostics]:
-  """Evaluates the function without saving anything.
-
-  Args:
-    selection: the function and its selected residuals.
-    inputs: arrays, one for each input.
-
-  Returns:
-    The outputs, and diagnostics of zeros in the structure of `forward`'s.
-  """
+  """Evaluates the function without saving anything."""
+  # Returns the outputs, and diagnostics of zeros in the structure of
+  # `forward`'s.
   joint = selection.joint
   env = make_env(selection, zip(joint.inputs, inputs, strict=True))
   ends = _output_values(selection)
@@ -42,27 +36,16 @@ def evaluate_outputs(
 def forward(
   selection: choose.Selection, inputs: Sequence[Array], *, transfer: bool = True
 ) -> tuple[tuple[list[Any], choose.Diagnostics], list[choose.Buffers]]:
-  """Evaluates the function and saves the selected residuals.
-
-  Two orders are held by barriers:
-
-  * A residual is encoded after its last use and before the next step. Left to
-    itself, XLA would keep the original until it has time to encode, which is
-    in the backward pass.
-  * Buffers that go to the host must have arrived when the next residual is
-    encoded, the last ones when there is an output. Left to itself, XLA would
-    send them when it has time, which is in the backward pass, too.
-
-  Args:
-    selection: the function and its selected residuals.
-    inputs: arrays, one for each input.
-    transfer: whether to copy the buffers of offloaded residuals to the host.
-      If False the caller does so, as a loop that carries them does.
-
-  Returns:
-    The outputs and the diagnostics, and the encoded buffers of each saved
-    residual.
-  """
+  """Evaluates the function and saves the selected residuals."""
+  # Two orders are held by barriers:
+  # * A residual is encoded after its last use and before the next step. Left to
+  #   itself, XLA would keep the original until it has time to encode, which is
+  #   in the backward pass.
+  # * Buffers that go to the host must have arrived when the next residual is
+  #   encoded, the last ones when there is an output. Left to itself, XLA would
+  #   send them when it has time, which is in the backward pass, too.
+  # Returns the outputs and the diagnostics, and the encoded buffers of each
+  # saved residual.
   if selection.plain is not None:
     return _keep_plain(selection, selection.plain, inputs)
   joint = selection.joint
@@ -77,11 +60,10 @@ def forward(
   in_transit: list[choose.Buffers] = []
 
   def is_late(value: program.Value) -> bool:
-    """Says whether a compiler may compute a saved array in the backward pass.
-
-    It then keeps what the array follows from. Results of expensive steps are
-    computed once, and what an expensive step reads is there when that runs.
-    """
+    """Says whether a compiler may compute a saved array in the backward
+    pass."""
+    # It then keeps what the array follows from. Results of expensive steps are
+    # computed once, and what an expensive step reads is there when that runs.
     written = value.source
     maker = joint.order.maker(written)
     is_cheap = maker is not None and not program.is_expensive(maker.eqn)
@@ -89,12 +71,10 @@ def forward(
     return is_cheap and not is_read and value not in free
 
   def wait_for_transfers(token: program.Value | None) -> None:
-    """Makes `env[token]` depend on the pending host transfers.
-
-    The buffers themselves stay as they were before the barrier: a loop that
-    stacks them in host memory must stack what was sent, or XLA finds no place
-    on the host for the stack.
-    """
+    """Makes `env[token]` depend on the pending host transfers."""
+    # The buffers themselves stay as they were before the barrier: a loop that
+    # stacks them in host memory must stack what was sent, or XLA finds no place
+    # on the host for the stack.
     if in_transit and token is not None:
       _, env[token] = tie_to_token(in_transit, env[token])
       in_transit.clear()
@@ -160,14 +140,8 @@ def _keep_plain(
 
 
 def list_gates(selection: choose.Selection, outs: Sequence[Any]) -> list[Array]:
-  """Returns the outputs that a backward pass should wait for: small ones.
-
-  A compiler could put off the sum of a loss to the end of the backward pass.
-
-  Args:
-    selection: the function and its selected residuals.
-    outs: results of the function.
-  """
+  """Returns the outputs that a backward pass should wait for: small ones."""
+  # A compiler could put off the sum of a loss to the end of the backward pass.
   most = max(
     (program.array_bytes(s.value.aval) for s in selection.saved), default=0
   )
@@ -181,11 +155,10 @@ def list_gates(selection: choose.Selection, outs: Sequence[Any]) -> list[Array]:
 
 
 def tie_to_token(arrays: Any, token: Array) -> tuple[Any, Array]:
-  """Returns a tree of arrays and a token, neither available before the other.
-
-  Whatever reads the returned token runs after the arrays exist, and whatever
-  reads the returned arrays runs after the token exists.
-  """
+  """Returns a tree of arrays and a token, neither available before the
+  other."""
+  # Whatever reads the returned token runs after the arrays exist, and whatever
+  # reads the returned arrays runs after the token exists.
   return tie_arrays((arrays, token))
 
 
@@ -200,10 +173,8 @@ def mask_words(buffers: choose.Buffers, mask: Array) -> choose.Buffers:
 
 
 def _restore_varying(x: Array, like: Array) -> Array:
-  """Types an array as varying over the mesh axes of another.
-
-  A barrier types all of its results as varying where any operand is.
-  """
+  """Types an array as varying over the mesh axes of another."""
+  # A barrier types all of its results as varying where any operand is.
   extra = core.varying_axes(x) - core.varying_axes(like)
   return (
     core.assert_replicated(x, tuple(sorted(extra, key=str))) if extra else x
@@ -218,23 +189,11 @@ def evaluate_and_encode(
     [Sequence[choose.SavedResidual], program.Value | None], None
   ],
 ) -> list[choose.SavedResidual]:
-  """Runs steps and encodes each residual soon after its last use.
-
-  What waits for the encoding is the result of a step whose result is written
-  to memory anyway. The result of a cheap step would be written for the barrier
-  alone: float32 scores of an attention that the exponential reads at once.
-
-  Args:
-    steps: steps, in order.
-    env: arrays of known values; gets the results of the steps.
-    saved: residuals to encode.
-    encode: encodes residuals, given a value that is to wait for that: the
-      first result of a step that does not come before their last use. It is
-      called before all steps, with None, for residuals that no step uses.
-
-  Returns:
-    Residuals that are still to be encoded, since no such step follows.
-  """
+  """Runs steps and encodes each residual soon after its last use."""
+  # What waits for the encoding is the result of a step whose result is written
+  # to memory anyway. The result of a cheap step would be written for the
+  # barrier alone: float32 scores of an attention that the exponential reads at
+  # once.
   due = _group_by_last_use(saved, steps)
   encode(due.pop(-1, []), None)
   waiting: list[choose.SavedResidual] = []
@@ -257,10 +216,8 @@ def ends_fusion(step: program.Step) -> bool:
 
 
 def is_written(step: program.Step) -> bool:
-  """Says whether a compiler writes a step's first result to memory.
-
-  Random bits are computed by what reads them.
-  """
+  """Says whether a compiler writes a step's first result to memory."""
+  # Random bits are computed by what reads them.
   if not step.outs or not hasattr(step.outs[0].aval, "shape"):
     return False
   return (
@@ -272,10 +229,8 @@ def is_written(step: program.Step) -> bool:
 def _group_by_last_use(
   saved: Iterable[choose.SavedResidual], steps: Sequence[program.Step]
 ) -> dict[int, list[choose.SavedResidual]]:
-  """Groups residuals by the position of the step that uses them last.
-
-  Position -1 holds those that no step reads or makes.
-  """
+  """Groups residuals by the position of the step that uses them last."""
+  # Position -1 holds those that no step reads or makes.
   last = {
     v: i for i, step in enumerate(steps) for v in (*step.reads, *step.outs)
   }

@@ -15,23 +15,16 @@ from jaxmotion.memory.residuals.run import _forward
 def order_backward(
   joint: trace.JointProgram, known: Collection[program.Value]
 ) -> list[program.Step]:
-  """Returns the steps of the backward pass in the order in which they run.
-
-  Args:
-    joint: the function and its gradients.
-    known: forward values that are not computed again.
-  """
+  """Returns the steps of the backward pass in the order in which they run."""
   return _run_freeing_first(_run_small_first(joint), joint, known)
 
 
 def _run_small_first(joint: trace.JointProgram) -> list[program.Step]:
-  """Returns the backward steps, those of small results before large ones.
-
-  Steps that end a fusion and read the same value of the backward pass may run
-  in any order. Each one's operands are recomputed for it and are gone
-  afterwards, while its result stays: the largest result comes last. In an
-  attention, the gradient of the values runs before that of the probabilities.
-  """
+  """Returns the backward steps, those of small results before large ones."""
+  # Steps that end a fusion and read the same value of the backward pass may run
+  # in any order. Each one's operands are recomputed for it and are gone
+  # afterwards, while its result stays: the largest result comes last. In an
+  # attention, the gradient of the values runs before that of the probabilities.
   steps = joint.backward_steps()
   position = {v: i for i, step in enumerate(steps) for v in step.outs}
   later: dict[program.Value, list[int]] = collections.defaultdict(list)
@@ -78,12 +71,10 @@ def _run_freeing_first(
   joint: trace.JointProgram,
   known: Collection[program.Value],
 ) -> list[program.Step]:
-  """Runs first, of the steps that read a large result, those that free more.
-
-  A gated layer has two factors. The gradient of one follows from both factors,
-  and that of the other from one: the first takes the place of a factor, if it
-  is computed before the second.
-  """
+  """Runs first, of the steps that read a large result, those that free more."""
+  # A gated layer has two factors. The gradient of one follows from both
+  # factors, and that of the other from one: the first takes the place of a
+  # factor, if it is computed before the second.
   where = _Positions(steps, joint)
   found: dict[int, None] = {}
   for i, step in enumerate(steps):
@@ -104,18 +95,7 @@ def _list_freeing(
   done: dict[int, None],
   known: Collection[program.Value],
 ) -> list[int]:
-  """Returns the steps to run before other readers of a value do.
-
-  Args:
-    where: positions of all steps.
-    root: a result that cheap steps read.
-    done: positions of the steps that have run.
-    known: values that steps are rerun from.
-
-  Returns:
-    Positions of cheap steps that follow from the value, and of the steps that
-    end their fusion; none if the order is right as it is.
-  """
+  """Returns the steps to run before other readers of a value do."""
   waiting = [j for j in where.readers[root] if j not in done]
   if len(waiting) < 2 or any(
     _forward.ends_fusion(where.steps[j]) for j in waiting
@@ -205,11 +185,9 @@ def _list_sources(
 def list_fused_reads(
   steps: Sequence[program.Step], first: int
 ) -> tuple[list[program.Value], list[program.Value]]:
-  """Returns what a step and those after it read until a fusion ends.
-
-  Returns:
-    All values that are read, and those that the end of the fusion reads.
-  """
+  """Returns what a step and those after it read until a fusion ends."""
+  # Returns all values that are read, and those that the end of the fusion
+  # reads.
   found: list[program.Value] = []
   for step in itertools.islice(steps, first, None):
     if _forward.ends_fusion(step):

@@ -20,25 +20,12 @@ def find_whole_part(
   known: Container[program.Value],
   shared: Collection[program.Value],
 ) -> list[program.Value]:
-  """Returns what a part reads, if it may all be there at once.
-
-  A part is what is computed again together, and all steps of the backward pass
-  that read what follows from it. A cache needs barriers. Where a compiler that
-  is left to itself would hold no more than the cache and what the first product
-  reads, it is left the part as `jax.checkpoint` leaves it a layer.
-
-  Args:
-    joint: the function and its backward pass.
-    later: steps of the backward pass that have not run yet.
-    rerun: steps that are to run again.
-    cached: their results that would be cached.
-    known: values that need not be computed.
-    shared: those of them that are no part's: parameters and constants.
-
-  Returns:
-    Forward values that these steps read and that follow from the part; empty
-    if the cache holds less.
-  """
+  """Returns what a part reads, if it may all be there at once."""
+  # A part is what is computed again together, and all steps of the backward
+  # pass that read what follows from it. A cache needs barriers. Where a
+  # compiler that is left to itself would hold no more than the cache and what
+  # the first product reads, it is left the part as `jax.checkpoint` leaves it a
+  # layer.
   made = {v for step in rerun for v in step.outs}
   read_again = {v for step in rerun for v in step.reads if v in known}
   reads = dict.fromkeys(v for step in later for v in step.reads)
@@ -79,11 +66,7 @@ def _trace_back(
   made: Container[program.Value],
   known: Container[program.Value],
 ) -> set[program.Value] | None:
-  """Returns what a value follows from by cheap steps.
-
-  Returns:
-    Known values and those of the part; None if it follows from others.
-  """
+  """Returns what a value follows from by cheap steps."""
   ends: set[program.Value] = set()
   todo, seen = [value], {value}
   while todo:

@@ -27,28 +27,16 @@ def run_scan(
   xs: Sequence[Array],
   **options: Any,
 ) -> tuple[tuple[Arrays, Arrays], choose.Diagnostics]:
-  """Runs a scan whose iterations send their residuals to the host.
-
-  The host buffers of an iteration are carried to the next one, which sends
-  them while it computes. In the backward pass, an iteration fetches the buffers
-  that the next backward iteration needs, again while it computes. The buffers
-  of the last forward iteration never leave the device: the backward pass begins
-  with them.
-
-  Before, an iteration sent its buffers at its end and fetched them at its
-  beginning, and so waited for all of its transfers.
-
-  Args:
-    selection: residuals of the body, a function of (*consts, *x, *carry).
-    layout: layout of the body's residuals.
-    consts: arrays that all iterations read.
-    init: carry of the first iteration.
-    xs: arrays with a row for each iteration.
-    **options: `length`, `reverse` and `unroll` of `lax.scan`.
-
-  Returns:
-    The last carry, the stacked outputs, and the diagnostics of all iterations.
-  """
+  """Runs a scan whose iterations send their residuals to the host."""
+  # The host buffers of an iteration are carried to the next one, which sends
+  # them while it computes. In the backward pass, an iteration fetches the
+  # buffers that the next backward iteration needs, again while it computes. The
+  # buffers of the last forward iteration never leave the device: the backward
+  # pass begins with them.
+  # Before, an iteration sent its buffers at its end and fetched them at its
+  # beginning, and so waited for all of its transfers.
+  # Returns the last carry, the stacked outputs, and the diagnostics of all
+  # iterations.
   carried = len(init)
   scan: Any = functools.partial(lax.scan, **options)
 

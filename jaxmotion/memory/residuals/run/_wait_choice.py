@@ -69,19 +69,11 @@ class WaitChoice:
     whole: Collection[program.Value],
     buffers: Mapping[program.Value, choose.Buffers],
   ) -> set[program.Value]:
-    """Returns the residuals that wait without a barrier of their own.
-
-    These are arrays in memory that only fusions read. A fusion combines an
-    array with a zero that has passed the barrier, which changes no bit. It may
-    then write its result over the array, and reads a slice of a stack where
-    that is: a barrier in between would keep it from both.
-
-    Args:
-      to_decode: values that are decoded.
-      steps: steps that are to be rerun.
-      whole: wanted values that a compiler reads from memory.
-      buffers: encoded buffers of values.
-    """
+    """Returns the residuals that wait without a barrier of their own."""
+    # These are arrays in memory that only fusions read. A fusion combines an
+    # array with a zero that has passed the barrier, which changes no bit. It
+    # may then write its result over the array, and reads a slice of a stack
+    # where that is: a barrier in between would keep it from both.
     read_whole = {v.source for v in whole}
     read_whole.update(
       v.source for s in steps if _forward.ends_fusion(s) for v in s.reads

@@ -12,19 +12,10 @@ _SOON = 2
 
 
 def find_waiting(steps: Sequence[program.Step]) -> set[program.Value]:
-  """Returns results of cheap steps that are read much later, by fusions.
-
-  A compiler fuses a cheap step into its readers. Where the reader comes much
-  later, what the step is computed from stays in memory until then: for the
-  gradient of a skip connection, a slice, that of the whole concatenation.
-
-  Args:
-    steps: steps of a backward pass, in order.
-
-  Returns:
-    Values that should be written when they are made. No larger than an operand
-    of their step, so that no broadcast is written.
-  """
+  """Returns results of cheap steps that are read much later, by fusions."""
+  # A compiler fuses a cheap step into its readers. Where the reader comes much
+  # later, what the step is computed from stays in memory until then: for the
+  # gradient of a skip connection, a slice, that of the whole concatenation.
   made: dict[program.Value, int] = {}
   waiting: set[program.Value] = set()
   written: set[program.Value] = set()

@@ -29,16 +29,8 @@ def code_width(count: int) -> int:
 
 @core.trace_in_place
 def pack_codes(codes: Array, bits: int) -> Array:
-  """Packs codes of any shape into uint32 words, ceil(size * bits / 32) of them.
-
-  Args:
-    codes: booleans or integers below 2**bits.
-    bits: 1, 2, 4, 8 or 16.
-
-  Returns:
-    Words whose last axis stands for the last axes of `codes`; see
-    `_word_rows`.
-  """
+  """Packs codes of any shape into uint32 words, ceil(size * bits / 32) of
+  them."""
   per_word = 32 // bits
   rows = codes.reshape(_word_rows(codes.shape, per_word))
   if padding := -rows.shape[-1] % per_word:
@@ -78,11 +70,9 @@ def unpack_codes(words: Array, bits: int, shape: tuple[int, ...]) -> Array:
 
 
 def _code_shifts(bits: int, ndim: int) -> Array:
-  """Returns by how many bits each code of a word is shifted.
-
-  A vector, since XLA computes an array of positions of the codes' shape once
-  for a whole loop: for the masks of an attention, 512 MiB.
-  """
+  """Returns by how many bits each code of a word is shifted."""
+  # A vector, since XLA computes an array of positions of the codes' shape once
+  # for a whole loop: for the masks of an attention, 512 MiB.
   shifts = jnp.uint32(bits) * lax.iota(jnp.uint32, 32 // bits)
   return shifts.reshape((1,) * (ndim - 1) + shifts.shape)
 

@@ -53,12 +53,11 @@ class JointProgram(NamedTuple):
   backward_effects: tuple[Step, ...]
 
   def backward_steps(self) -> list[Step]:
-    """Returns the steps of the backward pass, in order.
-
-    These are the steps that lead to a gradient and depend on a cotangent.
-    Steps of `jax.vjp`'s forward rules that depend on no cotangent (masks, say)
-    count as forward: the cut decides whether they run in the backward pass.
-    """
+    """Returns the steps of the backward pass, in order."""
+    # These are the steps that lead to a gradient and depend on a cotangent.
+    # Steps of `jax.vjp`'s forward rules that depend on no cotangent (masks,
+    # say) count as forward: the cut decides whether they run in the backward
+    # pass.
     ends = [g for g in self.gradients if g is not None]
     return [
       step
@@ -72,17 +71,7 @@ def trace_joint(
   args: Sequence[Any],
   outs: Sequence[Any],
 ) -> JointProgram:
-  """Traces a function together with its backward pass.
-
-  Args:
-    fn: function of arrays that returns a list of arrays and a tree of
-      diagnostics.
-    args: arrays, tracers or shapes that it is called with.
-    outs: types of the arrays it returns.
-
-  Raises:
-    ValueError: JAX has no backward pass of the function.
-  """
+  """Traces a function together with its backward pass."""
   has_gradient = [core.is_inexact(a) for a in args]
   ct_types = [core.abstract_on_mesh(o) for o in outs if core.is_inexact(o)]
   count = len(args)

@@ -33,12 +33,7 @@ _VIEWS = ("reshape", "slice", "split")
 
 
 def classify_values(program: Program) -> dict[Value, str]:
-  """Returns the kind of every value of a program.
-
-  Returns:
-    "mask" (booleans), "integer", "sparse" (floats that ReLU made, or an
-    operation that preserves its zeros), "dense" (other floats) or "other".
-  """
+  """Returns the kind of every value of a program."""
   zeros: set[Value] = set()
   sparse: set[Value] = set()
   for step in program.steps:
@@ -56,21 +51,8 @@ def name_values(
   kind: dict[Value, str],
   prefix: str,
 ) -> dict[Value, str]:
-  """Returns the name of every value: its kind, and its origin.
-
-  Names depend on the program alone, so they are the same in every run.
-
-  Args:
-    program: the joint program of a function and its backward pass.
-    input_names: names of the function's inputs.
-    kind: kind of every value, from `classify_values`.
-    prefix: of the origin ("scan_0/" inside a loop).
-
-  Returns:
-    "kind/argument", "kind/label" where `checkpoint_name` gave a label, or
-    "kind/primitive_number", the number counting the steps of that primitive;
-    "kind/constant_number" for values that depend on no argument.
-  """
+  """Returns the name of every value: its kind, and its origin."""
+  # Names depend on the program alone, so they are the same in every run.
   label = dict(zip(program.inputs, input_names, strict=False))
   count: dict[str, int] = {}
   depends_on_input = set(program.inputs)
@@ -98,10 +80,8 @@ def name_values(
 
 
 def find_divisors(program: Program) -> set[Value]:
-  """Returns the values that a step divides by, or that are zero if one is.
-
-  Rounded to zero, such a value makes a gradient infinite.
-  """
+  """Returns the values that a step divides by, or that are zero if one is."""
+  # Rounded to zero, such a value makes a gradient infinite.
   found: set[Value] = set()
   for step in reversed(program.steps):
     if step.name in _DIVIDED_BY:
@@ -122,12 +102,10 @@ def find_divisors(program: Program) -> set[Value]:
 
 
 def reuse_relu_outputs(program: Program) -> Program:
-  """Rewrites ReLU masks `operand > 0` as `result > 0`.
-
-  JAX's gradient of ReLU compares the operand with zero. The same comparison of
-  the result gives the same mask, so a backward pass that has the result (which
-  the next layer's gradient needs anyway) saves no mask.
-  """
+  """Rewrites ReLU masks `operand > 0` as `result > 0`."""
+  # JAX's gradient of ReLU compares the operand with zero. The same comparison
+  # of the result gives the same mask, so a backward pass that has the result
+  # (which the next layer's gradient needs anyway) saves no mask.
   zeros: set[Value] = set()
   result: dict[Value, Value] = {}
   steps = []
@@ -203,12 +181,10 @@ def _is_zero(operand: Operand, zeros: set[Value]) -> bool:
 
 
 def _makes_sparse(step: Step, zeros: set[Value], sparse: set[Value]) -> bool:
-  """Says whether a step is ReLU or preserves the zeros of its operands.
-
-  Of `max`, `mul` and `select_n`, one sparse operand is enough: a maximum with
-  zero is ReLU, a product with zero is zero, and a selection from zeros has
-  zeros. Of other zero-preserving primitives, all operands must be sparse.
-  """
+  """Says whether a step is ReLU or preserves the zeros of its operands."""
+  # Of `max`, `mul` and `select_n`, one sparse operand is enough: a maximum with
+  # zero is ReLU, a product with zero is zero, and a selection from zeros has
+  # zeros. Of other zero-preserving primitives, all operands must be sparse.
   if step.name == "custom_jvp_call":
     (inner, *_) = core.jax_core.jaxprs_in_params(step.eqn.params)
     return _is_relu(inner)

@@ -37,12 +37,7 @@ def is_max_pool(step: program.Step) -> bool:
 
 
 def evaluate_max_pool(step: program.Step, x: Array) -> Array:
-  """Evaluates a max-pooling step by `max_pool`.
-
-  Args:
-    step: a step for which `is_max_pool` holds.
-    x: its operand.
-  """
+  """Evaluates a max-pooling step by `max_pool`."""
   params = step.eqn.params
   return max_pool(
     x,
@@ -56,18 +51,11 @@ def evaluate_max_pool(step: program.Step, x: Array) -> Array:
 def max_pool(
   x: Array, window: tuple[int, ...], strides: tuple[int, ...], padding: Padding
 ) -> Array:
-  """Computes max pooling with a gradient that does not read `x`.
-
-  The gradient of a window goes to the element that that of `lax.reduce_window`
-  goes to: the first of the largest ones. No comparison holds for NaN, so a NaN
-  takes the place of what comes before it, and what comes next takes its own.
-
-  Args:
-    x: floats of any rank.
-    window: window size along each axis.
-    strides: window stride along each axis.
-    padding: (low, high) padding along each axis, with -inf.
-  """
+  """Computes max pooling with a gradient that does not read `x`."""
+  # The gradient of a window goes to the element that that of
+  # `lax.reduce_window` goes to: the first of the largest ones. No comparison
+  # holds for NaN, so a NaN takes the place of what comes before it, and what
+  # comes next takes its own.
   return _reduce_max(x, window, strides, padding)
 
 
@@ -80,13 +68,11 @@ def _reduce_max(
 def _forward(
   x: Array, window: tuple[int, ...], strides: tuple[int, ...], padding: Padding
 ) -> tuple[Array, tuple[Array, Array]]:
-  """Returns the maxima, and as residuals the packed argmax of each window.
-
-  The argmax comes from the comparisons of a running maximum over the window
-  positions. It must not be found by looking for elements equal to `y`: where
-  XLA computes `x` in two fusions, the two copies may differ by a rounding, and
-  no element of one equals the maximum of the other.
-  """
+  """Returns the maxima, and as residuals the packed argmax of each window."""
+  # The argmax comes from the comparisons of a running maximum over the window
+  # positions. It must not be found by looking for elements equal to `y`: where
+  # XLA computes `x` in two fusions, the two copies may differ by a rounding,
+  # and no element of one equals the maximum of the other.
   y = _reduce_max(x, window, strides, padding)
   lowest = jnp.asarray(-jnp.inf, x.dtype)
   padded = lax.pad(x, lowest, [(low, high, 0) for low, high in padding])
@@ -117,11 +103,10 @@ def _backward(
   residuals: tuple[Array, Array],
   ct: Array,
 ) -> tuple[Array]:
-  """Adds each window's cotangent to the element that was its maximum.
-
-  Window positions are visited last to first: that is the order in which XLA
-  adds up the cotangents of overlapping windows, so the sums agree bit for bit.
-  """
+  """Adds each window's cotangent to the element that was its maximum."""
+  # Window positions are visited last to first: that is the order in which XLA
+  # adds up the cotangents of overlapping windows, so the sums agree bit for
+  # bit.
   words, like = residuals
   shape = like.shape[1:]
   argmax = _bits.unpack_codes(words, _argmax_bits(window), ct.shape)
