@@ -39,15 +39,15 @@ def main():
   mesh = jax.make_mesh((4,), ("data",))
   codec = codecs.feedback(codecs.uniform(bits=4))
   tx = optax.chain(jaxmotion.exchange("data", codec), optax.sgd(0.5, 0.9))
-  init, step = jaxmotion.data_parallel(loss_fn, tx, mesh)
+  init, step = jaxmotion.make_train_step(loss_fn, tx, mesh)
   params = {
     "hidden": rng.normal(size=(64, 512)).astype(np.float32) / 8,
     "out": rng.normal(size=(512, 10)).astype(np.float32) / 20,
   }
   plain = sum(a.size for a in params.values()) * 4
-  params, opt_state = init(params)
+  state = init(params)
   for i in range(50):
-    params, opt_state, loss = step(params, opt_state, make_batch(rng))
+    state, loss = step(state, make_batch(rng))
     if i % 10 == 9:
       print(f"step {i + 1}: loss {float(loss):.4f}")
   sent = wire.payload_bytes(codec, params)

@@ -88,10 +88,10 @@ def measure_steps(repeats: int) -> tuple[Times, Times, Times]:
     for case, codec in cases.items():
       tx = optax.chain(jaxmotion.exchange("data", codec), optax.sgd(0.1))
       step: Any
-      init, step = jaxmotion.data_parallel(loss_fn, tx, mesh)
-      params, state = jax.eval_shape(init, first)
+      init, step = jaxmotion.make_train_step(loss_fn, tx, mesh)
+      state = jax.eval_shape(init, first)
       begin = time.perf_counter()
-      compiled = step.lower(params, state, batch).compile()
+      compiled = step.lower(state, batch).compile()
       compile_s[case].append(time.perf_counter() - begin)
       temp_bytes = compiled.memory_analysis().temp_size_in_bytes
       temporaries[case] = [float(temp_bytes)]

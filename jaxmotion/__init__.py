@@ -41,14 +41,18 @@ if TYPE_CHECKING:
   )
   from jaxmotion.monitor import metrics as metrics
   from jaxmotion.transforms import (
+    Scheme as Scheme,
+    TrainState as TrainState,
     bind_mesh as bind_mesh,
-    data_parallel as data_parallel,
+    delayed as delayed,
     exchange as exchange,
     fully_sharded as fully_sharded,
     local_updates as local_updates,
     local_value_and_grad as local_value_and_grad,
+    make_train_step as make_train_step,
     parallelize_step as parallelize_step,
     per_worker as per_worker,
+    read_params as read_params,
     sharded as sharded,
     skip_nonfinite as skip_nonfinite,
   )
@@ -64,8 +68,9 @@ _NAMES = {
   "core": "Key PerWorker Shared Split make_key state_specs".split(),
   "monitor": ["metrics"],
   "transforms": (
-    "bind_mesh data_parallel exchange fully_sharded local_updates "
-    "local_value_and_grad parallelize_step per_worker sharded skip_nonfinite"
+    "Scheme TrainState bind_mesh delayed exchange fully_sharded local_updates "
+    "local_value_and_grad make_train_step parallelize_step per_worker "
+    "read_params sharded skip_nonfinite"
   ).split(),
 }
 _ROOM_OF = {name: room for room, names in _NAMES.items() for name in names}

@@ -18,7 +18,6 @@ import numpy as np
 import optax
 
 import jaxmotion
-from jaxmotion import hetero
 
 STEPS, SIZE = 250, 128
 MESH = jax.sharding.Mesh(jax.devices(), ("data",))
@@ -36,23 +35,22 @@ def compute_loss(params, batch):
 
 
 def run_even_steps():
-  init, step = jaxmotion.data_parallel(compute_loss, TX, MESH)
-  params, state = init(jnp.ones((SIZE, SIZE)))
+  init, step = jaxmotion.make_train_step(compute_loss, TX, MESH)
+  state = init(jnp.ones((SIZE, SIZE)))
   for _ in range(STEPS):
-    params, state, loss = step(params, state, BATCH)
+    state, loss = step(state, BATCH)
   return loss
 
 
 def run_uneven_steps():
-  def sum_loss(params, microbatch):
-    return compute_loss(params, microbatch), 1
-
-  uneven = hetero.uneven_data_parallel(sum_loss, TX, MESH)
-  state = uneven.init(jnp.ones((SIZE, SIZE)))
-  microbatches = jnp.stack([BATCH] * 4, axis=1)
+  init, step = jaxmotion.make_train_step(
+    compute_loss, TX, MESH, weight_fn=len, microbatches=4
+  )
+  state = init(jnp.ones((SIZE, SIZE)))
+  batch = jnp.concatenate([BATCH] * 4)
   for _ in range(STEPS):
-    state, metrics = uneven.step(state, microbatches, [4] * 8)
-  return metrics.loss
+    state, loss = step(state, batch, counts=[4] * 8)
+  return loss
 
 
 if __name__ == "__main__":

@@ -49,20 +49,20 @@ def train(steps=100):
   mesh = jax.make_mesh((jax.device_count(),), ("data",))
   codec = codecs.feedback(codecs.uniform(bits=4))
   tx = optax.chain(jaxmotion.exchange("data", codec), optax.sgd(0.1, 0.9))
-  init, step = jaxmotion.data_parallel(loss_fn, tx, mesh)
+  init, step = jaxmotion.make_train_step(loss_fn, tx, mesh)
   shared = np.random.default_rng(0)  # The same parameters on all hosts.
-  params, opt_state = init(
+  state = init(
     {
       "hidden": shared.normal(size=(64, 512)).astype(np.float32) / 8,
       "out": shared.normal(size=(512, 10)).astype(np.float32) / 20,
     }
   )
-  layout = checkpoint.describe_state(init, params, mesh)
+  layout = checkpoint.describe_state(init, state.params, mesh)
   own = np.random.default_rng(1 + jax.process_index())  # Other rows on each.
   for i in range(1, steps + 1):
-    params, opt_state, loss = step(params, opt_state, load_batch(own, mesh))
+    state, loss = step(state, load_batch(own, mesh))
     if i % 10 == 0:  # All processes read the metrics; one prints them.
-      log = {"loss": loss, **jaxmotion.metrics(opt_state, layout)}
+      log = {"loss": loss, **jaxmotion.metrics(state.opt_state, layout)}
       if jax.process_index() == 0:
         print({name: round(float(value), 4) for name, value in log.items()})
   return float(loss)

@@ -42,7 +42,8 @@ class Dealer:
     *,
     weighted: bool = True,
   ) -> Batch:
-    """Returns a batch of (workers, total, ...) arrays for `uneven.step`."""
+    """Returns a batch for a step whose workers have room for `total`
+    microbatches."""
     index = self._choose_images(np.asarray(counts), seed, step)
     examples = {k: a[index] for k, a in self.images.items()}
     batch, valid = hetero.assign_microbatches(
@@ -51,13 +52,12 @@ class Dealer:
       microbatch=self._microbatch,
       max_microbatches=self._total,
     )
-    shape = valid.shape[:2]
-    share = np.maximum(counts, 1)[:, None]
-    weight = np.asarray(self._microbatch if weighted else 1 / share)
-    repeats = np.asarray(slow)[:, None]
+    own = len(valid) // len(counts)
+    share = np.maximum(counts, 1)
+    weight = np.full(len(counts), self._microbatch) if weighted else 1 / share
     return batch | {
-      "weight": np.broadcast_to(weight.astype(np.float32), shape),
-      "repeats": np.broadcast_to(repeats.astype(np.int32), shape),
+      "weight": np.repeat(weight.astype(np.float32), own),
+      "repeats": np.repeat(np.asarray(slow, np.int32), own),
     }
 
   def _choose_images(

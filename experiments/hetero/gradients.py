@@ -40,16 +40,16 @@ def examine_means(bench: trainer.Bench, deal: str) -> dict[str, Gradients]:
   """Returns the moments of both means over batches at initial parameters."""
   dealer, counts = bench.dealers[deal], examined_counts(bench)
   params = bench.init_params(0)
-  state = bench.uneven.init(params)
+  state = bench.init(params)
   gradient = jax.grad(bench.mean_loss)(params, dealer.images)
   exact = _flatten_rows(jax.tree.map(lambda a: a[None], gradient))[0]
   weighted, plain = [], []
   for step in range(bench.settings.draws):
     batch = dealer.deal_batch(counts, (1,) * cases.WORKERS, 0, step)
-    sums = bench.uneven.work(state, batch, counts).value
-    of_workers, count = _flatten_rows(sums.grads), np.asarray(sums.count)
-    weighted.append(of_workers.sum(axis=0) / count.sum())
-    plain.append((of_workers / count[:, None]).mean(axis=0))
+    work = bench.step.compute(state, batch, counts=counts)
+    means, weight = _flatten_rows(work.grads), np.asarray(work.weight)
+    weighted.append(np.average(means, axis=0, weights=weight))
+    plain.append(means.mean(axis=0))
   return {
     "weighted": _compute_moments(np.stack(weighted), exact),
     "plain_mean": _compute_moments(np.stack(plain), exact),

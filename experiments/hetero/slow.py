@@ -10,16 +10,14 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
+import jaxmotion
 from experiments.train import tasks
-from jaxmotion import hetero
 
 Params = Any
 
 
-def make_loss(
-  task: tasks.Task,
-) -> Callable[[Params, tasks.Batch], tuple[jax.Array, jax.Array]]:
-  """Returns the function (params, microbatch) -> (total, count)."""
+def make_loss(task: tasks.Task) -> Callable[[Params, tasks.Batch], jax.Array]:
+  """Returns the mean loss of a microbatch, computed several times."""
   # A microbatch with `repeats` of r is computed r times, forward and backward.
   # Only the last time counts.
   graph = nnx.graphdef(task.build(0))
@@ -27,9 +25,7 @@ def make_loss(
   def mean_loss(params: Params, batch: tasks.Batch) -> jax.Array:
     return task.loss(nnx.merge(graph, params), batch)
 
-  def slow_loss(
-    params: Params, batch: tasks.Batch
-  ) -> tuple[jax.Array, jax.Array]:
+  def slow_loss(params: Params, batch: tasks.Batch) -> jax.Array:
     frozen = lax.stop_gradient(params)
 
     def repeat_work(_: Any, pixels: jax.Array) -> jax.Array:
@@ -37,12 +33,16 @@ def make_loss(
       # Adds zero, but XLA cannot know that: each repeat needs the last one.
       return pixels + 0.0 * sum(jnp.sum(g) for g in jax.tree.leaves(grads))
 
-    pixels = lax.fori_loop(1, batch["repeats"], repeat_work, batch["pixels"])
-    mean = mean_loss(params, batch | {"pixels": pixels})
-    weight = jnp.asarray(batch["weight"])
-    return mean * weight, weight
+    repeats = batch["repeats"][0]
+    pixels = lax.fori_loop(1, repeats, repeat_work, batch["pixels"])
+    return mean_loss(params, batch | {"pixels": pixels})
 
   return slow_loss
+
+
+def weigh_microbatch(batch: tasks.Batch) -> jax.Array:
+  """Returns the weight of a microbatch, which all its examples share."""
+  return batch["weight"][0]
 
 
 @jax.jit
@@ -51,8 +51,8 @@ def _add_trees(a: Any, b: Any) -> Any:
 
 
 def take_turns(
-  uneven: hetero.UnevenStep,
-  state: hetero.UnevenState,
+  compute: Callable[..., Any],
+  state: jaxmotion.TrainState,
   batch: tasks.Batch,
   counts: Sequence[int],
 ) -> tuple[Any, np.ndarray]:
@@ -60,13 +60,14 @@ def take_turns(
   # The same compiled program runs once for each worker, with no work for the
   # others. Emulated workers share the machine's cores: if they ran together,
   # each would take longer than alone.
-  # Returns the work, as `uneven.work` returns it, and the seconds of each
+  # Returns the work, as `compute` returns it, and the seconds of each
   # worker.
   parts, seconds = [], np.zeros(len(counts))
   for worker in range(len(counts)):
     alone = np.where(np.arange(len(counts)) == worker, counts, 0)
     begin = time.perf_counter()
-    parts.append(jax.block_until_ready(uneven.work(state, batch, alone)))
+    work = compute(state, batch, counts=alone)
+    parts.append(jax.block_until_ready(work))
     seconds[worker] = time.perf_counter() - begin
   work = parts[0]
   for part in parts[1:]:

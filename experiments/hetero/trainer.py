@@ -12,7 +12,7 @@ from flax import nnx
 
 import jaxmotion
 from experiments.hetero import batches, cases
-from experiments.hetero.slow import make_loss, take_turns
+from experiments.hetero.slow import make_loss, take_turns, weigh_microbatch
 from experiments.train import mesh, optimizer, tasks, trainer
 from jaxmotion import hetero
 
@@ -62,11 +62,17 @@ class Bench:
     config = settings.make_config()
     self.mesh = mesh.make_mesh(cases.WORKERS)
     self.task = tasks.load_task(config)
-    self.loss = make_loss(self.task)
     tx = optax.chain(
       jaxmotion.exchange("data"), optimizer.make_optimizer(config)
     )
-    self.uneven = hetero.uneven_data_parallel(self.loss, tx, self.mesh)
+    self.slow_loss = make_loss(self.task)
+    self.init, self.step = jaxmotion.make_train_step(
+      self.slow_loss,
+      tx,
+      self.mesh,
+      weight_fn=weigh_microbatch,
+      microbatches=settings.total,
+    )
     self.score = trainer.make_score(self.task)
     self.dealers = {
       deal: batches.Dealer(
@@ -87,13 +93,13 @@ class Bench:
     self, dealer: batches.Dealer, slow: Sequence[int]
   ) -> tuple[list[float], float]:
     """Returns each worker's microbatches per second, and the fixed seconds."""
-    state = self.uneven.init(self.init_params(0))
+    state = self.init(self.init_params(0))
     batch = dealer.deal_batch(self._equal_counts(), slow, 0, 0)
 
     def measure_turns() -> np.ndarray:
       """Returns seconds[probe, worker] of one turn with each count."""
       turns = [
-        take_turns(self.uneven, state, batch, (n,) * cases.WORKERS)[1]
+        take_turns(self.step.compute, state, batch, (n,) * cases.WORKERS)[1]
         for n in _PROBED
       ]
       return np.array(turns)
@@ -146,17 +152,17 @@ class _Trainee:
     batch = dealer.deal_batch(
       counts, slow, seed, step, weighted=self.case.weighted
     )
-    work, seconds = take_turns(bench.uneven, self.state, batch, counts)
+    work, seconds = take_turns(bench.step.compute, self.state, batch, counts)
     begin = time.perf_counter()
-    self.state, metrics = jax.block_until_ready(
-      bench.uneven.update(self.state, work, seconds)
+    self.state, loss = jax.block_until_ready(
+      bench.step.update(self.state, work)
     )
     self.update_s.append(time.perf_counter() - begin)
     self.counts.append(counts)
     self.seconds.append(seconds)
     if self.case.split == "rebalanced":
       self.shares = self.balance.update(seconds.tolist(), self.shares)
-    return float(metrics.loss)
+    return float(loss)
 
 
 def train_cases(
@@ -175,7 +181,7 @@ def train_cases(
     name: _Trainee(bench, name, speeds, fixed_s) for name in cases.CASES
   }
   for trainee in trainees.values():
-    trainee.state = bench.uneven.init(bench.init_params(seed))
+    trainee.state = bench.init(bench.init_params(seed))
   for step in range(steps):
     slow = cases.find_slowdowns(scenario, step, steps)
     for trainee in trainees.values():

@@ -34,9 +34,9 @@ PEER_WORKER = "experiments.hosts.torch_worker"
 def check_case(case: str) -> str:
   """Returns the name of a case if there is one of this name."""
   exchanges = (*cases.EXCHANGES, *cases.SHARDED, *presets.PRESETS)
-  if carriers.is_carrier(case) or cases.split_delay(
+  if carriers.is_carrier(case) or cases.undelayed_name(
     case.removeprefix(ONE_PROGRAM)
-  )[0] in (exchanges):
+  ) in (exchanges):
     return case
   names.check_name(case, ("none", *LOCAL_CASES, *exchanges))
   return case

@@ -16,8 +16,8 @@ from experiments.common import distributed
 from experiments.hosts import worker
 from experiments.hosts.carriers import is_carrier, make_carrier
 from experiments.hosts.cases import LOCAL_CASES, ONE_PROGRAM
-from experiments.train.cases import exchange_with, settled_branches, split_delay
-from jaxmotion import data_parallel, presets, wire
+from experiments.train.cases import exchange_with, settled_branches
+from jaxmotion import make_train_step, presets, wire
 
 
 class JaxBackend:
@@ -31,7 +31,7 @@ class JaxBackend:
 
   def __init__(self, arguments: argparse.Namespace):
     self._arguments = arguments
-    self._carried: list[Any] = []  # Of the last step, which may still send.
+    self._state: Any = None  # Of the last step, which may still send.
 
   def connect(self) -> None:
     """Connects to the other hosts."""
@@ -47,42 +47,43 @@ class JaxBackend:
 
   def barrier(self) -> None:
     """Waits until all hosts call it."""
-    jax.block_until_ready(self._carried)
+    jax.block_until_ready(self._state)
     multihost_utils.sync_global_devices("jaxmotion")
 
   def prepare(self, case: str) -> tuple[Callable[[], float], dict[str, Any]]:
     """Compiles the step of a case: `none`, or the name of an exchange."""
-    jax.block_until_ready(self._carried)
+    jax.block_until_ready(self._state)
     if is_carrier(case):
       return self._prepare_carrier(case), {}
     begin = time.perf_counter()
     facts: dict[str, Any] = {}
     if case == "none":
-      step, *carried, batch = self._make_lone_step()
+      step, state, batch = self._make_lone_step()
     elif case in LOCAL_CASES:
-      step, *carried, batch = self._make_local_step(LOCAL_CASES[case])
+      step, state, batch = self._make_local_step(LOCAL_CASES[case])
       facts["period"] = LOCAL_CASES[case]["every"]
     else:
-      step, *carried, batch = self._make_exchange_step(case)
+      step, state, batch = self._make_exchange_step(case)
     # What overlaps is several programs, which `step` runs.
     is_one = case == "none" or case.startswith(ONE_PROGRAM)
     # A fragment in flight is sent during the steps that follow.
     is_overlapped = "delay" in LOCAL_CASES.get(case, {})
-    run_step = step.lower(*carried, batch).compile() if is_one else step
+    run_step = step.lower(state, batch).compile() if is_one else step
     facts["compile_s"] = time.perf_counter() - begin
     branches = (1,) if case in LOCAL_CASES else settled_branches(case)
     sent = [
-      wire.step_bytes(step, *carried, batch, branch=branch).total_bytes
+      wire.step_bytes(step, state, batch, branch=branch).total_bytes
       for branch in branches
     ]
     period = facts.get("period", 1)
     facts["predicted_bytes"] = statistics.mean(sent) / period
 
     def run() -> float:
-      *carried[:], loss = run_step(*carried, batch)
-      self._carried = carried
+      nonlocal state
+      state, loss = run_step(state, batch)
+      self._state = state
       if not is_overlapped:
-        jax.block_until_ready(carried)
+        jax.block_until_ready(state)
       return np.asarray(loss.addressable_data(0)).item()
 
     return run, facts
@@ -101,22 +102,21 @@ class JaxBackend:
     """Returns the step without exchange: every host trains its own model."""
     tx = self._make_optimizer()
 
-    def step(params: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
+    def step(state: Any, batch: Any) -> tuple[Any, Any]:
+      params, opt_state = state
       loss, grads = jax.value_and_grad(loss_fn)(params, batch)
-      updates, state = tx.update(grads, state, params)
-      return optax.apply_updates(params, updates), state, loss
+      updates, opt_state = tx.update(grads, opt_state, params)
+      return (optax.apply_updates(params, updates), opt_state), loss
 
     params = jax.tree.map(jax.device_put, make_params(self._arguments.widths))
     batch = jax.tree.map(jax.device_put, self._make_batch())
-    return jax.jit(step, donate_argnums=(0, 1)), params, tx.init(params), batch
+    return jax.jit(step, donate_argnums=0), (params, tx.init(params)), batch
 
   def _make_local_step(self, options: dict[str, Any]) -> tuple[Any, ...]:
     """Returns the step of workers that exchange every few steps."""
     mesh = self._make_mesh()
-    inner = self._make_optimizer()
-    init, step = presets.diloco(
-      loss_fn, inner, mesh, mean_loss=False, **options
-    )
+    scheme = presets.diloco(self._make_optimizer(), **options)
+    init, step = make_train_step(loss_fn, scheme, mesh, mean_loss=False)
     state = init(make_params(self._arguments.widths))
     return step, state, self._feed(mesh)
 
@@ -126,16 +126,11 @@ class JaxBackend:
     case = case.removeprefix(ONE_PROGRAM)
     tx = exchange_with(mesh, case, self._make_optimizer())
     # DDP does not average losses either.
-    init, step = data_parallel(
-      loss_fn,
-      tx,
-      mesh,
-      mean_loss=False,
-      delay=split_delay(case)[1],
-      overlap=overlap,
+    init, step = make_train_step(
+      loss_fn, tx, mesh, mean_loss=False, overlap=overlap
     )
-    params, state = init(make_params(self._arguments.widths))
-    return step, params, state, self._feed(mesh)
+    state = init(make_params(self._arguments.widths))
+    return step, state, self._feed(mesh)
 
   def _make_mesh(self) -> jax.sharding.Mesh:
     return jax.make_mesh(

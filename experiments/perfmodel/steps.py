@@ -20,14 +20,14 @@ def compile_step(
 ) -> Callable[[], None]:
   """Compiles a step and returns a function that runs it once."""
   make = _separate_step if case.exchange == "none" else _exchange_step
-  step, carry = make(mesh, case)
+  step, state = make(mesh, case)
   batch = _make_batch(mesh, case)
-  compiled = step.lower(*carry, batch).compile()
-  kept = [carry]
+  compiled = step.lower(state, batch).compile()
+  kept = [state]
 
   def run() -> None:
-    *carry, loss = compiled(*kept[0], batch)
-    kept[0] = jax.block_until_ready(carry)
+    state, loss = compiled(kept[0], batch)
+    kept[0] = jax.block_until_ready(state)
     jax.block_until_ready(loss)
 
   return run
@@ -35,7 +35,7 @@ def compile_step(
 
 def _separate_step(
   mesh: jax.sharding.Mesh, case: cases.Case
-) -> tuple[Any, list[Any]]:
+) -> tuple[Any, Any]:
   tx = optax.sgd(_LEARNING_RATE)
 
   def local(params: Any, batch: Any) -> tuple[Any, Any]:
@@ -53,19 +53,19 @@ def _separate_step(
     lambda a: _shard_array(mesh, np.stack([a] * mesh.size)),
     jax_worker.make_params(case.widths),
   )
-  return jax.jit(step, donate_argnums=0), [params]
+  return jax.jit(step, donate_argnums=0), params
 
 
 def _exchange_step(
   mesh: jax.sharding.Mesh, case: cases.Case
-) -> tuple[Any, list[Any]]:
+) -> tuple[Any, Any]:
   tx = optax.chain(
     jaxmotion.exchange("axis", case.codec), optax.sgd(_LEARNING_RATE)
   )
-  init, step = jaxmotion.data_parallel(
+  init, step = jaxmotion.make_train_step(
     jax_worker.loss_fn, tx, mesh, axis_name="axis", mean_loss=False
   )
-  return step, list(init(jax_worker.make_params(case.widths)))
+  return step, init(jax_worker.make_params(case.widths))
 
 
 def _make_batch(mesh: jax.sharding.Mesh, case: cases.Case) -> Any:

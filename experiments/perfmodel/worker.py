@@ -23,7 +23,7 @@ from jax.experimental import multihost_utils
 
 from experiments.common import distributed, records
 from experiments.hosts import worker
-from experiments.perfmodel import codecs
+from experiments.perfmodel import cases, codecs
 from experiments.perfmodel.steps import compile_step
 from jaxmotion import perfmodel
 from jaxmotion.calibration.extend import (
@@ -79,9 +79,9 @@ def _answer_commands(commands: "queue.Queue[str]", reply: worker.Reply) -> None:
           records.describe_machine(), "data", workers, *timer.make_curves()
         )
         reply({"platform": perfmodel.platform_to_dict(platform)})
-      case {"do": "prepare", "cases": cases}:
+      case {"do": "prepare", "cases": given}:
         mesh = make_mesh(workers)
-        runs = [compile_step(mesh, cases.Case(*case)) for case in cases]
+        runs = [compile_step(mesh, cases.Case(*case)) for case in given]
         for run in runs:
           for _ in range(_WARM_UP):
             run()

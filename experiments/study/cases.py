@@ -13,7 +13,7 @@ from experiments.common import names
 from experiments.train import cases
 from experiments.train.mesh import Mesh
 from experiments.train.optimizer import make_optimizer, make_settings
-from jaxmotion import codecs, presets
+from jaxmotion import Scheme, codecs, presets
 from jaxmotion.core import Array
 
 EVERY = 8
@@ -105,28 +105,22 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 """Algorithm by name; fp32 is the baseline of the others."""
 
-LOCAL: dict[str, Callable[..., tuple[Callable[..., Any], Callable[..., Any]]]]
-LOCAL = {
-  "diloco": lambda *args, rate: presets.diloco(
-    *args, every=EVERY, outer_rate=rate, codec=_INT4, mean_loss=False
+LOCAL: dict[str, Callable[[optax.GradientTransformation, Any], Scheme]] = {
+  "diloco": lambda inner, rate: presets.diloco(
+    inner, every=EVERY, outer_rate=rate, codec=_INT4
   ),
-  "streaming_diloco": lambda *args, rate: presets.streaming_diloco(
-    *args, every=EVERY, fragments=4, outer_rate=rate, mean_loss=False
+  "streaming_diloco": lambda inner, rate: presets.streaming_diloco(
+    inner, every=EVERY, fragments=4, outer_rate=rate
   ),
   # The preset `muloco` takes no optimizer whose learning rate is in its state.
-  "muloco": lambda *args, rate: presets.diloco(
-    *args, every=EVERY, outer_rate=rate, codec=_INT2, mean_loss=False
+  "muloco": lambda inner, rate: presets.diloco(
+    inner, every=EVERY, outer_rate=rate, codec=_INT2
   ),
-  "sparse_loco": lambda loss_fn, inner, mesh, rate: jaxmotion.local_updates(
-    loss_fn,
-    inner,
-    presets.sparse_loco(_AXIS, rate),
-    mesh,
-    every=EVERY,
-    mean_loss=False,
+  "sparse_loco": lambda inner, rate: jaxmotion.local_updates(
+    inner, presets.sparse_loco(_AXIS, rate), every=EVERY
   ),
 }
-"""Makes `init` and `step` from loss, inner optimizer, mesh and outer rate."""
+"""Makes a scheme from the inner optimizer and the outer learning rate."""
 
 
 def check_algorithm(name: str) -> None:
@@ -170,8 +164,9 @@ def make_step(
 
   tx = optax.inject_hyperparams(make)(peak=1.0, length=1.0)
   if algorithm.exchange in LOCAL:
-    return LOCAL[algorithm.exchange](loss_fn, tx, mesh, rate=outer_rate)
-  return jaxmotion.data_parallel(loss_fn, tx, mesh)
+    scheme = LOCAL[algorithm.exchange](tx, outer_rate)
+    return jaxmotion.make_train_step(loss_fn, scheme, mesh, mean_loss=False)
+  return jaxmotion.make_train_step(loss_fn, tx, mesh)
 
 
 def set_rates(state: Any, peak: float, length: int) -> Any:

@@ -119,8 +119,8 @@ class Bench:
     state = cases.set_rates(init(trial.seed), trial.rate, trial.steps)
 
     def take_step(state: Any, batch: Any) -> tuple[Any, float]:
-      *state, loss = step(*state, batch)
-      return tuple(state), float(np.mean(loss))
+      state, loss = step(state, batch)
+      return state, float(np.mean(loss))
 
     state, log = loop.run_steps(
       state,
@@ -136,7 +136,7 @@ class Bench:
     last = log.loss[-max(1, trial.steps // 10) :]
     return StudyRun(
       trial,
-      score=_finite(self._score(getattr(state[0], "anchor", state[0]))),
+      score=_finite(self._score(state.params)),
       loss=_finite(statistics.fmean(last)),
       wire_bytes=math.fsum(share * s.wire_bytes for s, share in phases),
       link_ms=[
@@ -159,14 +159,11 @@ class Bench:
       self._config, loss, self._mesh, name, outer_rate, length
     )
 
-    def init(seed: int) -> tuple[Any, ...]:
-      params = nnx.to_pure_dict(nnx.state(self._task.build(seed), nnx.Param))
-      made = init_params(params)
-      # Local updates have one state, which has no length of its own.
-      return made if type(made) is tuple else (made,)
+    def init(seed: int) -> Any:
+      params = nnx.state(self._task.build(seed), nnx.Param)
+      return init_params(nnx.to_pure_dict(params))
 
-    args = *init(0), self._task.batch(0, 0)
-    compiled = step.lower(*args).compile()
+    compiled = step.lower(init(0), self._task.batch(0, 0)).compile()
 
     apart = cases.ALGORITHMS[name].rounds, cases.ALGORITHMS[name].fragments
 

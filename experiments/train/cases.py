@@ -59,9 +59,9 @@ DELAYED = "delayed_"
 """Prefix of an exchange whose mean the next step applies."""
 
 
-def split_delay(name: str) -> tuple[str, int]:
-  """Returns the name of an exchange without its prefix, and its delay."""
-  return name.removeprefix(DELAYED), int(name.startswith(DELAYED))
+def undelayed_name(name: str) -> str:
+  """Returns the name of an exchange without the prefix of a delayed one."""
+  return name.removeprefix(DELAYED)
 
 
 def settled_branches(name: str) -> tuple[int | None, ...]:
@@ -76,7 +76,7 @@ def settled_branches(name: str) -> tuple[int | None, ...]:
   >>> settled_branches("power_sgd_alternating")
   (0, 1)
   """
-  name, _ = split_delay(name)
+  name = undelayed_name(name)
   if name == presets.ALTERNATING:
     return (0, 1)
   # What a preset starts with is the later of two branches.
@@ -85,7 +85,7 @@ def settled_branches(name: str) -> tuple[int | None, ...]:
 
 def check_exchange(name: str) -> None:
   """Raises unless there is an exchange of this name, whatever its kind."""
-  name, _ = split_delay(name)
+  name = undelayed_name(name)
   names.check_name(
     name, (*EXCHANGES, *SHARDED, *presets.PRESETS), "`config.exchanges`"
   )
@@ -104,7 +104,11 @@ def exchange_with(
   settings: presets.Settings = presets.Settings(),  # noqa: B008, a tuple of numbers.
 ) -> optax.GradientTransformation:
   """Returns an optimizer with its exchange; of two axes, within hosts first."""
-  exchange, _ = split_delay(exchange)
+  if exchange.startswith(DELAYED):
+    name = undelayed_name(exchange)
+    return jaxmotion.delayed(
+      exchange_with(mesh, name, optimizer, settings), axis_name=mesh.axis_names
+    )
   outer, *inner = mesh.axis_names
   local_axis = tuple(inner) or None
   if exchange in presets.PRESETS:

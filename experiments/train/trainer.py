@@ -21,7 +21,6 @@ from jaxmotion import checkpoint, wire
 _SCALARS_EVERY = 10  # Steps: reading a state takes a program of its own.
 
 Params = Any
-OptState = Any
 
 
 def make_score(task: tasks.Task) -> Callable[[Params], float]:
@@ -45,13 +44,11 @@ class Trained(NamedTuple):
   """State of a run after its last step.
 
   Attributes:
-    params: parameters of the model, on the mesh.
-    state: optimizer state, with the codec's error memory of every worker.
+    state: parameters and optimizer state, on the mesh.
     log: loss and time of the steps so far.
   """
 
-  params: Params
-  state: OptState
+  state: jaxmotion.TrainState
   log: Log
 
 
@@ -59,7 +56,7 @@ class Program(NamedTuple):
   """A compiled training step and the bytes it sends.
 
   Attributes:
-    step: maps (params, state, batch) to (params, state, loss).
+    step: maps (state, batch) to (state, loss).
     wire_bytes: bytes that one worker sends in one step, by the traced program,
       without what stays within a host.
     compiled_bytes: the same bytes, by the compiled program.
@@ -67,7 +64,8 @@ class Program(NamedTuple):
   """
 
   step: Callable[
-    [Params, OptState, tasks.Batch], tuple[Params, OptState, jax.Array]
+    [jaxmotion.TrainState, tasks.Batch],
+    tuple[jaxmotion.TrainState, jax.Array],
   ]
   wire_bytes: int
   compiled_bytes: int
@@ -123,8 +121,8 @@ class Trainer:
     )
     outer, *inner = mesh.axis_names
     workers = mesh.axis_names if inner else outer
-    self._init, self._step = jaxmotion.data_parallel(
-      loss, tx, mesh, axis_name=workers, delay=cases.split_delay(exchange)[1]
+    self._init, self._step = jaxmotion.make_train_step(
+      loss, tx, mesh, axis_name=workers
     )
     self._mesh, self._workers = mesh, workers
     self._rows = jax.sharding.NamedSharding(mesh, jax.P(workers))
@@ -142,53 +140,49 @@ class Trainer:
     """Trains one seed, from its latest checkpoint if there is one."""
     initial = nnx.state(self._task.build(seed), nnx.Param)
     # On the host: arrays of one device are not those of all processes.
-    params, state = self._init(
-      jax.tree.map(np.asarray, nnx.to_pure_dict(initial))
-    )
+    state = self._init(jax.tree.map(np.asarray, nnx.to_pure_dict(initial)))
     if self.program is None:
       first = self._load_batch(seed, 0)
       branches = cases.settled_branches(self._exchange)
-      self.program = compile_step(
-        self._step, params, state, first, branches=branches
-      )
+      self.program = compile_step(self._step, state, first, branches=branches)
       distributed.wait_for_processes(f"{self._exchange} is compiled")
     program = self.program
 
-    def step(trained: Any, batch: tasks.Batch) -> tuple[Any, float]:
-      *trained, loss = program.step(trained[0], trained[1], batch)
-      return tuple(trained), float(loss)
+    def step(state: Any, batch: tasks.Batch) -> tuple[Any, float]:
+      state, loss = program.step(state, batch)
+      return state, float(loss)
 
     def log_step(done: int, loss: float) -> None:
       if writer and done % _SCALARS_EVERY == 0:
         writer.write(done, {"loss": loss})
       on_step(done, loss)
 
-    (params, state), log = loop.run_steps(
-      (params, state),
+    state, log = loop.run_steps(
+      state,
       step,
       lambda index: self._load_batch(seed, index),
       steps=self._config.steps,
       checkpoint_every=self._config.checkpoint_every,
       store=store,
-      elastic=None if store is None else self._make_elastic(params),
+      elastic=None if store is None else self._make_elastic(state.params),
       stop=stop,
-      evaluate=self._make_watch(params, writer) if writer else None,
+      evaluate=self._make_watch(state.params, writer) if writer else None,
       on_step=log_step,
     )
     self._check_finite(log, seed)
-    return Trained(params, state, log)
+    return Trained(state, log)
 
   def _make_watch(
     self, params: Params, writer: scalars.ScalarWriter
-  ) -> Callable[[int, tuple[Params, OptState]], None]:
+  ) -> Callable[[int, jaxmotion.TrainState], None]:
     """Returns a function of a step that logs what its exchange did."""
     layout = checkpoint.describe_state(
       self._init, params, self._mesh, axis_name=self._workers
     )
 
-    def watch(done: int, trained: tuple[Params, OptState]) -> None:
+    def watch(done: int, state: jaxmotion.TrainState) -> None:
       if done % _SCALARS_EVERY == 0:
-        writer.write(done, jaxmotion.metrics(trained[1], layout))
+        writer.write(done, jaxmotion.metrics(state.opt_state, layout))
 
     return watch
 
@@ -200,7 +194,7 @@ class Trainer:
     return workdir.Run(
       exchange=self._exchange,
       seed=seed,
-      score=score(trained.params),
+      score=score(trained.state.params),
       loss=trained.log.loss[-1],
       wire_bytes=self.program.wire_bytes,
       compiled_bytes=self.program.compiled_bytes,
@@ -213,24 +207,24 @@ class Trainer:
     init, mesh, axes = self._init, self._mesh, self._workers
     likes = jax.eval_shape(lambda: params)
 
-    def like_saved(layout: Any) -> tuple[Params, OptState]:
+    def like_saved(layout: Any) -> jaxmotion.TrainState:
       saved = checkpoint.Layout.from_dict(layout)
-      state = checkpoint.saved_like(init, likes, saved, mesh, axis_name=axes)
-      return params, state
+      like = checkpoint.saved_like(init, likes, saved, mesh, axis_name=axes)
+      return jaxmotion.TrainState(params, None, like)
 
     def resize(
-      trained: tuple[Params, OptState], layout: Any
-    ) -> tuple[Params, OptState]:
+      state: jaxmotion.TrainState, layout: Any
+    ) -> jaxmotion.TrainState:
       saved = checkpoint.Layout.from_dict(layout)
       before = math.prod(count for _, count in saved.workers)
       console.print_notice(
         f"{self._exchange}: a state of {before} workers continues on"
         f" {mesh.size}."
       )
-      state = checkpoint.resize(
-        init, trained[1], likes, saved, mesh, axis_name=axes
+      resized = checkpoint.resize(
+        init, state.opt_state, likes, saved, mesh, axis_name=axes
       )
-      return trained[0], state
+      return state._replace(opt_state=resized)
 
     layout = checkpoint.describe_state(init, likes, mesh, axis_name=axes)
     return Elastic(layout.to_dict(), like_saved, resize)

@@ -4,7 +4,6 @@ from jaxmotion.checkpoint._check_workers import check_workers as check_workers
 from jaxmotion.checkpoint._layout import (
   ExchangeLayout as ExchangeLayout,
   Layout as Layout,
-  ShardedLayout as ShardedLayout,
   describe_state as describe_state,
 )
 from jaxmotion.checkpoint._resize import (

@@ -1,7 +1,7 @@
 """Conversion of one exchange's state to the layout of today."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,22 +9,10 @@ import jax.numpy as jnp
 
 from jaxmotion import core, transforms
 from jaxmotion.checkpoint import _layout, _parts
-from jaxmotion.codecs import Codec
-from jaxmotion.collectives.extend import (
-  PARTS,
-  StateLayout,
-  convert_states,
-  list_remembered,
-)
+from jaxmotion.codecs import Codec, MemoryPart
+from jaxmotion.codecs.extend import partition
+from jaxmotion.collectives.extend import StateLayout, convert_states
 from jaxmotion.core import Array, PyTree
-from jaxmotion.transforms.extend import DelayedState
-
-# What a codec of today that does not remember a part would lose.
-_LOST = {
-  "error": "What is still to be sent would be lost: wrap it in `feedback`",
-  "momentum": "It would be lost: wrap the codec in `momentum_correction`",
-  "sent": "Differences to it would be lost: wrap the codec in `ef21`",
-}
 
 
 class Converter(NamedTuple):
@@ -60,18 +48,26 @@ class Converter(NamedTuple):
     if self.reset_memory or self.is_same:
       return
     # Made by a codec that remembers, continued by one that does not.
-    codecs = [_gradient_codec(entry) for entry in (self.old, self.new)]
-    held, now = (list_remembered(self.params, codec) for codec in codecs)
+    codecs = [entry.codecs[0] for entry in (self.old, self.new)]
+    held, now = (_list_parts(self.params, codec) for codec in codecs)
     for path, parts in held.items():
+      names = [part.name for part in now[path]]
       for part in parts:
-        if part not in now[path]:
+        if (part.row_of or part.name) not in names:
+          noun = part.noun or f"a memory of {part.name!r}"
+          lost = "What is still to be sent" if part.is_pending else "It"
+          keep = "take a codec that keeps it"
+          if part.kept_by:
+            keep = f"wrap the codec in `{part.kept_by}`"
           raise ValueError(
-            f"`tx` must have {PARTS[part]} for {path!r}, as the saved state "
-            f"has, got {codecs[1]!r}. {_LOST[part]}, or give reset_memory=True."
+            f"`tx` must have {noun} for {path!r}, as the saved state has, got "
+            f"{codecs[1]!r}. {lost} would be lost: {keep}, or give "
+            "reset_memory=True."
           )
 
   def convert(self, state: Any) -> Any:
     """Returns the state for today's workers and codec."""
+    state = state._replace(made_for=self.like.made_for)
     if self.is_same and not self.reset_memory:
       return state
     if isinstance(state, transforms.ShardedState):
@@ -84,8 +80,8 @@ class Converter(NamedTuple):
     new = convert_states(
       states,
       shard_shapes(self.params, self.new, self.new_layout),
-      _state_layout(self.old, self.old_layout),
-      _state_layout(self.new, self.new_layout),
+      state_layout(self.old, self.old_layout),
+      state_layout(self.new, self.new_layout),
       op=self.new.op,
       reset_memory=self.reset_memory,
     )
@@ -106,8 +102,8 @@ class Converter(NamedTuple):
     return _parts.convert_parts(
       states,
       shapes,
-      _parts_layout(self.old, self.old_layout),
-      _parts_layout(self.new, self.new_layout),
+      parts_layout(self.old, self.old_layout),
+      parts_layout(self.new, self.new_layout),
       reset_memory=self.reset_memory,
     )
 
@@ -119,21 +115,14 @@ class Converter(NamedTuple):
     """Converts the memory of each shard of the model by itself."""
     states = state.codec_state.value
     shards = math.prod(size for _, size in self.new_layout.model)
-    if shards == 1:
-      return core.PerWorker(convert(states))
     # Rows of devices: those of one worker follow one another.
     by_worker = jax.tree.map(
-      lambda a: a.reshape(-1, shards, *a.shape[1:]), states
+      lambda a: a.reshape(len(a) // shards, shards, *a.shape[1:]), states
     )
-    parts = [
-      convert(jax.tree.map(lambda a, m=m: a[:, m], by_worker))
-      for m in range(shards)
-    ]
-
-    def join(*leaves: Any) -> Any:
-      return jnp.stack(leaves, 1).reshape(-1, *leaves[0].shape[1:])
-
-    return core.PerWorker(jax.tree.map(join, *parts))
+    new = jax.vmap(convert, 1, 1, axis_size=shards)(by_worker)
+    return core.PerWorker(
+      jax.tree.map(lambda a: a.reshape(len(a) * shards, *a.shape[2:]), new)
+    )
 
 
 def convert_fully_sharded(
@@ -147,34 +136,60 @@ def convert_fully_sharded(
 ) -> transforms.FullyShardedState:
   """Returns the state of `fully_sharded` for other workers."""
   likes = dict(jax.tree.leaves_with_path(params))
-  old, new = (jax.tree.leaves(s.error.value) for s in (state, like))
-  if reset_memory:
-    errors = [jnp.zeros(x.shape, x.dtype) for x in new]
-  elif by_device and old:
-    raise ValueError(
-      "`mesh` must have the hosts and devices of `layout` for `fully_sharded` "
-      "with error memory and a `local_axis`, whose devices remember what each "
-      "sends: give reset_memory=True to forget it."
-    )
-  elif [x.shape[1:] for x in old] != [x.shape[1:] for x in new]:
-    # A leaf that no number of today divides is whole, and has no memory.
-    raise ValueError(
-      "`mesh` must have workers that divide the leaves that the saved state has"
-      f" error memory of, of shapes {[x.shape[1:] for x in old]}, got those of "
-      f"{[x.shape[1:] for x in new]}: give reset_memory=True to forget what is "
-      "still to be sent."
-    )
-  else:
-    errors = [_parts.resize_rows(x, workers) for x in old]
+  errors = [jnp.zeros(x.shape, x.dtype) for x in jax.tree.leaves(like.error)]
+  if not reset_memory:
+    if by_device and errors:
+      raise ValueError(
+        "`mesh` must have the hosts and devices of `layout` for `fully_sharded`"
+        " with error memory and a `local_axis`, whose devices remember what "
+        "each sends: give reset_memory=True to forget it."
+      )
+    errors = _convert_errors(state, like, workers)
   treedef: Any = jax.tree.structure(like.error)
   return state._replace(
     inner=_parts.fit_parts("inner", state.inner, like.inner, likes),
     error=treedef.unflatten(errors),
+    made_for=like.made_for,
   )
 
 
+def _convert_errors(
+  state: transforms.FullyShardedState,
+  like: transforms.FullyShardedState,
+  workers: int,
+) -> list[Array]:
+  """Returns the error memory of leaves with the padding of other workers."""
+  errors = []
+  old, new = (_list_errors(one) for one in (state, like))
+  for (before, rows), (after, shape) in zip(old, new, strict=True):
+    if rows is None:
+      # All workers held the leaf whole: nothing of it is still to be sent.
+      if shape is not None:
+        errors.append(jnp.zeros(shape.shape, shape.dtype))
+      continue
+    if shape is None:
+      raise ValueError(
+        "`mesh` must have few enough workers to cut the leaves that the saved "
+        f"state has error memory of, got {workers}, which hold that of shape "
+        f"{after.shape} whole: give reset_memory=True to forget what is still "
+        "to be sent."
+      )
+    rows = _parts.resize_rows(jax.vmap(before.trim_leaf)(rows), workers)
+    errors.append(jax.vmap(after.pad_leaf)(rows))
+  return errors
+
+
+def _list_errors(state: transforms.FullyShardedState) -> list[tuple[Any, Any]]:
+  """Returns how each leaf is cut, and its error memory or None."""
+  errors = iter(jax.tree.leaves(state.error))
+  return [
+    (cut, None if cut.dimension is None else next(errors, None))
+    for cut in state.made_for.cuts
+  ]
+
+
 def convert_local(
-  state: transforms.LocalState, divide: Callable[[PyTree], Any], workers: int
+  state: transforms.LocalState, owners: Sequence[int], workers: int
 ) -> transforms.LocalState:
   """Returns own parameters and weights of `local_updates` for other workers."""
   # The mean of what workers have changed, by their weights, stays the same.
@@ -183,7 +198,6 @@ def convert_local(
   weights = state.weights.value
   if weights.shape[0] == workers:
     return state
-  owners = divide(state.anchor).owners
   own = jax.tree.leaves(state.params)
   treedef: Any = jax.tree.structure(state.params)
 
@@ -194,7 +208,9 @@ def convert_local(
   return state._replace(params=treedef.unflatten(mixed))
 
 
-def convert_delayed(state: DelayedState, workers: int) -> DelayedState:
+def convert_delayed(
+  state: transforms.DelayedState, workers: int
+) -> transforms.DelayedState:
   """Returns the gradients and weights of a delayed step for other workers."""
   # The mean of the gradients, by the workers' weights, stays the same.
   grads, weight = state.pending.value
@@ -221,16 +237,12 @@ def _mix_weighted(rows: Array, weight: Array, workers: int) -> Array:
 
 def shard_shapes(
   params: PyTree,
-  entry: _layout.ExchangeLayout | _layout.ShardedLayout,
+  entry: _layout.ExchangeLayout,
   layout: _layout.Layout,
 ) -> PyTree:
-  """Returns the shapes of one device's shards of parameters.
-
-  Args:
-    params: tree of shapes, of the leaves of `entry`.
-    entry: how an exchange shards them over axes of the model.
-    layout: tells the lengths of these axes.
-  """
+  """Returns the shapes of one device's shards of parameters."""
+  # params: shapes of the leaves of `entry`, which says how they are sharded.
+  # layout: tells the lengths of axes of the model.
   if not entry.specs:
     return params
   sizes = dict(layout.model)
@@ -247,17 +259,23 @@ def shard_shapes(
   return jax.tree.unflatten(jax.tree.structure(params), shards)
 
 
-def _gradient_codec(
-  entry: _layout.ExchangeLayout | _layout.ShardedLayout,
-) -> Codec:
-  if isinstance(entry, _layout.ShardedLayout):
-    return entry.gradient_codec
-  return entry.codecs[0]
+def _list_parts(
+  params: PyTree, codec: Codec
+) -> dict[str, tuple[MemoryPart, ...]]:
+  """Returns what a codec remembers of each leaf, by the path of the leaf."""
+  arrays = partition(codec, params)
+  found = {
+    arrays.leaves[i][0]: group.codec.memory_parts
+    for group in arrays.leaf_groups
+    for i in group.leaves
+  }
+  return dict(sorted(found.items()))
 
 
-def _state_layout(
+def state_layout(
   entry: _layout.ExchangeLayout, layout: _layout.Layout
 ) -> StateLayout:
+  """Returns how an exchange keeps the states of its arrays."""
   workers, local_axis = (
     _layout.count_workers(layout, entry.axis_name),
     entry.local_axis,
@@ -270,11 +288,12 @@ def _state_layout(
   )
 
 
-def _parts_layout(
-  entry: _layout.ShardedLayout, layout: _layout.Layout
+def parts_layout(
+  entry: _layout.ExchangeLayout, layout: _layout.Layout
 ) -> _parts.PartsLayout:
+  """Returns how `sharded` keeps the states of its codec."""
   return _parts.PartsLayout(
-    entry.gradient_codec,
+    entry.codecs[0],
     _layout.count_workers(layout, entry.axis_name),
     _layout.count_workers(layout, entry.local_axis or ()),
     [

@@ -13,17 +13,18 @@ import jax
 import optax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from jaxmotion import core
+from jaxmotion import core, transforms
 from jaxmotion.codecs import Codec, from_config
 from jaxmotion.core import AxisName, PyTree
 from jaxmotion.transforms.extend import (
   Options,
   ShardedOptions,
+  drop_single_axes,
   expand_specs,
   trace_state,
 )
 
-_VERSION = 2
+_VERSION = 3
 
 Leaves = tuple[tuple[str, tuple[int, ...], str], ...]
 Trained: TypeAlias = optax.GradientTransformation | Callable[..., Any]
@@ -31,64 +32,45 @@ Spec = tuple[tuple[str, ...], ...]
 
 
 class ExchangeLayout(NamedTuple):
-  """Description of the state of one exchange.
+  """Description of the state of one `exchange` or one `sharded`.
 
   Attributes:
-    codecs: codec of the exchange, or one for each level.
-    op: "mean" or "sum".
-    method: "gather", "two_phase" or None.
+    codecs: codec of the gradients, or one for each level.
     axis_name: the workers' axes, or those of the hosts.
     local_axis: the axes of the devices of one host, or None.
     leaves: path, shape and dtype of every array that is exchanged.
     specs: for each leaf the axes of the model that shard each dimension; empty
       if there are no such axes.
-
-  Example:
-    >>> from jaxmotion import checkpoint, codecs, transforms
-    >>> codec = codecs.feedback(codecs.sign())
-    >>> tx = transforms.exchange("data", codec)
-    >>> mesh = jax.sharding.AbstractMesh((4,), ("data",))
-    >>> (one,) = checkpoint.describe_state(tx, jnp.zeros(8), mesh).exchanges
-    >>> one.axis_name, one.op, one.codecs == (codec,)
-    (('data',), 'mean', True)
-  """
-
-  codecs: tuple[Codec, ...]
-  op: str
-  method: str | None
-  axis_name: tuple[str, ...]
-  local_axis: tuple[str, ...] | None
-  leaves: Leaves
-  specs: tuple[Spec, ...] = ()
-
-
-class ShardedLayout(NamedTuple):
-  """Description of the state of one `sharded`.
-
-  Attributes:
-    gradient_codec: codec of the gradients' parts.
-    weight_codec: codec of the differences, or None if there is no master.
-    axis_name: the workers' axes, or those of the hosts.
-    local_axis: the axes of the devices of one host, or None.
-    leaves: path, shape and dtype of every parameter.
-    specs: as for `ExchangeLayout`.
+    op: "mean" or "sum".
+    method: "gather", "two_phase" or None.
+    is_sharded: whether it is `sharded`, whose workers divide the arrays.
+    weight_codec: codec of the differences of `sharded`, or None if there is no
+      master.
 
   Example:
     >>> import optax
-    >>> from jaxmotion import checkpoint, transforms
-    >>> tx = transforms.sharded("data", optax.adam(1e-3))
+    >>> from jaxmotion import checkpoint, codecs, transforms
     >>> mesh = jax.sharding.AbstractMesh((4,), ("data",))
+    >>> codec = codecs.feedback(codecs.sign())
+    >>> tx = transforms.exchange("data", codec)
     >>> (one,) = checkpoint.describe_state(tx, jnp.zeros(8), mesh).exchanges
-    >>> one.axis_name, one.leaves
-    (('data',), (('', (8,), 'float32'),))
+    >>> one.axis_name, one.op, one.codecs == (codec,)
+    (('data',), 'mean', True)
+    >>> tx = transforms.sharded("data", optax.adam(1e-3))
+    >>> (one,) = checkpoint.describe_state(tx, jnp.zeros(8), mesh).exchanges
+    >>> one.is_sharded, one.leaves
+    (True, (('', (8,), 'float32'),))
   """
 
-  gradient_codec: Codec
-  weight_codec: Codec | None
+  codecs: tuple[Codec, ...]
   axis_name: tuple[str, ...]
   local_axis: tuple[str, ...] | None
   leaves: Leaves
   specs: tuple[Spec, ...] = ()
+  op: str = "mean"
+  method: str | None = None
+  is_sharded: bool = False
+  weight_codec: Codec | None = None
 
 
 class Layout(NamedTuple):
@@ -112,7 +94,7 @@ class Layout(NamedTuple):
 
   workers: tuple[tuple[str, int], ...]
   model: tuple[tuple[str, int], ...]
-  exchanges: tuple[ExchangeLayout | ShardedLayout, ...]
+  exchanges: tuple[ExchangeLayout, ...]
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the layout as plain data, which JSON can hold."""
@@ -169,6 +151,24 @@ def count_workers(layout: Layout, axes: tuple[str, ...]) -> int:
   return math.prod(lengths[name] for name in axes)
 
 
+def make_transformation(
+  entry: ExchangeLayout, inner: optax.GradientTransformation | None = None
+) -> optax.GradientTransformation:
+  """Makes the exchange that a layout describes, or `sharded` around `inner`."""
+  axes: dict[str, Any] = {"local_axis": entry.local_axis}
+  if entry.is_sharded:
+    return transforms.sharded(
+      entry.axis_name,
+      optax.identity() if inner is None else inner,
+      gradient_codec=entry.codecs[0],
+      weight_codec=entry.weight_codec,
+      **axes,
+    )
+  codec = entry.codecs[0] if len(entry.codecs) == 1 else entry.codecs
+  how: dict[str, Any] = {"op": entry.op, "method": entry.method}
+  return transforms.exchange(entry.axis_name, codec, **how, **axes)
+
+
 def describe_state(
   tx: Trained,
   params: Any,
@@ -183,13 +183,12 @@ def describe_state(
   another number of workers or another codec.
 
   Args:
-    tx: optax chain, or the `init` that `data_parallel`, `fully_sharded` or
-      `local_updates` returned.
+    tx: optax chain, or the `init` that `make_train_step` returned.
     params: pytree of parameters, or of their ShapeDtypeStructs.
     mesh: mesh of the workers. A `jax.sharding.AbstractMesh` will do.
     axis_name: the axis (or axes) of the workers.
-    specs: how parameters are sharded over other axes, as `data_parallel` takes
-      it; None: they are not.
+    specs: how parameters are sharded over other axes, as `make_train_step`
+      takes it; None: they are not.
 
   Returns:
     The layout.
@@ -214,6 +213,7 @@ def describe_state(
     True
   """
   traced = trace_state(tx, params, mesh, axis_name, specs)
+  specs = drop_single_axes(specs, mesh.shape)
   return make_layout(mesh, axis_name, specs, traced.exchanges)
 
 
@@ -234,28 +234,29 @@ def make_layout(
     if specs is not None and name not in names and size > 1
   )
 
-  def describe_entry(options: Options) -> ExchangeLayout | ShardedLayout:
-    leaves = tuple(
-      (path, tuple(leaf.shape), str(leaf.dtype))
-      for path, leaf in core.named_leaves(options.params)
+  def describe_entry(options: Options) -> ExchangeLayout:
+    local = options.local_axis
+    entry = ExchangeLayout(
+      (),
+      _strings(options.axis_name),
+      None if local is None else _strings(local),
+      tuple(
+        (path, tuple(leaf.shape), str(leaf.dtype))
+        for path, leaf in core.named_leaves(options.params)
+      ),
+      _describe_specs(options, specs, dict(model)),
     )
-    divided = _describe_specs(options, specs, dict(model))
-    axes = _strings(options.axis_name)
-    local = None
-    if options.local_axis is not None:
-      local = _strings(options.local_axis)
     if isinstance(options, ShardedOptions):
-      codecs = options.gradient_codec, options.weight_codec
-      return ShardedLayout(*codecs, axes, local, leaves, divided)
+      return entry._replace(
+        codecs=(options.gradient_codec,),
+        weight_codec=options.weight_codec,
+        is_sharded=True,
+      )
     codec = options.codec
-    return ExchangeLayout(
-      (codec,) if isinstance(codec, Codec) else codec,
-      options.op,
-      options.method,
-      axes,
-      local,
-      leaves,
-      divided,
+    return entry._replace(
+      codecs=(codec,) if isinstance(codec, Codec) else codec,
+      op=options.op,
+      method=options.method,
     )
 
   return Layout(workers, model, tuple(map(describe_entry, exchanges)))
@@ -284,35 +285,22 @@ def _describe_specs(
   )
 
 
-def _write_entry(entry: ExchangeLayout | ShardedLayout) -> dict[str, Any]:
-  data = entry._asdict()
-  if isinstance(entry, ExchangeLayout):
-    return data | {"codecs": [codec.config() for codec in entry.codecs]}
+def _write_entry(entry: ExchangeLayout) -> dict[str, Any]:
   weight = entry.weight_codec
-  return data | {
-    "gradient_codec": entry.gradient_codec.config(),
+  return entry._asdict() | {
+    "codecs": [codec.config() for codec in entry.codecs],
     "weight_codec": None if weight is None else weight.config(),
   }
 
 
-def _read_entry(data: Mapping[str, Any]) -> ExchangeLayout | ShardedLayout:
-  local = data["local_axis"]
-  shared = (
-    tuple(data["axis_name"]),
-    None if local is None else tuple(local),
-    tuple((path, tuple(shape), dtype) for path, shape, dtype in data["leaves"]),
-    tuple(tuple(map(tuple, spec)) for spec in data["specs"]),
-  )
-  if "gradient_codec" in data:
-    weight = data["weight_codec"]
-    return ShardedLayout(
-      from_config(data["gradient_codec"]),
-      None if weight is None else from_config(weight),
-      *shared,
-    )
-  return ExchangeLayout(
-    tuple(map(from_config, data["codecs"])),
-    data["op"],
-    data["method"],
-    *shared,
-  )
+def _read_entry(data: Mapping[str, Any]) -> ExchangeLayout:
+  local, weight = data["local_axis"], data["weight_codec"]
+  values = dict(data) | {
+    "codecs": tuple(map(from_config, data["codecs"])),
+    "axis_name": tuple(data["axis_name"]),
+    "local_axis": None if local is None else tuple(local),
+    "leaves": tuple((p, tuple(shape), t) for p, shape, t in data["leaves"]),
+    "specs": tuple(tuple(map(tuple, spec)) for spec in data["specs"]),
+    "weight_codec": None if weight is None else from_config(weight),
+  }
+  return ExchangeLayout(**values)

@@ -14,21 +14,21 @@ import jax.numpy as jnp
 from jaxmotion import core
 from jaxmotion.codecs import Codec
 from jaxmotion.collectives.extend import (
-  Memory,
   StateLayout,
   find_leaf_codecs,
-  make_memories,
-  memory_codec,
   mix_rows,
   read_memory,
+  read_states,
+  resize_parts,
   write_memory,
+  write_states,
 )
 from jaxmotion.core import Array, PyTree, ShapedLike
 from jaxmotion.transforms.extend import LeafCut, cut_leaf, select_whole
 
 
 class PartsLayout(NamedTuple):
-  """Choices that determine how `sharded` keeps its error memory.
+  """Determines how `sharded` keeps its error memory.
 
   Attributes:
     codec: codec of the gradients' parts.
@@ -53,6 +53,24 @@ class PartsLayout(NamedTuple):
       cut_leaf(x, self.workers, kept)
       for x, kept in zip(leaves, self.sharded, strict=True)
     ]
+
+  def pair_leaves(
+    self, params: PyTree
+  ) -> list[tuple[LeafCut, Codec, jax.ShapeDtypeStruct]]:
+    """Returns how workers divide each leaf, its codec and a part's shape."""
+    leaves = jax.tree.leaves(params)
+    codecs = find_leaf_codecs("gradient_codec", self.codec, params)
+    return [
+      (cut, leaf.codec, jax.ShapeDtypeStruct(cut.shard_shape(), x.dtype))
+      for cut, leaf, x in zip(
+        self.cut_leaves(leaves), codecs, leaves, strict=True
+      )
+    ]
+
+  def find_whole(self, params: PyTree) -> tuple[PyTree, StateLayout]:
+    """Returns the leaves that all workers reduce whole, and how."""
+    cuts = self.cut_leaves(jax.tree.leaves(params))
+    return select_whole(params, cuts), StateLayout(self.codec, self.workers)
 
 
 def fit_parts(
@@ -116,13 +134,6 @@ def _fit_shape(x: Array, shape: tuple[int, ...]) -> Array:
   return jnp.pad(x, padding)
 
 
-class _Errors(NamedTuple):
-  """Errors of one leaf: each worker's own, and those of the mean."""
-
-  own: Array
-  shared: Array
-
-
 def convert_parts(
   states: PyTree,
   params: PyTree,
@@ -131,71 +142,67 @@ def convert_parts(
   *,
   reset_memory: bool,
 ) -> PyTree:
-  """Returns the codec's states for other workers, with the same errors."""
-  errors = _read_errors(states, params, source)
-  if reset_memory:
-    errors = jax.tree.map(jnp.zeros_like, errors)
-  return _write_errors(errors, params, target)
+  """Returns the codec's states for other workers, which remember the same."""
+  found = _read_parts(states, params, source)
+  return _write_parts(found, params, target, reset_memory=reset_memory)
 
 
-def _read_errors(
+def _read_parts(
   states: PyTree, params: PyTree, layout: PartsLayout
-) -> list[_Errors]:
-  leaves = jax.tree.leaves(params)
-  cuts = layout.cut_leaves(leaves)
-  codecs = find_leaf_codecs("gradient_codec", layout.codec, params)
+) -> list[dict[str, Array]]:
+  """Returns the parts of each leaf's memory: float32[workers, ...]."""
   cut_states, whole_states = states
+  whole, whole_layout = layout.find_whole(params)
+  memory = read_memory(whole_states, whole, whole_layout)
+  whole_parts = {name: iter(jax.tree.leaves(a)) for name, a in memory.items()}
   remaining = iter(cut_states)
-  whole = select_whole(params, cuts)
-  memory = Memory((), ())
-  if jax.tree.leaves(whole):
-    whole_layout = StateLayout(layout.codec, layout.workers)
-    memory = read_memory(whole_states, whole, whole_layout)
-  own = iter(jax.tree.leaves(memory.own))
-  shared = iter(jax.tree.leaves(memory.shared))
   found = []
-  for x, cut, leaf in zip(leaves, cuts, codecs, strict=True):
-    zeros = jnp.zeros(x.shape, jnp.float32)
+  for cut, codec, like in layout.pair_leaves(params):
     if cut.dimension is None:
-      found.append(_Errors(next(own), next(shared)))
+      found.append({name: next(a) for name, a in whole_parts.items()})
       continue
-    state = next(remaining)
-    if not leaf.codec.has_state:
-      found.append(_Errors(zeros[None], zeros))
-      continue
-    rows = jax.vmap(jax.vmap(memory_codec(leaf.codec).error))(state)
-    found.append(_Errors(_join_rows(rows, cut, layout), zeros))
+    parts = read_states(codec, next(remaining), like, 2)
+    found.append(
+      {name: _join_rows(rows, cut, layout) for name, rows in parts.items()}
+    )
   return found
 
 
-def _write_errors(
-  errors: list[_Errors], params: PyTree, layout: PartsLayout
+def _write_parts(
+  found: list[dict[str, Array]],
+  params: PyTree,
+  layout: PartsLayout,
+  *,
+  reset_memory: bool,
 ) -> PyTree:
-  leaves = jax.tree.leaves(params)
-  cuts = layout.cut_leaves(leaves)
-  codecs = find_leaf_codecs("gradient_codec", layout.codec, params)
-  cut_states: list[PyTree] = []
-  own, shared = [], []
-  for error, cut, leaf in zip(errors, cuts, codecs, strict=True):
-    is_whole = cut.dimension is None
-    workers = layout.workers if is_whole else layout.hosts
-    mixed = mix_rows(error.own, workers)
-    own.append(mixed if is_whole else None)
-    shared.append(error.shared if is_whole else None)
-    if is_whole:
+  cut_states, whole_parts = [], []
+  for parts, (cut, codec, like) in zip(
+    found, layout.pair_leaves(params), strict=True
+  ):
+    if cut.dimension is None:
+      whole_parts.append(parts)
       continue
-    if not leaf.codec.has_state:
-      cut_states.append(())
-      continue
-    rows = _cut_rows(mixed + error.shared[None], cut, layout)
-    cut_states.append(make_memories(memory_codec(leaf.codec), rows, 2))
-  whole = select_whole(params, cuts)
-  if not jax.tree.leaves(whole):
-    return cut_states, []
-  treedef: Any = jax.tree.structure(params)
-  memory = Memory(treedef.unflatten(own), treedef.unflatten(shared))
-  whole_layout = StateLayout(layout.codec, layout.workers)
-  return cut_states, write_memory({"error": memory}, whole, whole_layout)
+    resized = resize_parts(
+      codec, parts, cut.shape, layout.hosts, reset_memory=reset_memory
+    )
+    rows = {name: _cut_rows(a, cut, layout) for name, a in resized.items()}
+    lead = layout.workers, layout.hosts
+    cut_states.append(write_states(codec, rows, like, lead))
+  whole, whole_layout = layout.find_whole(params)
+  shapes = jax.tree.leaves(whole)
+  treedef: Any = jax.tree.structure(whole)
+  memory = {
+    name: treedef.unflatten(
+      [
+        parts.get(name, jnp.zeros((1, *x.shape), jnp.float32))
+        for parts, x in zip(whole_parts, shapes, strict=True)
+      ]
+    )
+    for name in sorted(set().union(*whole_parts))
+  }
+  return cut_states, write_memory(
+    memory, whole, whole_layout, reset_memory=reset_memory
+  )
 
 
 def _join_rows(rows: Array, cut: LeafCut, layout: PartsLayout) -> Array:

@@ -5,8 +5,8 @@ mixed by linear weights that keep the mean over workers, and written in the new
 layout. Averages of two and copies are exact but for one rounding.
 """
 
+import dataclasses
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -22,11 +22,13 @@ from jaxmotion import core, transforms
 from jaxmotion.checkpoint import _convert, _layout, _parts
 from jaxmotion.core import AxisName, PyTree
 from jaxmotion.transforms.extend import (
-  DelayedState,
   ShardedOptions,
   Shardings,
   TracedState,
+  drop_single_axes,
+  find_exchanges,
   find_maker,
+  is_exchange,
   trace_state,
 )
 
@@ -47,15 +49,14 @@ def saved_like(
   split over the workers of the mesh along some axis whose length they divide.
 
   Args:
-    tx: optax chain of today, or the `init` that `data_parallel`,
-      `fully_sharded` or `local_updates` returned. Its codec may be another one
-      than the saved.
+    tx: optax chain of today, or the `init` that `make_train_step` returned. Its
+      codec may be another one than the saved.
     params: pytree of parameters, or of their ShapeDtypeStructs.
     layout: what `describe_state` returned when the state was saved.
     mesh: device mesh of today.
     axis_name: the axis (or axes) of the workers.
-    specs: how parameters are sharded over other axes, as `data_parallel` takes
-      it; None: they are not.
+    specs: how parameters are sharded over other axes, as `make_train_step`
+      takes it; None: they are not.
 
   Returns:
     The tree of the saved state, of ShapeDtypeStructs with shardings.
@@ -79,20 +80,23 @@ def saved_like(
   )
   core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
   today = trace_state(tx, params, mesh, axis_name, specs)
+  specs = drop_single_axes(specs, mesh.shape)
   saved = _trace_saved(tx, params, layout, today, mesh, axis_name, specs)
   shardings = Shardings(mesh, axis_name, specs)
-  return _place_like(saved.state, params, mesh, axis_name, shardings)
+  return _place_like(saved.state, params, layout, mesh, axis_name, shardings)
 
 
 def _place_like(
   state: PyTree,
   params: PyTree,
+  layout: _layout.Layout,
   mesh: Mesh,
   axis_name: AxisName,
   shardings: Shardings,
 ) -> PyTree:
   """Returns shapes with shardings that split per-worker arrays if they can."""
   workers = core.axis_names(axis_name)
+  of_workers = {*workers, *(name for name, _ in layout.workers)}
 
   def size_of(names: tuple[Any, ...]) -> int:
     return math.prod(mesh.shape[name] for name in names)
@@ -102,8 +106,8 @@ def _place_like(
     entries += [()] * (leaf.ndim - len(entries))
     used = {name for entry in entries for name in entry}
     # Axes of the model; then those of workers, whose number is another one.
-    kept = [tuple(n for n in entry if n not in workers) for entry in entries]
-    for i, n in enumerate(leaf.shape if used & set(workers) else ()):
+    kept = [tuple(n for n in entry if n not in of_workers) for entry in entries]
+    for i, n in enumerate(leaf.shape if used & of_workers else ()):
       if n and n % size_of((*workers, *kept[i])) == 0:
         kept[i] = (*workers, *kept[i])
         break
@@ -141,14 +145,15 @@ def resize(
   sent, stays the same: halves are averaged, doubles copied. A state that has
   the layout of today keeps its bits. Other arrays that each worker has for
   itself are mixed alike if they are floats. Integers and keys come from the
-  nearest old worker, and keys are folded with the new worker's index. So are
-  momenta of `momentum_correction` and what `ef21` has sent. So are the own
-  parameters of `local_updates` and the gradients of a delayed step, which weigh
-  as much as their workers.
+  nearest old worker, and keys are folded with the new worker's index.
+  Momenta of `momentum_correction`, what `ef21` has sent, and whatever else
+  `Codec.read_memory` returns are mixed alike. Errors of the mean, of which each
+  worker keeps some for all in two phases, are added to every worker's own. Own
+  parameters of `local_updates` and the gradients of a delayed step are mixed
+  too, and weigh as much as their workers.
 
   Args:
-    tx: optax chain of today, or the `init` that `data_parallel`,
-      `fully_sharded` or `local_updates` returned.
+    tx: optax chain of today, or the `init` that `make_train_step` returned.
     state: the old state, as saved or restored: arrays that all processes can
       reach, or arrays on `mesh` (see `saved_like`).
     params: pytree of parameters, or of their ShapeDtypeStructs.
@@ -157,8 +162,8 @@ def resize(
       where it is; that of one worker makes the smallest state to save, which
       keeps only the mean.
     axis_name: the axis (or axes) of the workers.
-    specs: how parameters are sharded over other axes, as `data_parallel` takes
-      it; None: they are not.
+    specs: how parameters are sharded over other axes, as `make_train_step`
+      takes it; None: they are not.
     reset_memory: whether error memory starts from zero, and what was still to
       be sent is lost. Everything else, such as moments, is kept.
 
@@ -190,6 +195,7 @@ def resize(
   )
   core.check_bool("reset_memory", reset_memory)
   today = trace_state(tx, params, mesh, axis_name, specs)
+  specs = drop_single_axes(specs, mesh.shape)
   new_layout = _layout.make_layout(mesh, axis_name, specs, today.exchanges)
   saved = _trace_saved(tx, params, layout, today, mesh, axis_name, specs)
   converters = [
@@ -200,7 +206,7 @@ def resize(
       layout.exchanges,
       new_layout.exchanges,
       today.exchanges,
-      _find_states(today.state),
+      find_exchanges(today.state),
       strict=True,
     )
   ]
@@ -224,13 +230,14 @@ def resize(
     if isinstance(state, transforms.LocalState):
       divide = find_maker(tx).divide
       assert divide is not None
-      state = _convert.convert_local(state, divide, workers)
-    if isinstance(state, DelayedState):
+      owners = divide(params).owners
+      state = _convert.convert_local(state, owners, workers)
+    if isinstance(state, transforms.DelayedState):
       state = _convert.convert_delayed(state, workers)
     remaining = iter(converters)
 
     def convert_node(node: Any) -> Any:
-      if _is_exchange(node):
+      if is_exchange(node):
         return next(remaining).convert(node)
       if isinstance(node, core.PerWorker):
         return core.PerWorker(
@@ -247,7 +254,7 @@ def resize(
   # Explicit axes would want to know how every reshaped array is sharded.
   plain = Mesh(mesh.devices, mesh.axis_names)
   shardings = Shardings(plain, axis_name, specs)
-  like = _place_like(saved.state, params, plain, axis_name, shardings)
+  like = _place_like(saved.state, params, layout, plain, axis_name, shardings)
   with core.without_context_mesh():
     state = jax.device_put(state, jax.tree.map(lambda a: a.sharding, like))
     new_specs = shardings.state(jax.eval_shape(convert, state), params)
@@ -271,12 +278,6 @@ def _forget_types(x: Any) -> Any:
   return jax.device_put(x, NamedSharding(plain, sharding.spec))
 
 
-def _find_states(state: PyTree) -> Iterator[Any]:
-  """Yields the states of exchanges inside of a state."""
-  nodes = jax.tree.leaves(state, is_leaf=_is_exchange)
-  return filter(_is_exchange, nodes)
-
-
 def _trace_saved(
   tx: _layout.Trained,
   params: PyTree,
@@ -291,39 +292,34 @@ def _trace_saved(
   _check_exchanges(layout, new)
   old_mesh = _layout.layout_mesh(layout, layout.workers, mesh)
   saved_axes = tuple(name for name, _ in layout.workers)
-  # The chain names today's axes. All else depends on the workers' number alone.
+  # The chain names today's axes. All else depends on the workers' number alone,
+  # but for memory of `fully_sharded`, which depends on that of the hosts.
   axes = core.axis_names(axis_name)
   lengths = (_layout.count_workers(layout, saved_axes), *[1] * (len(axes) - 1))
+  if len(axes) == len(layout.workers):
+    lengths = tuple(length for _, length in layout.workers)
   workers = tuple(zip(axes, lengths, strict=True))
   renamed = _layout.layout_mesh(layout, workers, mesh)
   saved = trace_state(tx, params, renamed, axis_name, specs)
   made = iter(zip(layout.exchanges, today.exchanges, strict=True))
 
   def replace_node(node: Any) -> Any:
-    if not _is_exchange(node):
+    if not is_exchange(node):
       return node
     entry, options = next(made)
-    names: dict[str, Any] = dict(
-      local_axis=entry.local_axis, specs=options.specs
+    inner = options.tx if isinstance(options, ShardedOptions) else None
+    own = _layout.make_transformation(entry, inner)
+    found = trace_state(
+      own, options.params, old_mesh, saved_axes, options.specs
     )
-    if isinstance(entry, _layout.ShardedLayout):
-      assert isinstance(options, ShardedOptions)
-      own = transforms.sharded(
-        entry.axis_name,
-        options.tx,
-        gradient_codec=entry.gradient_codec,
-        weight_codec=entry.weight_codec,
-        **names,
-      )
-    else:
-      codec = entry.codecs[0] if len(entry.codecs) == 1 else entry.codecs
-      how: dict[str, Any] = dict(op=entry.op, method=entry.method)
-      own = transforms.exchange(entry.axis_name, codec, **how, **names)
-    with core.allow_unused_rules():  # A fragment has some of the leaves alone.
-      found = trace_state(own, options.params, old_mesh, saved_axes, specs)
     return found.state
 
-  state = jax.tree.map(replace_node, saved.state, is_leaf=_is_exchange)
+  state = jax.tree.map(replace_node, saved.state, is_leaf=is_exchange)
+  if isinstance(state, transforms.FullyShardedState):
+    state = state._replace(
+      inner=dataclasses.replace(state.inner, axes=saved_axes),
+      made_for=dataclasses.replace(state.made_for, axis_name=saved_axes),
+    )
   return TracedState(state, saved.exchanges)
 
 
@@ -341,18 +337,15 @@ def _check_exchanges(layout: _layout.Layout, today: _layout.Layout) -> None:
       " others."
     )
   for old, new in zip(layout.exchanges, today.exchanges, strict=True):
-    if type(old) is not type(new):
-      kinds = [
-        "sharded" if isinstance(entry, _layout.ShardedLayout) else "exchange"
-        for entry in (new, old)
-      ]
+    if old.is_sharded != new.is_sharded:
+      kinds = ["exchange", "sharded"]
       raise ValueError(
-        f"`layout` must be of `{kinds[0]}`, as `tx` has, got `{kinds[1]}`."
+        f"`layout` must be of `{kinds[new.is_sharded]}`, as `tx` has, got "
+        f"`{kinds[old.is_sharded]}`."
       )
-    ops = getattr(new, "op", "mean"), getattr(old, "op", "mean")
-    if ops[0] != ops[1]:
+    if old.op != new.op:
       raise ValueError(
-        f"`layout` must have the `op` of `tx`, {ops[0]!r}, got {ops[1]!r}."
+        f"`layout` must have the `op` of `tx`, {new.op!r}, got {old.op!r}."
       )
     wanted, found = dict(_by_path(new)), dict(_by_path(old))
     for path in [*wanted, *found]:
@@ -364,7 +357,7 @@ def _check_exchanges(layout: _layout.Layout, today: _layout.Layout) -> None:
 
 
 def _by_path(
-  entry: _layout.ExchangeLayout | _layout.ShardedLayout,
+  entry: _layout.ExchangeLayout,
 ) -> list[tuple[str, str]]:
   """Returns words for the shape of each leaf, and how it is sharded."""
   specs = entry.specs or [()] * len(entry.leaves)
@@ -376,6 +369,15 @@ def _by_path(
 
 def _check_saved(state: PyTree, saved: PyTree) -> None:
   """Raises unless a state has the shapes of its layout."""
+  pairs = zip(find_exchanges(state), find_exchanges(saved), strict=False)
+  for one, like in pairs:
+    if one.made_for != like.made_for:
+      raise ValueError(
+        f"`state` must be of `layout`, made for {like.made_for}, got one made "
+        f"for {one.made_for}."
+      )
+  if isinstance(saved, transforms.FullyShardedState):
+    _check_cuts(state, saved)
   if not core.same_shapes(state, saved):
     raise ValueError(
       f"`state` must be of `layout`, with arrays {core.shape_strings(saved)}, "
@@ -384,9 +386,18 @@ def _check_saved(state: PyTree, saved: PyTree) -> None:
     )
 
 
-def _is_exchange(node: Any) -> bool:
-  return isinstance(node, transforms.ExchangeState | transforms.ShardedState)
+def _check_cuts(state: PyTree, saved: transforms.FullyShardedState) -> None:
+  """Raises unless a state was made for these parameters and workers."""
+  for field in dataclasses.fields(saved.made_for):
+    name, own = field.name, getattr(saved.made_for, field.name)
+    other = getattr(getattr(state, "made_for", None), name, None)
+    if own != other:
+      raise ValueError(
+        f"`state` must be of `layout` and `params`, made for the {name} "
+        f"{own!r:.200}, got {other!r:.200}: give the layout of this state, and "
+        "the parameters that `jaxmotion.read_params` returns."
+      )
 
 
 def _is_node(node: Any) -> bool:
-  return _is_exchange(node) or isinstance(node, core.PerWorker)
+  return is_exchange(node) or isinstance(node, core.PerWorker)

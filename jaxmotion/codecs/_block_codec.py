@@ -4,7 +4,7 @@ import abc
 import dataclasses
 
 from jaxmotion import core, kernels
-from jaxmotion.codecs import _arguments, _codec, _division
+from jaxmotion.codecs import _codec, _division
 from jaxmotion.core import Array, PyTree, ShapedLike
 from jaxmotion.kernels import blocks
 
@@ -37,7 +37,8 @@ class BlockCodec(_codec.Codec):
   ) -> tuple[PyTree, PyTree]:
     """Returns words and scales, and the unchanged state."""
     self._check_input(x, key, state)
-    return blocks.encode(self.kernel_op, x, self._used_key(key)), state
+    payload = blocks.encode_pass(x, self._used_key(key), op=self.kernel_op)
+    return payload, state
 
   def encode_error(
     self,
@@ -50,9 +51,13 @@ class BlockCodec(_codec.Codec):
   ) -> tuple[PyTree, Array, PyTree]:
     """Encodes `x` plus its remembered error, in the same pass."""
     self._check_input(x, key, state)
-    _arguments.check_error_memory(x, memory, decay)
-    payload, value = blocks.encode_error(
-      self.kernel_op, x, memory, self._used_key(key), decay=decay
+    _codec.check_error_memory(x, memory, decay)
+    payload, value = blocks.encode_error_pass(
+      x,
+      memory,
+      self._used_key(key),
+      op=self.kernel_op,
+      decay=decay,
     )
     return payload, value, state
 
@@ -66,20 +71,23 @@ class BlockCodec(_codec.Codec):
     """Encodes the mean of several workers' payloads, in the same pass."""
     self._check_payload(payloads, like, stacked=True)
     self._check_input(like, key, state)
-    payload = blocks.encode_mean(
-      self.kernel_op, payloads, like, self._used_key(key)
+    payload = blocks.mean_pass(
+      payloads,
+      self._used_key(key),
+      op=self.kernel_op,
+      like=like,
     )
     return payload, state
 
   def sum_decoded(self, payloads: PyTree, like: ShapedLike) -> Array:
     """Decodes and adds payloads of several workers, in the same pass."""
     self._check_payload(payloads, like, stacked=True)
-    return blocks.sum_decoded(self.kernel_op, payloads, like)
+    return blocks.sum_pass(payloads, op=self.kernel_op, like=like)
 
   def decode(self, payload: PyTree, like: ShapedLike) -> Array:
     """Returns the levels that the codes stand for."""
     self._check_payload(payload, like)
-    return blocks.decode(self.kernel_op, payload, like)
+    return blocks.decode_pass(payload, op=self.kernel_op, like=like)
 
   def division(
     self, like: ShapedLike, workers: int
@@ -94,8 +102,8 @@ class BlockCodec(_codec.Codec):
     Args:
       like: shape and dtype of the array.
     """
-    _arguments.check_shaped("like", like)
-    return blocks.payload_like(self.kernel_op, like)
+    _codec.check_shaped("like", like)
+    return kernels.describe_payload(self.kernel_op, like)
 
   def _used_key(self, key: core.Key | None) -> core.Key | None:
     return key if self.needs_key else None

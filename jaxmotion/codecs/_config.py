@@ -45,7 +45,7 @@ def from_config(config: dict[str, Any]) -> _codec.Codec:
 
 def _codec_type(name: Any) -> type[_codec.Codec]:
   """Returns the class of codecs with this name."""
-  kinds = _codec.codec_types()
+  kinds = _codec.codec_types(_codec.Codec)
   found = [kind for kind in kinds if kind.__name__ == name]
   if not found:
     names = ", ".join(sorted({kind.__name__ for kind in kinds}))

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmotion import core, kernels
+from jaxmotion import hosts, kernels
 from jaxmotion.core import Array, PyTree, ShapedLike
 
 # Smaller leaves are joined where they are read.
@@ -150,5 +150,5 @@ def join_axis(parts: Array, axis: int, length: int) -> Array:
 
   # XLA:CPU would ask of each element of the array which part it is in.
   return (
-    core.write_apart(join, parts) if parts.size >= _MIN_APART else join(parts)
+    hosts.write_apart(join, parts) if parts.size >= _MIN_APART else join(parts)
   )

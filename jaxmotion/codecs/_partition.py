@@ -2,15 +2,18 @@
 
 import abc
 import dataclasses
+import functools
 import math
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from jaxmotion import core
+from jaxmotion import core, hosts
 from jaxmotion.codecs import _codec
 from jaxmotion.core import Array, PyTree, ShapedLike
 
@@ -38,13 +41,14 @@ class Partition:
     core.check_instance(
       "key", key, (core.Key, type(None)), "a jaxmotion.Key or None"
     )
-    if key is None:
-      return [None] * len(self.leaf_groups)
+    groups = self.leaf_groups
+    if key is None or not any([group.codec.needs_key for group in groups]):
+      return [None] * len(groups)
     paths = [
       ",".join(self.leaves[i][0] for i in group.leaves)
       for group in self.leaf_groups
     ]
-    return [*core.fold_paths(key, paths)]
+    return [*fold_paths(key, paths)]
 
   def split(self, tree: PyTree) -> list[Array]:
     """Returns the arrays of a tree of this structure."""
@@ -113,16 +117,63 @@ def partition(codec: _codec.Codec, tree: PyTree) -> Partition:
     [(9,)]
   """
   core.check_instance("codec", codec, _codec.Codec, "a codec")
-  leaves = []
-  for path, x in core.named_leaves(tree):
-    if not hasattr(x, "dtype") or not hasattr(x, "shape"):
-      raise TypeError(
-        f"`tree` must hold floating-point arrays, got {x!r} at {path!r}."
-      )
-    core.check_float(path, x)
-    leaves.append((path, core.shape_dtype(x)))
+  leaves, treedef = jax.tree.flatten(tree)
+  try:
+    likes = tuple(map(core.shape_dtype, leaves))
+  except (AttributeError, TypeError):
+    path, x = next(
+      (path, x)
+      for path, x in core.named_leaves(tree)
+      if not hasattr(x, "dtype") or not hasattr(x, "shape")
+    )
+    raise TypeError(
+      f"`tree` must hold floating-point arrays, got {x!r} at {path!r}."
+    ) from None
+  return _partition_shapes(codec, treedef, likes)
+
+
+@functools.lru_cache(maxsize=1024)
+def _partition_shapes(
+  codec: _codec.Codec, treedef: Any, likes: tuple[jax.ShapeDtypeStruct, ...]
+) -> Partition:
+  # A step is traced several times, and rules match every path.
+  tree = treedef.unflatten(likes)
+  leaves = core.named_leaves(tree)
+  for path, like in leaves:
+    core.check_float(path, like)
   groups = tuple(codec.leaf_groups(leaves))
-  return Partition(jax.tree.structure(tree), tuple(leaves), groups)
+  # In a part of a tree, rules may be for leaves that it lacks.
+  if not _is_masked(tree):
+    codec._check_paths([path for path, _ in leaves])
+  return Partition(treedef, tuple(leaves), groups)
+
+
+def _is_masked(tree: PyTree) -> bool:
+  """Says whether a tree is a part of one, as `optax.masked` makes it."""
+  is_mask = lambda node: isinstance(node, optax.MaskedNode)
+  return any(map(is_mask, jax.tree.leaves(tree, is_leaf=is_mask)))
+
+
+def fold_paths(key: core.Key, paths: Sequence[str]) -> list[core.Key]:
+  """Returns the key of each leaf: `key.fold_path(path)`.
+
+  All are computed in one array operation: on a GPU, each by itself would launch
+  kernels of its own. On CPU they are written to memory: LLVM takes time that is
+  exponential in the depth of hashes that it compiles into a loop.
+
+  Args:
+    key: key of the tree.
+    paths: path of each leaf.
+
+  >>> key = core.make_key(0)
+  >>> fold_paths(key, ["a", "b"])[1] == key.fold_path("b")
+  True
+  """
+  if not paths:
+    return []
+  words = np.array([zlib.crc32(p.encode()) for p in paths], np.uint32)
+  shared, worker = hosts.write_apart(core.Key.fold, key, words)
+  return list(map(core.Key, jnp.unstack(shared), jnp.unstack(worker)))
 
 
 class TreeCodec(_codec.Codec):

@@ -3,12 +3,17 @@
 Users of codecs, and most authors of codecs, need none of these names.
 """
 
-from jaxmotion.codecs._checks import check_codec as check_codec
-from jaxmotion.codecs._codec import LeafGroup as LeafGroup
+from jaxmotion.codecs._codec import (
+  LeafGroup as LeafGroup,
+  check_codec as check_codec,
+)
 from jaxmotion.codecs._division import Division as Division
-from jaxmotion.codecs._multi_round import stand_in_reply as stand_in_reply
 from jaxmotion.codecs._partition import (
   Partition as Partition,
+  fold_paths as fold_paths,
   partition as partition,
 )
 from jaxmotion.codecs._rounds import KINDS as KINDS
+from jaxmotion.codecs.combinators._multi_round import (
+  stand_in_reply as stand_in_reply,
+)

@@ -9,17 +9,9 @@ from jaxmotion.collectives._adaptive import (
   all_reduce_adaptive_init as all_reduce_adaptive_init,
   max_over_workers as max_over_workers,
 )
-from jaxmotion.collectives._all_gather import (
-  all_gather as all_gather,
-  all_gather_init as all_gather_init,
-)
 from jaxmotion.collectives._all_reduce import (
   all_reduce as all_reduce,
   all_reduce_init as all_reduce_init,
-)
-from jaxmotion.collectives._all_to_all import (
-  all_to_all as all_to_all,
-  all_to_all_init as all_to_all_init,
 )
 from jaxmotion.collectives._byte_planes import (
   all_gather_planes as all_gather_planes,
@@ -29,8 +21,12 @@ from jaxmotion.collectives._hierarchical import (
   all_reduce_hierarchical as all_reduce_hierarchical,
   all_reduce_hierarchical_init as all_reduce_hierarchical_init,
 )
-from jaxmotion.collectives._permute import permute as permute
-from jaxmotion.collectives._reduce_scatter import (
+from jaxmotion.collectives._moves import (
+  all_gather as all_gather,
+  all_gather_init as all_gather_init,
+  all_to_all as all_to_all,
+  all_to_all_init as all_to_all_init,
+  permute as permute,
   reduce_scatter as reduce_scatter,
   reduce_scatter_init as reduce_scatter_init,
 )

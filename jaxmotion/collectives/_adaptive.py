@@ -11,7 +11,6 @@ from jaxmotion.codecs import Codec
 from jaxmotion.collectives import (
   _all_reduce,
   _arguments,
-  _branch_order,
   _layout,
 )
 from jaxmotion.core import Array, AxisName, PyTree
@@ -38,22 +37,9 @@ def max_over_workers(level: Array, axis_name: AxisName) -> Array:
 
 
 def check_level(level: Any, num_levels: int, axis_name: AxisName) -> Array:
-  """Returns a level that is safe to branch on; raises if it is not.
-
-  Workers that take different branches wait for each other forever, so the level
-  must be equal on all of them. Where types record variation (inside
-  `shard_map`) a level that may differ is an error; where they do not (`pmap`)
-  the workers agree on the highest.
-
-  Args:
-    level: integer scalar.
-    num_levels: number of levels.
-    axis_name: the workers' axis.
-
-  Raises:
-    TypeError: not an integer scalar.
-    ValueError: out of range (a Python int), or varying over the axis.
-  """
+  """Returns a level that is safe to branch on; raises if it is not."""
+  # Workers that take different branches wait for each other forever, so the
+  # level must be equal on all of them.
   core.check_int("num_levels", num_levels, 1)
   _arguments.count_workers(axis_name)
   if isinstance(level, bool):
@@ -61,58 +47,18 @@ def check_level(level: Any, num_levels: int, axis_name: AxisName) -> Array:
   if isinstance(level, int) and not 0 <= level < num_levels:
     raise ValueError(f"`level` must be in [0, {num_levels - 1}], got {level}.")
   value = _arguments.as_level(level)
+  # Inside `shard_map` types record variation: a level that may differ is an
+  # error.
   if core.is_varying(value, axis_name):
     raise ValueError(
       "`level` must be equal on all workers, got a value that varies over "
       f"{core.axis_names(axis_name)}: make it so with "
       "jaxmotion.collectives.max_over_workers(level, axis_name)."
     )
+  # Inside `pmap` they do not, so the workers agree on the highest level.
   if not core.tracks_varying(axis_name):
     value = max_over_workers(value, axis_name)
   return value
-
-
-def check_codecs(name: str, codecs: Any) -> None:
-  """Raises unless an argument is a sequence with one codec for each level.
-
-  Args:
-    name: the argument's name, for the message.
-    codecs: what the caller gave.
-
-  Raises:
-    TypeError: not a list or tuple of codecs.
-    ValueError: no codec at all.
-
-  >>> check_codecs("codec", "int8")
-  Traceback (most recent call last):
-  ...
-  TypeError: `codec` must be a codec, such as codecs.uniform(bits=8), or a \
-list of codecs with one for each level, got 'int8'.
-  """
-  if not isinstance(codecs, list | tuple) or not all(
-    isinstance(codec, Codec) for codec in codecs
-  ):
-    raise TypeError(
-      f"`{name}` must be a codec, such as codecs.uniform(bits=8), or a list of "
-      f"codecs with one for each level, got {codecs!r}."
-    )
-  if not codecs:
-    raise ValueError(f"`{name}` must hold at least one codec, got none.")
-
-
-def check_level_given(level: Any, codec: Any) -> None:
-  """Raises unless `level` is given for a sequence of codecs, and only then.
-
-  Args:
-    level: integer scalar, or None.
-    codec: a codec, None, or a sequence with one codec for each level.
-  """
-  has_levels = codec is not None and not isinstance(codec, Codec)
-  if (level is not None) != has_levels:
-    raise ValueError(
-      "`level` must be given if `codec` is a sequence of codecs, and only then,"
-      f" got {level!r} for codec {codec!r}."
-    )
 
 
 def all_reduce_adaptive_init(
@@ -146,7 +92,9 @@ def all_reduce_adaptive_init(
     >>> jax.eval_shape(f, jnp.ones(4)).shape
     (4,)
   """
-  check_codecs("codecs", codecs)
+  _arguments.check_codecs("codecs", codecs)
+  core.check_arrays("x", x, numbers=False)
+  core.check_axis_name("axis_name", axis_name)
   core.check_choice("method", method, _layout.METHODS)
   states = [
     _all_reduce.canonical_state(
@@ -189,7 +137,7 @@ def all_reduce_adaptive(
     level: int32[], equal on all workers. A traced level out of range is
       clamped to the nearest one.
     state: what `all_reduce_adaptive_init` or the last call returned.
-    **options: `key`, `op`, `weight`, `method` of `all_reduce`.
+    **options: `key`, `op`, `weight`, `method`, `sending` of `all_reduce`.
 
   Returns:
     The reduced tree and the new state.
@@ -210,11 +158,12 @@ def all_reduce_adaptive(
     >>> f(x, 0).tolist(), f(x, 1).tolist()
     ([1.0, 0.0], [1.0, 0.25])
   """
-  check_codecs("codecs", codecs)
-  core.check_arrays("state", state)
+  _arguments.check_codecs("codecs", codecs)
+  options = _all_reduce.check_options(x, axis_name, state, **options)
   level = check_level(level, len(codecs), axis_name)
-  method = options.get("method")
-  fresh = all_reduce_adaptive_init(x, axis_name, codecs, method=method)
+  fresh = all_reduce_adaptive_init(
+    x, axis_name, codecs, method=options["method"]
+  )
   state = fresh if state is None and not jax.tree.leaves(fresh) else state
   # Payloads are divided otherwise by each codec. The error memory of a part's
   # mean would then be of other elements at another level.
@@ -231,5 +180,5 @@ def all_reduce_adaptive(
 
     return reduce
 
-  level = _branch_order.order_branch(level)
+  level = options["sending"].order_branch(level)
   return lax.switch(level, [make_branch(codec) for codec in codecs], x, state)

@@ -11,22 +11,21 @@ has the same bits everywhere. No worker uses its own elements unencoded.
 Parameters would otherwise drift apart.
 """
 
+import functools
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
 
-from jaxmotion import codecs, core
+from jaxmotion import codecs, core, hosts
 from jaxmotion.codecs.extend import Partition, check_codec, partition
 from jaxmotion.collectives import (
   _arguments,
   _layout,
   _methods,
-  _rows,
-  _stacks,
-  _state,
+  _rounds,
   _straight_through,
-  _weight,
 )
 from jaxmotion.core import Array, AxisName, PyTree
 
@@ -65,6 +64,10 @@ def all_reduce_init(
     >>> jax.eval_shape(f, jnp.ones(4)).shape
     (4,)
   """
+  core.check_arrays("x", x, numbers=False)
+  core.check_axis_name("axis_name", axis_name)
+  check_codec("codec", codec, trees=True)
+  core.check_choice("method", method, _layout.METHODS)
   return init_tree(x, axis_name, codec, method)
 
 
@@ -76,17 +79,13 @@ def init_tree(
   by_rows: bool = False,
 ) -> list[PyTree]:
   """Returns the codec state for `reduce_tree` with the same arguments."""
-  core.check_arrays("x", x, numbers=False)
-  core.check_axis_name("axis_name", axis_name)
-  check_codec("codec", codec, trees=True)
-  core.check_choice("method", method, _layout.METHODS)
   arrays = partition(codec, x)
-  if not _has_state(arrays):
-    # Without state, no shape depends on the number of workers.
-    return _empty_states(arrays)
-  workers = _arguments.count_workers(axis_name)
-  methods = _layout.choose_methods(arrays, workers, method)
-  states = _init_states(arrays, workers, methods, by_rows)
+  # Without state, no shape depends on the number of workers.
+  if not _has_state(arrays) and not core.axis_is_bound(axis_name):
+    return [_methods.ReduceState((), ()) for _ in arrays.leaf_groups]
+  workers = core.axis_size(axis_name)
+  plan = _plan_tree(arrays, axis_name, workers, method, by_rows)
+  states = _init_states(arrays, workers, plan.methods, by_rows)
   return core.settle_state(states, axis_name)
 
 
@@ -100,6 +99,7 @@ def all_reduce(
   op: str = "mean",
   weight: Array | float | None = None,
   method: str | None = None,
+  sending: hosts.Sending | None = None,
 ) -> tuple[PyTree, PyTree]:
   """Returns the mean (or with `op="sum"` the sum) of a tree over workers.
 
@@ -132,6 +132,9 @@ def all_reduce(
       summed, but small ones beside others are gathered between 2 workers.
       Arrays of fewer than 64 elements per worker are always gathered. A codec
       of rounds, such as `low_rank`, has messages of its own.
+    sending: what the `update` of a transformation is given by
+      `make_train_step`: how a step of several programs sends. None: the step is
+      one program.
 
   Returns:
     The reduced tree, of the dtypes of `x`, and the new state. Sums are made in
@@ -153,15 +156,46 @@ def all_reduce(
     >>> jax.jit(f)(jnp.array([0.0, 127.0])).tolist()
     [0.0, 127.0]
   """
-  return reduce_tree(
+  codec = codecs.identity() if codec is None else codec
+  check_codec("codec", codec, trees=True)
+  options = check_options(
     x,
     axis_name,
-    codecs.identity() if codec is None else codec,
-    state=state,
+    state,
     key=key,
     op=op,
     weight=weight,
     method=method,
+    sending=sending,
+  )
+  return reduce_tree(x, axis_name, codec, state=state, **options)
+
+
+def check_options(
+  x: PyTree,
+  axis_name: AxisName,
+  state: PyTree | None,
+  *,
+  key: core.Key | None = None,
+  op: str = "mean",
+  weight: Array | float | None = None,
+  method: str | None = None,
+  sending: hosts.Sending | None = None,
+) -> dict[str, Any]:
+  """Returns options of `reduce_tree`, or raises."""
+  core.check_arrays("x", x, numbers=False)
+  core.check_axis_name("axis_name", axis_name)
+  core.check_arrays("state", state)
+  _arguments.check_key(key)
+  core.check_choice("op", op, ("mean", "sum"))
+  _arguments.check_weight(weight)
+  core.check_choice("method", method, _layout.METHODS)
+  return dict(
+    key=key,
+    op=op,
+    weight=weight,
+    method=method,
+    sending=hosts.check_sending(sending),
   )
 
 
@@ -175,43 +209,20 @@ def reduce_tree(
   op: str = "mean",
   weight: Array | float | None = None,
   method: str | None = None,
+  sending: hosts.Sending = hosts.AT_ONCE,
   by_rows: bool = False,
 ) -> tuple[PyTree, PyTree]:
-  """Does what `all_reduce` does."""
-  core.check_arrays("x", x, numbers=False)
-  check_codec("codec", codec, trees=True)
-  _arguments.check_key(key)
-  core.check_choice("op", op, ("mean", "sum"))
-  core.check_choice("method", method, _layout.METHODS)
-  workers = _arguments.count_workers(axis_name)
+  """Does what `all_reduce` does, with arguments that are checked."""
+  workers = core.axis_size(axis_name)
   arrays = partition(codec, x)
-  methods = _layout.choose_methods(arrays, workers, method)
-  expected = (
-    jax.eval_shape(
-      lambda: core.name_axes(
-        _init_states(arrays, workers, methods, by_rows), axis_name
-      )
-    )
-    if _has_state(arrays)
-    else _empty_states(arrays)
-  )
-  stacked = [
-    method == "two_phase"
-    and (by_rows or _layout.find_division(group.codec, like, workers) is None)
-    for group, like, method in zip(
-      arrays.leaf_groups, arrays.array_likes(), methods, strict=True
-    )
-  ]
-  canonical = jax.eval_shape(
-    lambda states: _to_canonical(arrays, states, stacked), expected
-  )
-  states = _state.check_state(expected, state, canonical)
+  plan = _plan_tree(arrays, axis_name, workers, method, by_rows)
+  states = _arguments.check_state(plan.states, state, plan.canonical)
   own = core.to_varying(jax.tree.map(lax.stop_gradient, x), axis_name)
-  own = _weight.apply_weight(own, weight, axis_name, op)
+  own = _arguments.apply_weight(own, weight, axis_name, op)
   reductions = [
     _methods.Reduction(
       group.codec,
-      _rows.to_encode_dtype(group.codec, a, like.dtype),
+      _layout.to_encode_dtype(group.codec, a, like.dtype),
       s,
       k,
       workers,
@@ -221,17 +232,17 @@ def reduce_tree(
     for group, a, like, s, k in zip(
       arrays.leaf_groups,
       arrays.split(own),
-      arrays.array_likes(),
+      plan.likes,
       states,
       arrays.array_keys(key),
       strict=True,
     )
   ]
-  results = _stacks.run_reductions(reductions, methods, axis_name)
+  results = _rounds.run_reductions(reductions, plan.methods, axis_name, sending)
   y = arrays.merge(
     [
       core.saturate_cast(total, like.dtype)
-      for (total, _), like in zip(results, arrays.array_likes(), strict=True)
+      for (total, _), like in zip(results, plan.likes, strict=True)
     ]
   )
   _check_equal(y, codec, axis_name)
@@ -257,8 +268,52 @@ def _has_state(arrays: Partition) -> bool:
   return any(group.codec.has_state for group in arrays.leaf_groups)
 
 
-def _empty_states(arrays: Partition) -> list[PyTree]:
-  return [_methods.ReduceState((), ()) for _ in arrays.leaf_groups]
+class _TreePlan(NamedTuple):
+  """Methods of a tree's arrays, and shapes of the arrays and of their states.
+
+  Attributes:
+    states: shapes of the state of every array.
+    canonical: shapes of the canonical states.
+  """
+
+  likes: list[jax.ShapeDtypeStruct]
+  methods: list[str]
+  states: PyTree
+  canonical: PyTree
+
+
+# A step is traced several times, and to trace the states takes long.
+@functools.lru_cache(maxsize=1024)
+def _plan_tree(
+  arrays: Partition,
+  axis_name: AxisName,
+  workers: int,
+  method: str | None,
+  by_rows: bool,
+) -> _TreePlan:
+  likes = arrays.array_likes()
+  methods = _layout.choose_methods(arrays, workers, method)
+  stacked = [
+    chosen == "two_phase"
+    and (by_rows or _layout.find_division(group.codec, like, workers) is None)
+    for group, like, chosen in zip(
+      arrays.leaf_groups, likes, methods, strict=True
+    )
+  ]
+
+  if not _has_state(arrays):
+    empty = [_methods.ReduceState((), ()) for _ in arrays.leaf_groups]
+    return _TreePlan(likes, methods, empty, empty)
+
+  def make_states() -> tuple[PyTree, PyTree]:
+    states = _init_states(arrays, workers, methods, by_rows)
+    states = core.name_axes(states, axis_name)
+    return states, _to_canonical(arrays, states, stacked)
+
+  found = jax.eval_shape(make_states)
+  # The types of a map's mesh belong to this call; the shapes hold for all.
+  states, canonical = jax.tree.map(core.shape_dtype, found)
+  return _TreePlan(likes, methods, states, canonical)
 
 
 def _init_states(
@@ -282,7 +337,7 @@ def _to_canonical(
     arrays.leaf_groups, states, stacked, strict=True
   ):
     convert = group.codec.canonical_state
-    if state.second == ():
+    if not jax.tree.leaves(state.second):
       canonical.append(_methods.ReduceState(convert(state.first), ()))
     else:
       convert_first = jax.vmap(convert) if is_stacked else convert

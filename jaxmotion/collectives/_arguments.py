@@ -1,11 +1,137 @@
-"""Checks of the arguments that collectives share."""
+"""Arguments of collectives: their checks, weights, and what is not finite."""
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
-from jaxmotion import core
-from jaxmotion.core import AxisName
+from jaxmotion import codecs, core
+from jaxmotion.core import Array, AxisName, PyTree, ShapedLike
+
+
+def init_rows(codec: codecs.Codec, rows: int, like: ShapedLike) -> PyTree:
+  """Returns a fresh codec state for each of several rows, stacked."""
+  # like: shape and dtype of one row.
+  return jax.tree.map(
+    lambda a: jnp.broadcast_to(a[None], (rows, *a.shape)), codec.init(like)
+  )
+
+
+def check_state(
+  expected: PyTree, state: PyTree | None, canonical: PyTree = None
+) -> PyTree:
+  """Returns the state to use; raises unless it has the expected shapes."""
+  # expected, canonical: shapes of a fresh state and of its canonical form,
+  # which is accepted too.
+  core.check_arrays("state", state)
+  if not jax.tree.leaves((expected, state)):
+    return expected
+  if state is None:
+    raise ValueError(
+      "`state` must be given for a codec that has one (make it with the "
+      "collective's `..._init`), got None."
+    )
+  if not (
+    core.same_shapes(state, expected) or core.same_shapes(state, canonical)
+  ):
+    raise ValueError(
+      "`state` must be made for this codec, tree and number of workers: "
+      f"expected {core.shape_strings(expected)}, got "
+      f"{core.shape_strings(state)}."
+    )
+  return state
+
+
+def check_weight(weight: Any) -> None:
+  """Raises unless a worker's weight is a real scalar, finite if it is known."""
+  if weight is None:
+    return
+  # The value of a traced weight is not known. Where it is not finite, it makes
+  # the result not finite on all workers.
+  traced = isinstance(weight, jax.core.Tracer)
+  try:
+    value = weight if traced else np.asarray(weight)
+  except ValueError as error:  # A list of lists of unequal lengths.
+    raise TypeError(f"`weight` must be a scalar, got {weight!r}.") from error
+  kinds = (jnp.floating, jnp.integer)
+  if not any(jnp.issubdtype(value.dtype, kind) for kind in kinds):
+    raise TypeError(f"`weight` must be a real number, got {weight!r}.")
+  if value.ndim:
+    raise ValueError(
+      f"`weight` must be a scalar, got an array {core.shape_string(value)}."
+    )
+  if not traced and not np.isfinite(np.float64(value)):
+    raise ValueError(f"`weight` must be finite, got {weight!r}.")
+
+
+def apply_weight(
+  x: PyTree, weight: Any, axis_name: AxisName, op: str
+) -> PyTree:
+  """Returns `x` times this worker's share of the mean, or weight in the sum."""
+  if weight is None:
+    return x
+  check_weight(weight)
+  w = core.to_varying(jnp.asarray(weight, jnp.float32), axis_name)
+  if op == "mean":
+    # The mean of the weights, and not their sum, which may overflow.
+    mean = lax.psum(w / core.axis_size(axis_name), axis_name)
+    # The mean that follows divides by the number of workers. A weight of zero
+    # is no share even of a mean of zero; any other weight then makes the
+    # result infinite or NaN, as the formula does.
+    w = jnp.where(w == 0, 0.0, w / mean)
+
+  # Shares that were rounded to a narrow dtype would no longer add up to 1, so
+  # arrays become float32 at least.
+  def scale_leaf(a: Array) -> Array:
+    wide = jnp.promote_types(a.dtype, jnp.float32)
+    return a.astype(wide) * w.astype(wide)
+
+  return jax.tree.map(scale_leaf, x)
+
+
+NONFINITE_POLICIES = ("propagate", "skip", "zero")
+
+
+def all_finite(tree: PyTree, axis_name: AxisName) -> Array:
+  """Returns whether every element on every worker is finite."""
+  # Returns bool[], equal on all workers, who agree on it by one 4-byte sum.
+  bad = [~jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]
+  count = sum((b.astype(jnp.int32) for b in bad), jnp.int32(0))
+  return lax.psum(core.to_varying(count, axis_name), axis_name) == 0
+
+
+def apply_nonfinite_policy(
+  policy: str, x: PyTree, axis_name: AxisName
+) -> tuple[PyTree, Array | None]:
+  """Prepares gradients for a collective by a policy for non-finite ones."""
+  # "propagate" leaves the elements alone: they reach every worker, and each
+  # codec says how they decode. "skip" leaves them alone too. But if any worker
+  # has one, `keep_update` then discards the exchange on all workers.
+  # Returns the tree, and bool[] for `keep_update`; None always keeps the
+  # result.
+  if policy == "zero":
+    x = zero_nonfinite(x)
+  return x, all_finite(x, axis_name) if policy == "skip" else None
+
+
+def zero_nonfinite(x: PyTree) -> PyTree:
+  """Replaces elements that are not finite by zeros."""
+  return jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), a, 0), x)
+
+
+def keep_update(
+  ok: Array | None, updates: PyTree, state: PyTree, old_state: PyTree
+) -> tuple[PyTree, PyTree]:
+  """Returns updates and state, or zeros and the old state if not `ok`."""
+  # ok: bool[], equal on all workers; None keeps the update. The old state is
+  # kept bit for bit.
+  if ok is None:
+    return updates, state
+  updates = jax.tree.map(lambda a: jnp.where(ok, a, jnp.zeros_like(a)), updates)
+  state = jax.tree.map(lambda a, b: jnp.where(ok, a, b), state, old_state)
+  return updates, state
 
 
 def count_workers(axis_name: AxisName, name: str = "axis_name") -> int:
@@ -15,19 +141,7 @@ def count_workers(axis_name: AxisName, name: str = "axis_name") -> int:
 
 
 def joint_axes(axis_name: AxisName, local_axis: AxisName) -> tuple[Any, ...]:
-  """Returns the axes of hosts and of their devices as one tuple.
-
-  Args:
-    axis_name: the axis of the hosts, or several.
-    local_axis: the axis of the devices of one host, or several.
-
-  Raises:
-    ValueError: an axis is in both.
-
-  Example:
-    >>> joint_axes("host", "device")
-    ('host', 'device')
-  """
+  """Joins axes of hosts and of their devices; raises if an axis is in both."""
   core.check_axis_name("axis_name", axis_name)
   core.check_axis_name("local_axis", local_axis)
   hosts, devices = core.axis_names(axis_name), core.axis_names(local_axis)
@@ -42,20 +156,7 @@ def joint_axes(axis_name: AxisName, local_axis: AxisName) -> tuple[Any, ...]:
 def all_axes(
   axis_name: AxisName, local_axis: AxisName | None, local_codec: Any
 ) -> AxisName:
-  """Returns the axes of all workers that take part.
-
-  Args:
-    axis_name: the workers' axis, or that of the hosts.
-    local_axis: the axis of the devices of one host, or None.
-    local_codec: codec within a host, which needs a `local_axis`.
-
-  Raises:
-    ValueError: a codec without an axis, or an axis in both.
-
-  Example:
-    >>> all_axes("data", None, None), all_axes("host", "device", None)
-    ('data', ('host', 'device'))
-  """
+  """Returns the axes of all workers that take part."""
   if local_axis is not None:
     return joint_axes(axis_name, local_axis)
   if local_codec is not None:
@@ -93,14 +194,7 @@ def check_position(name: str, axis: Any, ndim: int) -> int:
 
 
 def as_level(level: Any) -> Any:
-  """Returns a level as an array; raises unless it is an integer scalar.
-
-  Args:
-    level: what the caller gave.
-
-  Raises:
-    TypeError: it is anything else.
-  """
+  """Returns a level as an array; raises unless it is an integer scalar."""
   message = "`level` must be an integer scalar, got "
   try:
     value = jnp.asarray(level)
@@ -109,3 +203,26 @@ def as_level(level: Any) -> Any:
   if value.ndim or not jnp.issubdtype(value.dtype, jnp.integer):
     raise TypeError(f"{message}{core.shape_string(value)}.")
   return value
+
+
+def check_codecs(name: str, levels: Any) -> None:
+  """Raises unless an argument is a sequence with one codec for each level."""
+  if not isinstance(levels, list | tuple) or not all(
+    isinstance(codec, codecs.Codec) for codec in levels
+  ):
+    raise TypeError(
+      f"`{name}` must be a codec, such as codecs.uniform(bits=8), or a list of "
+      f"codecs with one for each level, got {levels!r}."
+    )
+  if not levels:
+    raise ValueError(f"`{name}` must hold at least one codec, got none.")
+
+
+def check_level_given(level: Any, codec: Any) -> None:
+  """Raises unless `level` is given for a sequence of codecs, and only then."""
+  has_levels = codec is not None and not isinstance(codec, codecs.Codec)
+  if (level is not None) != has_levels:
+    raise ValueError(
+      "`level` must be given if `codec` is a sequence of codecs, and only then,"
+      f" got {level!r} for codec {codec!r}."
+    )

@@ -12,19 +12,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion import codecs, core
+from jaxmotion import codecs, core, hosts
 from jaxmotion.codecs.extend import check_codec
 from jaxmotion.collectives import (
   _adaptive,
-  _all_gather,
   _all_reduce,
   _arguments,
   _layout,
-  _reduce_scatter,
-  _rows,
+  _moves,
   _shards,
   _straight_through,
-  _weight,
 )
 from jaxmotion.core import Array, AxisName, PyTree, ShapedLike
 
@@ -72,7 +69,7 @@ def all_reduce_hierarchical_init(
   core.check_arrays("x", x, numbers=False)
   core.check_choice("method", method, _layout.METHODS)
   if not isinstance(codec, codecs.Codec):
-    _adaptive.check_codecs("codec", codec)
+    _arguments.check_codecs("codec", codec)
   # If the codec has no state, no shape depends on the number of devices.
   devices = core.axis_size(local_axis) if core.axis_is_bound(local_axis) else 1
   shards = jax.tree.map(lambda a: _layout.shard_like(a, devices), x)
@@ -103,6 +100,7 @@ def all_reduce_hierarchical(
   method: str | None = None,
   level: Any = None,
   local_codec: codecs.Codec | None = None,
+  sending: hosts.Sending | None = None,
 ) -> tuple[PyTree, PyTree]:
   r"""Returns the mean (or sum) over hosts and devices; only hosts compress.
 
@@ -143,6 +141,7 @@ def all_reduce_hierarchical(
     local_codec: codec within the host, of the shards of the reduce-scatter and,
       again, of the shards of the result; None is full precision. It must be
       without state; `rules` are for leaves of `x`.
+    sending: how a step of several programs sends, as for `all_reduce`.
 
   Returns:
     The reduced tree, of the dtypes of `x`, and the new state.
@@ -172,9 +171,10 @@ def all_reduce_hierarchical(
   core.check_arrays("x", x, numbers=False)
   _arguments.check_key(key)
   core.check_arrays("state", state)
+  sending = hosts.check_sending(sending)
   if local_codec is not None:
     check_codec("local_codec", local_codec, trees=True)
-  _adaptive.check_level_given(level, codec)
+  _arguments.check_level_given(level, codec)
   both = _arguments.joint_axes(axis_name, local_axis)
   _arguments.count_workers(axis_name)
   devices = _arguments.count_workers(local_axis, "local_axis")
@@ -184,7 +184,7 @@ def all_reduce_hierarchical(
     "local_codec", local_codec, x, key, prefix="within/", stateless=True
   )
   own = core.to_varying(jax.tree.map(lax.stop_gradient, x), both)
-  own = _weight.apply_weight(own, weight, both, op)
+  own = _arguments.apply_weight(own, weight, both, op)
   leaves = jax.tree.leaves(x)
   treedef: Any = jax.tree.structure(x)
   shards = [
@@ -196,16 +196,20 @@ def all_reduce_hierarchical(
   # Typed as varying over both axes; otherwise the branches of the levels would
   # differ in type.
   tree = core.to_varying(treedef.unflatten(shards), both)
-  options: dict[str, Any] = dict(state=state, key=key, op=op, method=method)
+  options: dict[str, Any] = dict(
+    state=state, key=key, op=op, method=method, sending=sending
+  )
   if isinstance(codec, codecs.Codec):
-    tree, state = _all_reduce.all_reduce(tree, axis_name, codec, **options)
+    tree, state = _all_reduce.reduce_tree(tree, axis_name, codec, **options)
   else:
     level = _adaptive.check_level(level, len(codec), both)
     tree, state = _adaptive.all_reduce_adaptive(
       tree, axis_name, codec, level, **options
     )
   reduced = treedef.flatten_up_to(tree)
-  y = _gather_shards(reduced, leaves, local_axis, devices, local_codecs)
+  y = _gather_shards(
+    reduced, leaves, local_axis, devices, local_codecs, sending
+  )
   reference_op = _straight_through.reference_reduce(both, op, weight)
   return _straight_through.straight_through(
     reference_op, x, treedef.unflatten(y)
@@ -225,8 +229,8 @@ def _reduce_locally(
   if not _layout.is_sharded(x, devices):
     y = _straight_through.reference_reduce(local_axis, op, None)(wide)
     return core.saturate_cast(y, dtype)
-  rows = _rows.pad_to_rows(wide, devices)
-  (shard,), _ = _reduce_scatter.reduce_scatter(
+  rows = _layout.pad_to_rows(wide, devices)
+  (shard,), _ = _moves.reduce_scatter(
     rows, local_axis, local.codec, key=local.key, op=op
   )
   return core.saturate_cast(shard, dtype)
@@ -238,10 +242,11 @@ def _gather_shards(
   local_axis: AxisName,
   devices: int,
   local_codecs: list[_shards.LeafCodec],
+  sending: hosts.Sending | None,
 ) -> list[Array]:
   """Returns whole leaves from the shards that the devices of a host hold."""
   gathered = [
-    _gather_leaf(y, a, local_axis, devices, local)
+    _gather_leaf(y, a, local_axis, devices, local, sending)
     if _layout.is_sharded(a, devices)
     else y
     for y, a, local in zip(reduced, leaves, local_codecs, strict=True)
@@ -267,6 +272,7 @@ def _gather_leaf(
   local_axis: AxisName,
   devices: int,
   local: _shards.LeafCodec,
+  sending: hosts.Sending | None,
 ) -> Array:
   key = local.key
   if key is not None:
@@ -274,6 +280,8 @@ def _gather_leaf(
     # would have other bits on another host.
     own = core.combine_seeds(key.shared, core.worker_index(local_axis))
     key = core.Key(key.shared, own).fold(devices)
-  rows, _ = _all_gather.all_gather(shard, local_axis, local.codec, key=key)
+  rows, _ = _moves.all_gather(
+    shard, local_axis, local.codec, key=key, sending=sending
+  )
   flat = rows.reshape(-1)[: math.prod(like.shape)]
   return flat.reshape(like.shape)

@@ -4,15 +4,18 @@ These rules are the contract between the collectives, which follow them, and
 the performance model and planner, which predict bytes and seconds from them.
 """
 
+import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxmotion import codecs, core
-from jaxmotion.codecs.extend import Division, Partition, check_codec
+from jaxmotion import codecs, core, hosts, kernels
+from jaxmotion.codecs.extend import Division, Partition
 from jaxmotion.collectives import _arguments
-from jaxmotion.core import ShapedLike
+from jaxmotion.core import Array, AxisName, PyTree, ShapedLike
 
 METHODS = (None, "gather", "two_phase")
 
@@ -34,39 +37,22 @@ _MAX_JOINED_ELEMENTS = 1 << 16
 def is_sharded(like: ShapedLike, workers: int) -> bool:
   """Returns whether an array is large enough for one shard per worker.
 
-  Args:
-    like: shape and dtype of the array.
-    workers: number of workers.
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> is_sharded(jnp.zeros(256), 4), is_sharded(jnp.zeros(255), 4)
-    (True, False)
+  >>> is_sharded(jnp.zeros(256), 4), is_sharded(jnp.zeros(255), 4)
+  (True, False)
   """
-  _arguments.check_shaped("like", like)
-  core.check_int("workers", workers, 1)
   return math.prod(like.shape) >= _MIN_SHARD_ELEMENTS * workers
 
 
 def row_like(like: ShapedLike, workers: int) -> jax.ShapeDtypeStruct:
   """Returns the shape of the shard of an array that one worker reduces.
 
-  A matrix is split into blocks of its rows if hardly any row is padding, and
-  any other array into pieces of a vector.
-
-  Args:
-    like: shape and dtype of the array.
-    workers: number of workers.
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> row_like(jnp.zeros((8, 32)), 4).shape, row_like(jnp.zeros(10), 4).shape
-    ((2, 32), (3,))
-    >>> [row_like(jnp.zeros((n, 32)), 3).shape for n in (8, 128)]
-    [(86,), (43, 32)]
+  >>> row_like(jnp.zeros((8, 32)), 4).shape, row_like(jnp.zeros(10), 4).shape
+  ((2, 32), (3,))
+  >>> [row_like(jnp.zeros((n, 32)), 3).shape for n in (8, 128)]
+  [(86,), (43, 32)]
   """
-  _arguments.check_shaped("like", like)
-  core.check_int("workers", workers, 1)
+  # A matrix is split into blocks of its rows if hardly any row is padding, and
+  # any other array into pieces of a vector.
   size, minor = math.prod(like.shape), like.shape[-1] if like.shape else 1
   count = size // minor if len(like.shape) > 1 and minor else 0
   rows = math.ceil(count / workers)
@@ -80,26 +66,23 @@ def row_like(like: ShapedLike, workers: int) -> jax.ShapeDtypeStruct:
 def find_division(
   codec: codecs.Codec, like: ShapedLike, workers: int
 ) -> Division | None:
-  """Returns how two phases divide payloads of an array between workers.
+  """Returns how two phases divide payloads between workers, or None.
 
-  It is None if they divide the array, because the codec's payloads cannot be
-  divided, or because their parts would be padded much.
-
-  Args:
-    codec: encodes the array.
-    like: shape and dtype of the array.
-    workers: number of workers.
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> from jaxmotion import codecs
-    >>> like = jnp.zeros((2048, 1024))
-    >>> find_division(codecs.sign(), like, 3).like.shape
-    (32, 22, 1024)
-    >>> find_division(codecs.cast("bfloat16"), like, 3) is None
-    True
+  >>> like = jnp.zeros((2048, 1024))
+  >>> find_division(codecs.sign(), like, 3).like.shape
+  (32, 22, 1024)
+  >>> find_division(codecs.cast("bfloat16"), like, 3) is None
+  True
   """
-  check_codec("codec", codec)
+  # None: they divide the array, because the codec's payloads cannot be divided,
+  # or because their parts would be padded much.
+  return _find_division(codec, core.shape_dtype(like), workers)
+
+
+@functools.lru_cache(maxsize=4096)
+def _find_division(
+  codec: codecs.Codec, like: jax.ShapeDtypeStruct, workers: int
+) -> Division | None:
   division = codec.division(like, workers)
   if division is None:
     return None
@@ -113,58 +96,22 @@ def find_division(
 def part_like(
   codec: codecs.Codec, like: ShapedLike, workers: int
 ) -> jax.ShapeDtypeStruct:
-  """Returns the shape of the array whose mean one worker encodes.
-
-  Args:
-    codec: encodes the array.
-    like: shape and dtype of the array.
-    workers: number of workers.
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> from jaxmotion import codecs
-    >>> part_like(codecs.cast("bfloat16"), jnp.zeros((128, 32)), 3).shape
-    (43, 32)
-  """
+  """Returns the shape of the array whose mean one worker encodes."""
   division = find_division(codec, like, workers)
   return row_like(like, workers) if division is None else division.like
 
 
 def shard_like(like: ShapedLike, workers: int) -> jax.ShapeDtypeStruct:
-  """Returns the shape of what one worker has: a shard, or a small array whole.
-
-  Args:
-    like: shape and dtype of the array.
-    workers: number of workers.
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> shard_like(jnp.zeros(256), 4).shape, shard_like(jnp.zeros(8), 4).shape
-    ((64,), (8,))
-  """
+  """Returns the shape of one worker's shard, or of a small array whole."""
   if is_sharded(like, workers):
     return row_like(like, workers)
   return core.shape_dtype(like)
 
 
 def is_summed(codec: codecs.Codec, like: ShapedLike) -> bool:
-  """Says whether the network adds up the payloads of an array.
-
-  It does for a summable codec, unless the payload is in float16. A sum over
-  workers overflows where their mean does not, so it is made in float32.
-
-  Args:
-    codec: encodes the array.
-    like: shape and dtype of the array.
-
-  Example:
-    >>> from jaxmotion import codecs
-    >>> likes = [jax.ShapeDtypeStruct((8,), d) for d in ("float32", "float16")]
-    >>> [is_summed(codecs.identity(), like) for like in likes]
-    [True, False]
-  """
-  check_codec("codec", codec)
-  _arguments.check_shaped("like", like)
+  """Says whether the network adds up the payloads of an array."""
+  # A sum over workers overflows float16 where their mean does not, so such
+  # payloads are summed in float32.
   is_half = codec.keeps_dtype and like.dtype == jnp.float16
   return codec.summable and not is_half
 
@@ -172,29 +119,9 @@ def is_summed(codec: codecs.Codec, like: ShapedLike) -> bool:
 def choose_methods(
   partition: Partition, workers: int, method: str | None
 ) -> list[str]:
-  """Chooses the method that reduces each array of a tree.
-
-  Args:
-    partition: the arrays of the tree and their codecs.
-    workers: number of workers.
-    method: "gather" or "two_phase" for arrays that are large and not summable;
-      None chooses by the number of workers.
-
-  Returns:
-    "sum", "gather", "two_phase" or, for codecs with rounds of their own,
-    "rounds", for each array.
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> from jaxmotion import codecs
-    >>> from jaxmotion.codecs.extend import partition
-    >>> tree = {"b": jnp.zeros(8), "w": jnp.zeros((64, 64))}
-    >>> choose_methods(partition(codecs.uniform(bits=8), tree), 4, None)
-    ['gather', 'two_phase']
-  """
-  core.check_instance("partition", partition, Partition, "a Partition")
-  core.check_int("workers", workers, 1)
-  core.check_choice("method", method, METHODS)
+  """Chooses the method that reduces each array of a tree."""
+  # method: "gather" or "two_phase" for arrays that are large and not summable;
+  # None chooses by the number of workers.
   if method is None:
     few = workers <= _GATHER_MAX_WORKERS
     method = "gather" if few else "two_phase"
@@ -217,3 +144,113 @@ def choose_methods(
     else:
       methods.append(method if is_sharded(like, workers) else "gather")
   return methods
+
+
+# Fewer values are padded as a whole, by one kernel less.
+_MIN_PARTED = 1 << 16
+
+
+def check_rows(name: str, x: Array, axis: int, axis_name: AxisName) -> int:
+  """Returns the axis as a non-negative int; raises unless workers divide it."""
+  workers = _arguments.count_workers(axis_name)
+  _arguments.check_shaped("x", x)
+  axis = _arguments.check_position(name, axis, len(x.shape))
+  if x.shape[axis] % workers:
+    raise ValueError(
+      f"`{name}` must be an axis whose length {workers} workers divide, "
+      f"got {axis} of {core.shape_string(x)}."
+    )
+  return axis
+
+
+def to_rows(x: Array, axis: int, workers: int) -> Array:
+  """Splits `x` along an axis into equal rows: (workers, ...)."""
+  return jnp.stack(jnp.split(x, workers, axis))
+
+
+def pad_to_rows(x: Array, workers: int) -> Array:
+  """Pads `x` with zeros and splits it into rows of `row_like(x, workers)`."""
+  row = row_like(x, workers)
+  rows = x.reshape(-1, *row.shape[1:])
+  if padding := workers * row.shape[0] - rows.shape[0]:
+    # A codec reads it several times.
+    rows = hosts.pad_apart(rows, padding, jnp.zeros((), x.dtype))
+  return rows.reshape(workers, *row.shape)
+
+
+def encode_shards(
+  codec: codecs.Codec,
+  x: Array,
+  workers: int,
+  state: PyTree,
+  key: core.Key | None,
+) -> tuple[PyTree, PyTree]:
+  """Splits `x` into rows of `row_like(x, workers)` and encodes each by
+  itself."""
+  # Returns payload and state, whose leaves have a leading axis of rows.
+  whole = lambda: encode_rows(codec, pad_to_rows(x, workers), state, key)
+  if x.size < _MIN_PARTED or jax.tree.leaves(state):
+    return whole()  # States of two parts would be joined by a copy.
+  row = row_like(x, workers)
+  flat = x.reshape(-1, *row.shape[1:])
+  full = flat.shape[0] // row.shape[0]
+  if full == workers:
+    return whole()
+  # Padding the whole array would be a copy of it, so only what is left beyond
+  # the full rows is padded.
+  start, padding = full * row.shape[0], workers * row.shape[0] - flat.shape[0]
+  left = hosts.pad_apart(flat[start:], padding, jnp.zeros((), x.dtype))
+  encode = jax.vmap(lambda x, key: codec.encode(x, state, key)[0])
+  keys = _fold_rows(key, workers)
+  payloads = [
+    encode(
+      part.reshape(-1, *row.shape), jax.tree.map(lambda a, i=i: a[i], keys)
+    )
+    for i, part in (
+      (slice(full), flat[:start]),
+      (slice(full, workers), left),
+    )
+  ]
+  return jax.tree.map(lambda *a: jnp.concatenate(a), *payloads), state
+
+
+def join_rows(rows: Array, like: ShapedLike) -> Array:
+  """Inverts `pad_to_rows`: drops the padding, restores the shape."""
+  if rows.ndim == 3:
+    # Whole rows are dropped: then XLA:CPU divides no index once an element.
+    minor = rows.shape[2]
+    matrix = rows.reshape(-1, minor)
+    return matrix[: math.prod(like.shape) // minor].reshape(like.shape)
+  size, (workers, width) = math.prod(like.shape), rows.shape
+  join: Callable[[Array], Array] = lambda rows: rows.reshape(-1)[:size]
+  # Whatever reads a vector divides each index by the width. By a power of two
+  # that is a shift.
+  if width & (width - 1) and kernels.is_read_slowly((size,), 1, workers, width):
+    join = functools.partial(hosts.write_apart, join)
+  return join(rows).reshape(like.shape)
+
+
+def to_encode_dtype(codec: codecs.Codec, x: Array, dtype: Any = None) -> Array:
+  """Returns `x` in the dtype it is encoded in: float32 at least."""
+  # A codec of float32 decodes to float32 too, so sums over workers are made
+  # before anything is rounded to the dtype of `x`. A codec that keeps the
+  # array's dtype gets the array in that dtype.
+  if codec.keeps_dtype:
+    return x if dtype is None else core.saturate_cast(x, dtype)
+  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def encode_rows(
+  codec: codecs.Codec, rows: Array, state: PyTree, key: core.Key | None
+) -> tuple[PyTree, PyTree]:
+  """Encodes each row by itself; payload, state and key have a row axis."""
+  return jax.vmap(codec.encode)(rows, state, _fold_rows(key, rows.shape[0]))
+
+
+def _fold_rows(key: core.Key | None, rows: int) -> core.Key | None:
+  """Returns a key for each row, stacked."""
+  if key is None:
+    return None
+  return hosts.write_apart(
+    lambda key: jax.vmap(key.fold)(jnp.arange(rows)), key
+  )

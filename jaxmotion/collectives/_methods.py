@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion import codecs, core
-from jaxmotion.codecs.extend import Division, check_codec, stand_in_reply
-from jaxmotion.collectives import _arguments, _layout, _rows, _state
+from jaxmotion import codecs, core, hosts
+from jaxmotion.codecs.extend import Division, stand_in_reply
+from jaxmotion.collectives import _arguments, _layout
 from jaxmotion.core import Array, PyTree, ShapedLike
 
 _KINDS = {
@@ -39,10 +39,8 @@ class ReduceState(NamedTuple):
   """Codec state of the reduction of one array.
 
   Attributes:
-    first: state of the first encoding, of this worker's own elements: one state
-      for each row, stacked, where rows are encoded; otherwise one state.
-    second: state of the second encoding, of the part's mean; `()` unless the
-      method is "two_phase".
+    first: of this worker's own elements; stacked where rows are encoded.
+    second: of the mean of a part; `()` unless the method is "two_phase".
   """
 
   first: PyTree
@@ -50,14 +48,11 @@ class ReduceState(NamedTuple):
 
 
 class Reduction(NamedTuple):
-  """One array to reduce.
+  """One array to reduce over workers.
 
   Attributes:
-    codec: encodes the array.
     x: the array, in the dtype that it is encoded in.
     state: this worker's state.
-    key: randomness, or None.
-    workers: number of workers.
     op: "mean" or "sum" over workers.
     by_rows: whether two phases encode rows, whatever the codec.
   """
@@ -75,51 +70,16 @@ ReductionRounds = codecs.Rounds[tuple[Array, ReduceState]]
 
 
 def round_kinds(codec: codecs.Codec, method: str) -> tuple[str, ...]:
-  """Returns the kinds of messages that a method sends, in order.
-
-  Args:
-    codec: encodes the array.
-    method: "sum", "gather", "two_phase" or "rounds".
-
-  Example:
-    >>> from jaxmotion import codecs
-    >>> round_kinds(codecs.sign(), "two_phase")
-    ('all_to_all', 'gather')
-  """
+  """Returns the kinds of messages that a method sends, in order."""
   return codec.round_kinds if method == "rounds" else _KINDS[method]
 
 
 def plan_messages(
   codec: codecs.Codec, like: ShapedLike, method: str, workers: int
 ) -> list[codecs.Message]:
-  """Returns the messages that one worker sends to reduce an array.
-
-  Nothing is computed. A codec's own rounds are traced with stand-in replies.
-
-  Args:
-    codec: encodes the array.
-    like: shape and dtype of the array.
-    method: "sum", "gather", "two_phase" or "rounds".
-    workers: number of workers.
-
-  Returns:
-    One message for each round, whose payload has shapes in place of arrays.
-
-  Example:
-    >>> from jaxmotion import codecs
-    >>> like = jax.ShapeDtypeStruct((64, 32), "float32")
-    >>> [m.kind for m in plan_messages(codecs.sign(), like, "two_phase", 4)]
-    ['all_to_all', 'gather']
-  """
-  check_codec("codec", codec)
-  _arguments.check_shaped("like", like)
-  core.check_choice("method", method, (*_KINDS, "rounds"))
-  core.check_int("workers", workers, 1)
-  if method == "rounds" and not codec.round_kinds:
-    raise ValueError(
-      f"`method` must be one of {tuple(_KINDS)} for a codec without rounds, "
-      f"got 'rounds' for {codec!r}."
-    )
+  """Returns the messages that one worker sends to reduce an array."""
+  # Nothing is computed: payloads have shapes in place of arrays. A codec's own
+  # rounds are traced with stand-in replies.
   if method == "rounds":
     dtype = jnp.dtype(like.dtype).name
     return list(_trace_rounds(codec, tuple(like.shape), dtype, workers))
@@ -170,7 +130,7 @@ def init_state(
   if division is not None:
     return ReduceState(codec.init(like), codec.init(division.like))
   row = _layout.row_like(like, workers)
-  return ReduceState(_state.init_rows(codec, workers, row), codec.init(row))
+  return ReduceState(_arguments.init_rows(codec, workers, row), codec.init(row))
 
 
 def reduce_array(reduction: Reduction, method: str) -> ReductionRounds:
@@ -190,7 +150,7 @@ def reduce_stack(
   # device starts fewer kernels.
   plan = _plan(reductions[0], method)
   inputs = [(r.x, r.state, r.key) for r in reductions]
-  stacked = core.write_apart(_stack, *inputs)
+  stacked = hosts.write_apart(_stack, *inputs)
   kinds = _KINDS[method]
   axes = [(_PAYLOAD_AXES[kind], 0) for kind in kinds] + [(0, 0)]
   begin, *others = (functools.partial(f, plan) for f in _STAGES[method])
@@ -200,7 +160,7 @@ def reduce_stack(
     run_stage = jax.vmap(stage, (0, _REPLY_AXES[kind]), out_axes)
     # XLA:CPU would otherwise decode in the update of each array, and compile
     # that as often.
-    payload, carry = core.write_apart(run_stage, carry, reply)
+    payload, carry = hosts.write_apart(run_stage, carry, reply)
   leaves, treedef = jax.tree.flatten((payload, carry))
   sizes = [1] * len(reductions)
   parts = zip(*(lax.split(a, sizes) for a in leaves), strict=True)
@@ -229,9 +189,6 @@ class _Plan(NamedTuple):
   """Codec, shape, workers and operation that the stages of a reduction share.
 
   Attributes:
-    codec: encodes the array.
-    like: shape and dtype of the array.
-    workers: number of workers.
     op: "mean" or "sum" over workers.
     division: how two phases divide payloads, or None if they encode rows.
   """
@@ -298,13 +255,13 @@ def _encode_parts(
 ) -> tuple[PyTree, PyTree]:
   x, state, key = inputs
   if plan.division is None:
-    parts, first = _rows.encode_shards(
+    parts, first = _layout.encode_shards(
       plan.codec, x, plan.workers, state.first, key
     )
   else:
     payload, first = plan.codec.encode(x, state.first, key)
     # Error memory keeps the payload, too: XLA:CPU would compute it twice.
-    parts = core.write_apart(plan.division.divide, payload)
+    parts = hosts.write_apart(plan.division.divide, payload)
   return parts, (ReduceState(first, state.second), key)
 
 
@@ -326,7 +283,7 @@ def _decode_parts(
   if plan.division is None:
     rows = jax.vmap(lambda p: codec.decode(p, plan.part))(payloads)
     first = jax.vmap(codec.after_reduce)(state.first, rows)
-    y = _rows.join_rows(rows, plan.like)
+    y = _layout.join_rows(rows, plan.like)
   else:
     y = codec.decode(plan.division.join(payloads), plan.like)
     first = codec.after_reduce(state.first, y)

@@ -1,7 +1,6 @@
 """Updates of data-parallel steps, and checks of what they are given."""
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,6 +18,11 @@ from jaxmotion.program import (
   trace_program,
 )
 
+_LINE_SEARCHES = (
+  optax.ScaleByBacktrackingLinesearchState,
+  optax.ScaleByZoomLinesearchState,
+)
+
 
 def update_params(
   tx: optax.GradientTransformation,
@@ -29,94 +33,46 @@ def update_params(
   axis_name: AxisName,
   loss: Any = None,
 ) -> tuple[PyTree, PyTree]:
-  """Updates parameters by gradients that the chain exchanges.
-
-  Updates that are typed as varying over workers, and depend on nothing that
-  varies, count as equal: `optax.set_to_zero` makes such zeros of gradients.
-
-  Args:
-    tx: optax chain with an exchange.
-    grads: this worker's own gradients.
-    opt_state: state of the chain, as one worker sees it.
-    params: the parameters.
-    extra_args: what the chain's `update` takes besides.
-    axis_name: the workers' axis.
-    loss: the workers' mean, which a chain that needs `value=` gets.
-
-  Returns:
-    The new parameters and state.
-
-  Raises:
-    TypeError: the chain needs extra arguments that are missing.
-    ValueError: parameters or state would differ between workers.
-  """
+  """Updates parameters by gradients that the chain exchanges."""
+  # grads: this worker's own. loss: the workers' mean, or None.
+  _check_line_search(opt_state)
   update = optax.with_extra_args_support(tx).update
-
-  args = (grads, opt_state, params)
-  results, extra_args = run_with_loss(
-    lambda extra_args: update(*args, **extra_args), extra_args, loss
-  )
+  if loss is not None:
+    extra_args = {"value": loss} | extra_args
 
   def run(grads: PyTree, opt_state: PyTree, params: PyTree) -> PyTree:
     return update(grads, opt_state, params, **extra_args)
 
+  args = (grads, opt_state, params)
+  try:
+    results = run(*args)
+  except TypeError as error:
+    # It may be that of a transformation that needs others, or refuses these.
+    given = ", ".join(f"`{name}`" for name in extra_args) or "none"
+    error.add_note(
+      f"The chain was given these extra arguments: {given}. It gets others by "
+      "`step(..., name=)`, as values that all workers share. A transformation "
+      "that refuses unknown ones, such as `optax.contrib.sam`, goes into the "
+      "chain as `optax.GradientTransformation(*tx)`."
+    )
+    raise
+  # Updates that are typed as varying over workers, and depend on nothing that
+  # varies, count as equal: `optax.set_to_zero` makes such zeros of gradients.
   updates, opt_state = _type_equal(run, args, results, axis_name)
   params = optax.apply_updates(params, updates)
   check_exchanged(params, opt_state, axis_name)
   return params, opt_state
 
 
-def run_with_loss(
-  run: Callable[[dict[str, Any]], Any], extra_args: dict[str, Any], loss: Any
-) -> tuple[Any, dict[str, Any]]:
-  """Runs an update, again with the loss if it lacks `value` alone.
-
-  Args:
-    run: update of a chain, of extra arguments.
-    extra_args: what the caller gave.
-    loss: the workers' mean, or None.
-
-  Returns:
-    What `run` returned, and the extra arguments that it was given.
-
-  Raises:
-    TypeError: it needs others that are missing.
-
-  Example:
-    >>> run_with_loss(lambda extra: extra["value"], {"value": 1}, None)
-    (1, {'value': 1})
-  """
-  try:
-    return run(extra_args), extra_args
-  except TypeError as error:
-    missing = _missing_arguments(error)
-    if missing == ["value"] and loss is not None:
-      extra_args = {**extra_args, "value": loss}
-      return run(extra_args), extra_args
-    if missing:
-      raise _name_missing(missing) from error
-    raise
-
-
-def _missing_arguments(error: TypeError) -> list[str]:
-  """Returns the keyword arguments that a call lacked, if this is the error."""
-  found = re.search(r"missing \d+ required keyword-only .*?: (.*)", str(error))
-  return re.findall(r"'(\w+)'", found[1]) if found else []
-
-
-def _name_missing(names: list[str]) -> TypeError:
-  """Returns an error that says which extra arguments an update needs."""
-  listed = ", ".join(f"`{name}`" for name in names)
-  if "value_fn" in names:
-    return TypeError(
-      f"`tx` must be without a line search, got one that needs {listed}: it "
-      "would evaluate the loss and exchange gradients several times a step. "
-      "Use a learning rate, such as optax.lbfgs(0.1, linesearch=None)."
+def _check_line_search(opt_state: PyTree) -> None:
+  """Raises if a chain evaluates the loss, and exchanges, several times."""
+  is_search = lambda node: isinstance(node, _LINE_SEARCHES)
+  if any(map(is_search, jax.tree.leaves(opt_state, is_leaf=is_search))):
+    raise TypeError(
+      "`tx` must be without a line search, got one: it would evaluate the loss "
+      "and exchange gradients several times a step. Use a learning rate, such "
+      "as optax.lbfgs(0.1, linesearch=None)."
     )
-  return TypeError(
-    f"`tx` must get all extra arguments, got none for {listed}: call step(..., "
-    f"{names[0]}=) with a value that all workers share."
-  )
 
 
 def _type_equal(
@@ -202,16 +158,8 @@ def check_exchanged(
 
 
 def check_rows(state: PyTree, rows: Sequence[int]) -> None:
-  """Raises unless per-worker state is of as many workers as there are.
-
-  Args:
-    state: state of an optimizer, as whole arrays.
-    rows: lengths that a leading axis of workers may have; first their number.
-
-  Raises:
-    ValueError: it has another, or workers do not divide what they cut; the leaf
-      is named by its path.
-  """
+  """Raises unless per-worker state is of as many workers as there are."""
+  # rows: lengths that a leading axis of workers may have; first their number.
 
   def fits(node: Any, shapes: list[tuple[int, ...]]) -> list[bool]:
     if isinstance(node, core.PerWorker):

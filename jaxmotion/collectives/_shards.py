@@ -5,26 +5,15 @@ from typing import NamedTuple
 
 import jax
 
-from jaxmotion import core
+from jaxmotion import core, hosts
 from jaxmotion.codecs import Codec, identity
-from jaxmotion.codecs.extend import check_codec, partition
-from jaxmotion.collectives import (
-  _arguments,
-  _layout,
-  _rows,
-  _sum_payloads,
-  _transport,
-)
+from jaxmotion.codecs.extend import check_codec, fold_paths, partition
+from jaxmotion.collectives import _arguments, _layout, _transport
 from jaxmotion.core import Array, AxisName, PyTree
 
 
 class LeafCodec(NamedTuple):
-  """Codec of one leaf of a tree, and the leaf's key.
-
-  Attributes:
-    codec: encodes the leaf by itself.
-    key: randomness of the leaf, or None.
-  """
+  """Codec of one leaf of a tree, and the leaf's key."""
 
   codec: Codec
   key: core.Key | None
@@ -39,24 +28,14 @@ def find_leaf_codecs(
   prefix: str = "",
   stateless: bool = False,
 ) -> list[LeafCodec]:
-  """Returns the codec of every leaf of a tree, which is encoded by itself.
-
-  Args:
-    name: the argument's name, for messages.
-    codec: codec of the tree; None is `identity()`.
-    tree: pytree of arrays or shapes.
-    key: randomness that all leaves share, or None.
-    prefix: comes before a leaf's path in its key; part of every random bit.
-    stateless: whether codecs with state are refused.
-
-  Raises:
-    ValueError: a codec joins leaves, or has state where that is refused.
-  """
+  """Returns the codec of every leaf of a tree, which is encoded by itself."""
+  # prefix: comes before a leaf's path in its key, so it is part of every random
+  # bit.
   arrays = partition(identity() if codec is None else codec, tree)
   paths = [prefix + path for path, _ in arrays.leaves]
   keys: list[core.Key | None] = [None] * len(paths)
   if key is not None:
-    keys = [*core.fold_paths(key, paths)]
+    keys = [*fold_paths(key, paths)]
   found: dict[int, LeafCodec] = {}
   for group in arrays.leaf_groups:
     if len(group.leaves) > 1:
@@ -75,25 +54,18 @@ def scatter_means(
   codecs: Sequence[LeafCodec],
   states: Sequence[PyTree],
   axis_name: AxisName,
+  sending: hosts.Sending = hosts.AT_ONCE,
 ) -> tuple[list[Array], list[PyTree]]:
-  """Returns this worker's row of the mean of every array, and new states.
-
-  All payloads that are small, or not summable, travel in one all-to-all.
-
-  Args:
-    rows: arrays of shape (workers, ...), this worker's own.
-    codecs: codec and key of each array, which encodes its rows one by one.
-    states: state of each codec, one for each row, stacked.
-    axis_name: the workers' axis.
-
-  Returns:
-    Row r of each mean on worker r, and the new states. Rows are in float32 or
-    wider, or in the array's own dtype from codecs that keep it.
-  """
+  """Returns this worker's row of the mean of every array, and new states."""
+  # rows: (workers, ...) for each array, this worker's own. states: one for each
+  # row, stacked.
+  # Payloads that are small, or not summable, travel in one all-to-all. Means
+  # are in float32 or wider, or in the array's own dtype from codecs that keep
+  # it.
   coded = [
-    _rows.encode_rows(
+    _layout.encode_rows(
       leaf.codec,
-      _rows.to_encode_dtype(leaf.codec, core.to_varying(x, axis_name)),
+      _layout.to_encode_dtype(leaf.codec, core.to_varying(x, axis_name)),
       state,
       leaf.key,
     )
@@ -104,6 +76,7 @@ def scatter_means(
     codecs,
     [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in rows],
     axis_name,
+    sending,
   )
   return means, [state for _, state in coded]
 
@@ -113,6 +86,7 @@ def average_rows(
   codecs: Sequence[LeafCodec],
   likes: Sequence[jax.ShapeDtypeStruct],
   axis_name: AxisName,
+  sending: hosts.Sending = hosts.AT_ONCE,
 ) -> list[Array]:
   """Returns this worker's row of the mean of every array, from payloads."""
   workers = _arguments.count_workers(axis_name)
@@ -121,18 +95,18 @@ def average_rows(
   # since it decides the order of the sum.
   is_alone = [
     _layout.is_summed(leaf.codec, row)
-    and row.size >= _sum_payloads.MIN_ELEMENTS_ALONE
+    and row.size >= _transport.MIN_ELEMENTS_ALONE
     for leaf, row in zip(codecs, likes, strict=True)
   ]
   sent = [p for p, alone in zip(payloads, is_alone, strict=True) if not alone]
-  received = iter(_transport.exchange_rows(sent, axis_name))
+  received = iter(_transport.exchange_rows(sent, axis_name, sending))
   means = []
   for payload, leaf, row, alone in zip(
     payloads, codecs, likes, is_alone, strict=True
   ):
     if alone:
       total = leaf.codec.decode(
-        _sum_payloads.scatter_payload(payload, axis_name), row
+        _transport.scatter_payload(payload, axis_name), row
       )
     else:
       total = leaf.codec.sum_decoded(next(received), row)
@@ -145,18 +119,12 @@ def average_locally(
   codecs: Sequence[LeafCodec],
   axis_name: AxisName,
   local_axis: AxisName,
+  sending: hosts.Sending = hosts.AT_ONCE,
 ) -> list[Array]:
-  """Returns the means within a host of the rows that this device reduces.
-
-  Args:
-    rows: arrays of shape (workers, ...), this worker's own, host by host.
-    codecs: codec, without state, and key of each array.
-    axis_name: the axis of the hosts.
-    local_axis: the axis of the devices of one host.
-
-  Returns:
-    Arrays of shape (hosts, ...), the rows of this device's place on each host.
-  """
+  """Returns the means within a host of the rows that this device reduces."""
+  # rows: (workers, ...) for each array, this worker's own, host by host.
+  # Returns (hosts, ...): the rows of this device's place on each host. Codecs
+  # are without state.
   hosts, devices = (
     _arguments.count_workers(axis_name),
     _arguments.count_workers(local_axis),
@@ -165,7 +133,7 @@ def average_locally(
     a.reshape(hosts, devices, *a.shape[1:]).swapaxes(0, 1) for a in rows
   ]
   states: list[PyTree] = [()] * len(rows)
-  means, _ = scatter_means(by_device, codecs, states, local_axis)
+  means, _ = scatter_means(by_device, codecs, states, local_axis, sending)
   return core.to_varying(means, _arguments.joint_axes(axis_name, local_axis))
 
 
@@ -182,34 +150,27 @@ def gather_shards(
   codecs: Sequence[LeafCodec],
   axis_name: AxisName,
   local_axis: AxisName | None = None,
+  sending: hosts.Sending = hosts.AT_ONCE,
 ) -> list[Array]:
-  """Returns every worker's shard of every array: (workers, ...).
-
-  All payloads travel in one buffer. With a `local_axis` they travel between
-  hosts first, so that each payload crosses to another host once. The devices of
-  a host then forward the words. All workers decode the same words, so the
-  result has the same bits everywhere and is typed as replicated.
-
-  Args:
-    shards: floating-point arrays, this worker's own.
-    codecs: codec, without state, and key of each array.
-    axis_name: the workers' axis, or that of the hosts.
-    local_axis: the axis of the devices of one host, if any.
-
-  Returns:
-    Arrays with a leading axis of workers, host by host.
-  """
+  """Returns all shards of every array, host by host: (workers, ...)."""
+  # All payloads travel in one buffer. With a `local_axis` they travel between
+  # hosts first, so that each payload crosses to another host once. The devices
+  # of a host then forward the words.
+  # All workers decode the same words, so the result has the same bits
+  # everywhere and is typed as replicated.
   own = [
-    _rows.to_encode_dtype(leaf.codec, x)
+    _layout.to_encode_dtype(leaf.codec, x)
     for x, leaf in zip(shards, codecs, strict=True)
   ]
   payloads = [
     leaf.codec.encode(x, (), leaf.key)[0]
     for x, leaf in zip(own, codecs, strict=True)
   ]
-  gathered = _transport.gather_payloads(payloads, axis_name)
+  gathered = _transport.gather_payloads(payloads, axis_name, sending)
   if local_axis is not None:
-    gathered = join_hosts(_transport.gather_payloads(gathered, local_axis))
+    gathered = join_hosts(
+      _transport.gather_payloads(gathered, local_axis, sending)
+    )
   return [
     jax.vmap(lambda p, leaf=leaf, x=x: leaf.codec.decode(p, x))(payload)
     for payload, leaf, x in zip(gathered, codecs, own, strict=True)

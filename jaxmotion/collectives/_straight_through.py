@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion import core
-from jaxmotion.collectives import _weight
+from jaxmotion.collectives import _arguments
 from jaxmotion.core import Array, AxisName, PyTree
 
 
@@ -63,7 +63,7 @@ def reference_reduce(
   collective = lax.pmean if op == "mean" else lax.psum
 
   def reduce(x: PyTree) -> PyTree:
-    weighted = _weight.apply_weight(x, weight, axis_name, op)
+    weighted = _arguments.apply_weight(x, weight, axis_name, op)
     weighted = jax.tree.map(lambda w, a: w.astype(a.dtype), weighted, x)
     return collective(weighted, axis_name)
 

@@ -9,8 +9,8 @@ Three invariants hold for everything sent here:
   collective costs round trips however little it moves. Only large payloads
   (8 MiB and more) are sent as two buffers. The first half is then on the link
   while the second is still being computed. A step of several programs sends
-  more pieces (`_pieces`). An odd number of CPU workers sends large rows one
-  after the other.
+  more pieces (`hosts.Sending`). An odd number of CPU workers sends large rows
+  one after the other.
 * Every worker decodes the same words, its own included, so all hold the same
   bits and the result may be typed as replicated.
 
@@ -27,9 +27,89 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion import core
-from jaxmotion.collectives import _arguments, _pieces
+from jaxmotion import core, hosts
+from jaxmotion.collectives import _arguments
 from jaxmotion.core import Array, AxisName, PyTree
+
+# Between two workers, arrays of fewer elements are joined and summed together.
+MIN_ELEMENTS_ALONE = 1 << 16
+
+
+def sum_payloads(
+  payloads: list[PyTree], axis_name: AxisName, sending: hosts.Sending
+) -> list[PyTree]:
+  """Returns the sums of summable payloads over workers."""
+  # Floats are added. Unsigned words (the seed of a shared random sample) are
+  # equal on all workers, so they stay as they are. Empty arrays are not sent.
+  # A sum is a sum of floats, so its bits depend on the order of its terms. That
+  # order must not depend on what else is exchanged in the step. Arrays may be
+  # joined into one operand only between two workers, where addition commutes.
+  leaves, treedef = jax.tree.flatten(core.to_varying(payloads, axis_name))
+  alone: list[int] = []
+  joined: dict[Any, list[int]] = {}
+  is_pair = core.axis_size(axis_name) == 2
+  for i, leaf in enumerate(leaves):
+    if not leaf.size or not jnp.issubdtype(leaf.dtype, jnp.floating):
+      leaves[i] = core.assert_replicated(leaf, axis_name)
+    elif is_pair and leaf.size < MIN_ELEMENTS_ALONE:
+      joined.setdefault(leaf.dtype, []).append(i)
+    else:
+      alone.append(i)
+  # Each operand of an all-reduce costs round trips of its own on gloo, so small
+  # ones are joined. Between more than two workers the order of a sum depends on
+  # the position in the operand.
+  buffers = [join_flat(leaves, members) for members in joined.values()]
+
+  def add(arrays: Sequence[Array]) -> list[Array]:
+    return [lax.psum(a, axis_name) for a in arrays]
+
+  late, early = split_in_halves([leaves[i] for i in alone])
+  if sending.has_pieces:
+    # The last array first, and small ones, of all layers, in the end.
+    sums = add([leaves[i] for i in alone[::-1]])
+    totals = [*sums[::-1], *add(buffers)]
+  elif late:
+    late_totals, early_totals, _ = send_early_first(
+      add, [*late, *buffers], early
+    )
+    split = len(late)
+    totals = [*late_totals[:split], *early_totals, *late_totals[split:]]
+  else:
+    totals = add([*early, *buffers])
+  for i, total in zip(alone, totals, strict=False):
+    leaves[i] = total
+  for members, total in zip(joined.values(), totals[len(alone) :], strict=True):
+    split_flat(leaves, members, total)
+  return jax.tree.unflatten(treedef, leaves)
+
+
+def join_flat(leaves: Sequence[Array], members: Sequence[int]) -> Array:
+  """Returns some of the leaves, which have one dtype, as one flat array."""
+  return jnp.concatenate([leaves[i].reshape(-1) for i in members])
+
+
+def split_flat(
+  leaves: list[Array], members: Sequence[int], joined: Array
+) -> None:
+  """Puts the parts of an array of `join_flat` where their leaves were."""
+  start = 0
+  for i in members:
+    shape, size = leaves[i].shape, leaves[i].size
+    leaves[i] = joined[start : start + size].reshape(shape)
+    start += size
+
+
+def scatter_payload(payload: PyTree, axis_name: AxisName) -> PyTree:
+  """Sums a summable payload's rows over workers; each keeps its own row."""
+  index = core.worker_index(axis_name)
+
+  def scatter_leaf(a: Array) -> Array:
+    if jnp.issubdtype(a.dtype, jnp.floating):
+      return lax.psum_scatter(a, axis_name, scatter_dimension=0, tiled=False)
+    return lax.dynamic_index_in_dim(a, index, 0, keepdims=False)
+
+  return jax.tree.map(scatter_leaf, payload)
+
 
 # Smaller payloads are sent in one piece: a second collective would cost more
 # round trips than it hides.
@@ -46,27 +126,28 @@ _MIN_TURNS_BYTES = 3 << 20
 
 
 def gather_payloads(
-  payloads: list[PyTree], axis_name: AxisName
+  payloads: list[PyTree],
+  axis_name: AxisName,
+  sending: hosts.Sending | None = None,
 ) -> list[PyTree]:
-  """Returns every worker's payloads: each leaf gains a leading worker axis.
-
-  Args:
-    payloads: payloads of several arrays, in the order of the tree.
-    axis_name: the workers' axis.
-  """
+  """Returns every worker's payloads: each leaf gains a leading worker axis."""
+  # payloads: in the order of the tree. sending: None sends as one program.
   core.check_instance("payloads", payloads, list, "a list of payloads")
+  sending = hosts.check_sending(sending)
   core.check_arrays("payloads", payloads)
   _arguments.count_workers(axis_name)
   rows = jax.tree.map(lambda a: a[None], core.to_varying(payloads, axis_name))
-  split = _pieces.split_in_pieces if _pieces.sends_pieces() else split_in_halves
+  split = sending.split_in_pieces if sending.has_pieces else split_in_halves
   halves = [half for half in split(rows) if jax.tree.leaves(half)]
   buffers = [_pack_words(half)[0] for half in halves]
 
-  if _pieces.sends_pieces():
-    received = [_gather_words([own], axis_name)[0] for own in buffers[::-1]]
+  if sending.has_pieces:
+    received = [
+      _gather_words([own], axis_name, sending)[0] for own in buffers[::-1]
+    ]
     received.reverse()
   else:
-    received = list(_gather_words(buffers, axis_name))
+    received = list(_gather_words(buffers, axis_name, sending))
   gathered = [
     payload
     for half, words in zip(halves, received, strict=True)
@@ -76,7 +157,7 @@ def gather_payloads(
 
 
 def _gather_words(
-  buffers: Sequence[Array], axis_name: AxisName
+  buffers: Sequence[Array], axis_name: AxisName, sending: hosts.Sending
 ) -> Sequence[tuple[Array, ...]]:
   """Returns every worker's buffers, one tuple of rows for each buffer."""
 
@@ -86,23 +167,26 @@ def _gather_words(
     )
 
   nbytes = core.tree_bytes(buffers)
+  by_swap = sending.are_swapped(nbytes)
 
   def gather_pair(*buffers: Array) -> tuple[tuple[Array, ...], ...]:
-    return _gather_pair(buffers, axis_name, _pieces.are_swapped(nbytes))
+    return _gather_pair(buffers, axis_name, by_swap, sending.has_pieces)
 
-  if nbytes <= _MAX_GATHER_BYTES and not _pieces.are_swapped(nbytes):
+  if nbytes <= _MAX_GATHER_BYTES and not by_swap:
     return all_gather(*buffers)
   return _send_by_platform(all_gather, gather_pair, buffers, axis_name)
 
 
-def exchange_rows(payload: PyTree, axis_name: AxisName) -> PyTree:
+def exchange_rows(
+  payload: PyTree, axis_name: AxisName, sending: hosts.Sending = hosts.AT_ONCE
+) -> PyTree:
   """Sends row r of every leaf to worker r; returns the rows it received."""
   # `payload`: leaves of shape (workers, ...).
   rows = core.to_varying(payload, axis_name)
   if not jax.tree.leaves(rows):
     return rows
-  if _pieces.sends_pieces() and isinstance(rows, list):
-    pieces = _pieces.split_in_pieces(rows)
+  if sending.has_pieces and isinstance(rows, list):
+    pieces = sending.split_in_pieces(rows)
     received = [_exchange_words(piece, axis_name) for piece in pieces[::-1]]
     return [payload for piece in received[::-1] for payload in piece]
   return _exchange_words(rows, axis_name)
@@ -170,10 +254,10 @@ def send_early_first(
   # when the last gradient is there: nothing would overlap.
   # Returns the sums of `late`, the sums of `early`, and `late` as it was sent.
   early_sums = send(early)
-  late = [core.schedule_after(a, early_sums[-1]) for a in late]
+  late = [hosts.schedule_after(a, early_sums[-1]) for a in late]
   # The update that reads a sum may write where a parameter was, so it must not
   # start before all gradients are computed: XLA:CPU would copy the parameter.
-  early_sums = [core.schedule_after(a, late[-1]) for a in early_sums]
+  early_sums = [hosts.schedule_after(a, late[-1]) for a in early_sums]
   return send(late), early_sums, late
 
 
@@ -190,7 +274,10 @@ def _send_by_platform(
 
 
 def _gather_pair(
-  buffers: Sequence[Array], axis_name: AxisName, by_swap: bool
+  buffers: Sequence[Array],
+  axis_name: AxisName,
+  by_swap: bool,
+  has_pieces: bool,
 ) -> tuple[tuple[Array, ...], ...]:
   """Gathers between two workers by way of the sum of their words, or of a
   swap."""
@@ -220,7 +307,7 @@ def _gather_pair(
       jnp.where(rank == 0, other, own),
     )
 
-  if len(buffers) == 2 and not _pieces.sends_pieces():
+  if len(buffers) == 2 and not has_pieces:
     late, early, sent = send_early_first(send, buffers[:1], buffers[1:])
     received, buffers = [*late, *early], [*sent, *buffers[1:]]
   else:
@@ -229,13 +316,15 @@ def _gather_pair(
     (own, core.to_varying(words, axis_name))
     for own, words in zip(buffers, received, strict=True)
   ]
-  if _pieces.sends_pieces():
+  if has_pieces:
     # The program that sends ends with the selection.
-    rows = [_pieces.mark_received(select_rows(pair, ())) for pair in pairs]
+    rows = [hosts.mark_received(select_rows(pair, ())) for pair in pairs]
   else:
     # `update_in_place` keeps the selection out of the decode. Fused into it,
     # the selection would be made once an element and without vectors (5x).
-    rows = [core.update_in_place(select_rows, pair, (), rank) for pair in pairs]
+    rows = [
+      hosts.update_in_place(select_rows, pair, (), rank) for pair in pairs
+    ]
   return tuple(core.assert_replicated(pair, axis_name) for pair in rows)
 
 
@@ -253,9 +342,11 @@ def _swap_by_sum(words: Array, axis_name: AxisName) -> tuple[Array, ...]:
       jnp.where(rank == 0, other, kept),
     )
 
-  kept, sent = core.update_in_place(select_rows, (words[0], words[1]), (), rank)
+  kept, sent = hosts.update_in_place(
+    select_rows, (words[0], words[1]), (), rank
+  )
   other = core.to_varying(lax.psum(sent, axis_name), axis_name) - sent
-  return core.update_in_place(select_rows, (kept, other), (), rank)
+  return hosts.update_in_place(select_rows, (kept, other), (), rank)
 
 
 def _exchange_in_turns(words: Array, axis_name: AxisName) -> tuple[Array, ...]:
@@ -275,7 +366,7 @@ def _exchange_in_turns(words: Array, axis_name: AxisName) -> tuple[Array, ...]:
   received = [take(words, rank)]
   for turn in range(1, workers):
     # Turns at once would share the link again.
-    sent = core.schedule_after(take(words, rank + turn), received[-1])
+    sent = hosts.schedule_after(take(words, rank + turn), received[-1])
     pairs = [(i, (i + turn) % workers) for i in range(workers)]
     received.append(lax.ppermute(sent, axis_name, pairs))
   # Turn t brought the row of the worker t places before.
@@ -295,7 +386,7 @@ def _pack_words(payload: PyTree) -> Array:
       return _to_words(leaf, width)
     # XLA:CPU would compute codes where they are joined, element by element (4
     # bits: 6x).
-    return core.write_apart(lambda leaf: _to_words(leaf, width), leaf)
+    return hosts.write_apart(lambda leaf: _to_words(leaf, width), leaf)
 
   # Payloads are concatenated, never the floats they encode, for the same
   # reason.

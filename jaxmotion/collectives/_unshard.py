@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec, PartitionSpec as P
 from jaxmotion import core
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.codecs.extend import check_codec
-from jaxmotion.collectives import _arguments, _rows, _shards, _transport
+from jaxmotion.collectives import _arguments, _layout, _shards, _transport
 from jaxmotion.core import Array, AxisName, PyTree
 
 PACKED_WEIGHTS = "jaxmotion/packed"
@@ -202,7 +202,7 @@ class _How(NamedTuple):
 
   def _gather_shard(self, part: Array, key: core.Key | None) -> Array:
     codec = self.weight_codec
-    own = _rows.to_encode_dtype(codec, part)
+    own = _layout.to_encode_dtype(codec, part)
     payload, _ = codec.encode(own, (), key)
     if self.local_axis is None:
       words = self._gather_named(payload, self.axis_name, PACKED_WEIGHTS)
@@ -225,10 +225,10 @@ class _How(NamedTuple):
     self, ct: Array, error: Array | None, key: core.Key | None
   ) -> tuple[Array, Array | None]:
     codec = self.gradient_codec
-    wide = _rows.to_encode_dtype(codec, ct)
+    wide = _layout.to_encode_dtype(codec, ct)
     if error is not None:
       wide = ct.astype(jnp.float32)
-    rows = _rows.to_rows(wide, self.axis, self.rows * self.devices)
+    rows = _layout.to_rows(wide, self.axis, self.rows * self.devices)
     # Another key than that of the weights.
     own = None if key is None else key.fold(self.rows * self.devices)
     if self.local_axis is not None:
@@ -238,14 +238,14 @@ class _How(NamedTuple):
       (rows,) = _shards.average_locally(
         [rows], [local], self.axis_name, self.local_axis
       )
-      rows = _rows.to_encode_dtype(codec, rows)
+      rows = _layout.to_encode_dtype(codec, rows)
       own = None if own is None else own.fold(1)
     value = rows
     if error is not None:
-      value = rows + _rows.to_rows(
+      value = rows + _layout.to_rows(
         error.astype(jnp.float32), self.axis, self.rows
       )
-    payload, _ = _rows.encode_rows(codec, value, (), own)
+    payload, _ = _layout.encode_rows(codec, value, (), own)
     row = jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
     (mean,) = _shards.average_rows(
       [payload], [_shards.LeafCodec(codec, None)], [row], self.axis_name

@@ -2,6 +2,7 @@
 
 from jaxmotion.core._bits import (
   from_bits as from_bits,
+  saturate_cast as saturate_cast,
   to_bits as to_bits,
   word_dtype as word_dtype,
 )
@@ -32,17 +33,28 @@ from jaxmotion.core._compat import (
   axis_is_bound as axis_is_bound,
   axis_names as axis_names,
   axis_size as axis_size,
+  check_on_mesh as check_on_mesh,
   closed_jaxpr as closed_jaxpr,
+  eval_shape_in_map as eval_shape_in_map,
+  find_free_axes as find_free_axes,
+  float0_zeros as float0_zeros,
   gather_replicated as gather_replicated,
   is_compiler_partitioned as is_compiler_partitioned,
+  is_inexact as is_inexact,
   is_varying as is_varying,
+  map_local_work as map_local_work,
+  place_tree as place_tree,
+  put_on_mesh as put_on_mesh,
   scan_parts as scan_parts,
   shape_varying_like as shape_varying_like,
   spec_axes as spec_axes,
   to_varying as to_varying,
   to_varying_like as to_varying_like,
+  trace_in_place as trace_in_place,
   tracks_varying as tracks_varying,
   varying_axes as varying_axes,
+  vjp_inexact as vjp_inexact,
+  without_context_mesh as without_context_mesh,
   worker_index as worker_index,
 )
 from jaxmotion.core._jax_extend import (
@@ -52,7 +64,6 @@ from jaxmotion.core._jax_extend import (
 from jaxmotion.core._key import (
   Key as Key,
   combine_seeds as combine_seeds,
-  fold_paths as fold_paths,
   make_key as make_key,
   random_words as random_words,
   random_words_at as random_words_at,
@@ -60,59 +71,33 @@ from jaxmotion.core._key import (
 from jaxmotion.core._path_rules import (
   Match as Match,
   PathRules as PathRules,
-  allow_unused_rules as allow_unused_rules,
 )
 from jaxmotion.core._per_worker import (
   PerWorker as PerWorker,
+  Shared as Shared,
+  Split as Split,
+  drop_shared as drop_shared,
+  map_shared as map_shared,
+  name_axes as name_axes,
   pack_worker as pack_worker,
+  settle_state as settle_state,
+  shared_parts as shared_parts,
   state_specs as state_specs,
   unpack_worker as unpack_worker,
 )
 from jaxmotion.core._public import set_public_module as set_public_module
-from jaxmotion.core._saturate import saturate_cast as saturate_cast
-from jaxmotion.core._schedule_after import schedule_after as schedule_after
-from jaxmotion.core._shared import (
-  Shared as Shared,
-  drop_shared as drop_shared,
-  map_shared as map_shared,
-  name_axes as name_axes,
-  settle_state as settle_state,
-  shared_parts as shared_parts,
-)
-from jaxmotion.core._split import Split as Split
-from jaxmotion.core._steps_in_flight import StepsInFlight as StepsInFlight
 from jaxmotion.core._text_table import text_table as text_table
-from jaxmotion.core._trace_in_place import trace_in_place as trace_in_place
 from jaxmotion.core._tree import (
-  leaf_path as leaf_path,
-  named_leaves as named_leaves,
-  same_structure as same_structure,
-  tree_bytes as tree_bytes,
-)
-from jaxmotion.core._types import (
   Array as Array,
   AxisName as AxisName,
   PyTree as PyTree,
   ShapedLike as ShapedLike,
+  know_in_flax as know_in_flax,
+  leaf_path as leaf_path,
+  named_leaves as named_leaves,
+  same_structure as same_structure,
   shape_dtype as shape_dtype,
-)
-from jaxmotion.core._update_in_place import update_in_place as update_in_place
-from jaxmotion.core._vjp import (
-  float0_zeros as float0_zeros,
-  is_inexact as is_inexact,
-  vjp_inexact as vjp_inexact,
-)
-from jaxmotion.core._worker_maps import (
-  check_on_mesh as check_on_mesh,
-  find_free_axes as find_free_axes,
-  map_local_work as map_local_work,
-  place_tree as place_tree,
-  put_on_mesh as put_on_mesh,
-  without_context_mesh as without_context_mesh,
-)
-from jaxmotion.core._write_apart import (
-  pad_apart as pad_apart,
-  write_apart as write_apart,
+  tree_bytes as tree_bytes,
 )
 
 # The package offers these classes by its own name, without loading this room.

@@ -6,32 +6,15 @@ from typing import Any
 
 import jax
 
-from jaxmotion.core import _tree, _types
+from jaxmotion.core import _tree
 
 
 def check_buffers(
-  args: Mapping[str, _types.PyTree], donated: Collection[str] = ()
+  args: Mapping[str, _tree.PyTree], donated: Collection[str] = ()
 ) -> None:
-  """Raises unless every array exists and every donated one is given once.
-
-  On several devices of one process, XLA:CPU ends the process where it should
-  raise. So the check comes before the call.
-
-  Args:
-    args: the arguments of the call, by name.
-    donated: names of those whose buffers are donated.
-
-  Raises:
-    ValueError: the buffer of an array was donated before, or is donated and
-      given twice.
-
-  >>> x = jax.numpy.ones(2)
-  >>> check_buffers({"params": {"a": x}, "batch": x}, donated=("params",))
-  Traceback (most recent call last):
-  ...
-  ValueError: `batch` must be an array of its own, because `params` is \
-donated, got the array of `params/a`: copy one of them with `jnp.copy`.
-  """
+  """Raises unless every array exists and every donated one is given once."""
+  # On several devices of one process, XLA:CPU ends the process where it should
+  # raise. So the check comes before the call.
   owners: dict[int, str] = {}
   for name, tree in args.items():
     for leaf in jax.tree.leaves(tree):
@@ -67,7 +50,7 @@ def _has_buffer(kind: type) -> bool:
 
 
 def _find_places(
-  args: Mapping[str, _types.PyTree], leaf: jax.Array
+  args: Mapping[str, _tree.PyTree], leaf: jax.Array
 ) -> list[str]:
   """Returns the argument and path of every place where the array is given."""
   return [

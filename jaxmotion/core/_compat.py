@@ -11,47 +11,44 @@ from __future__ import annotations
 import difflib
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.interpreters import batching, mlir
-from jax.sharding import AxisType, ManualAxisType
+from jax.sharding import (
+  AbstractMesh,
+  AxisType,
+  ManualAxisType,
+  Mesh,
+  NamedSharding,
+  PartitionSpec,
+)
 
-from jaxmotion.core import _types
+from jaxmotion.core import _tree
 from jaxmotion.core._jax_extend import jax_core
 
 
-def axis_names(axis_name: _types.AxisName) -> tuple[Any, ...]:
-  """Returns the axis names as a tuple.
-
-  >>> axis_names("data"), axis_names(("host", "device"))
-  (('data',), ('host', 'device'))
-  """
+def axis_names(axis_name: _tree.AxisName) -> tuple[Any, ...]:
+  """Returns the axis names as a tuple."""
   return axis_name if isinstance(axis_name, tuple) else (axis_name,)
 
 
 def spec_axes(entry: Any) -> tuple[Any, ...]:
   """Returns the axis names in one entry of a PartitionSpec.
 
-  Args:
-    entry: None, a name, a tuple of names, or `PartitionSpec.UNCONSTRAINED`,
-      which is returned as if it were a name.
-
   >>> spec_axes(None), spec_axes("data"), spec_axes(("host", "device"))
   ((), ('data',), ('host', 'device'))
   """
+  # `PartitionSpec.UNCONSTRAINED` is returned as if it were a name.
   return () if entry is None else axis_names(entry)
 
 
-def axis_is_bound(axis_name: _types.AxisName) -> bool:
-  """Returns whether every name is an axis of an enclosing shard_map or pmap.
-
-  >>> axis_is_bound("data")
-  False
-  """
+def axis_is_bound(axis_name: _tree.AxisName) -> bool:
+  """Returns whether every name is an axis of an enclosing shard_map or pmap."""
   try:
     for name in axis_names(axis_name):
       lax.axis_size(name)
@@ -60,37 +57,23 @@ def axis_is_bound(axis_name: _types.AxisName) -> bool:
   return True
 
 
-def axis_size(axis_name: _types.AxisName, name: str = "axis_name") -> int:
-  """Returns the number of workers along the axis (a static int).
-
-  Args:
-    axis_name: a name or a tuple of names.
-    name: the argument's name, for the message.
-
-  Raises:
-    ValueError: a name is not an axis of an enclosing shard_map or pmap.
-
-  >>> axis_size("nowhere")
-  Traceback (most recent call last):
-  ...
-  ValueError: `axis_name` must name an axis of the enclosing shard_map or \
-pmap, got 'nowhere': train by jaxmotion.data_parallel, or call this inside of \
-jax.shard_map, with a state made by jaxmotion.bind_mesh(tx, mesh).
-  """
-  if not axis_is_bound(axis_name):
+def axis_size(axis_name: _tree.AxisName, name: str = "axis_name") -> int:
+  """Returns the number of workers along the axis (a static int)."""
+  try:
+    return math.prod(map(lax.axis_size, axis_names(axis_name)))
+  except NameError:
     raise ValueError(
       f"`{name}` must name an axis of the enclosing shard_map or pmap, "
       f"{_describe_unbound(axis_name)}"
-    )
-  return math.prod(lax.axis_size(name) for name in axis_names(axis_name))
+    ) from None
 
 
-def _describe_unbound(axis_name: _types.AxisName) -> str:
+def _describe_unbound(axis_name: _tree.AxisName) -> str:
   """Describes an axis that is not bound, beside those that are."""
   mapped = sorted(map(str, _mapped_axes()))
   if not mapped:
     return (
-      f"got {axis_name!r}: train by jaxmotion.data_parallel, or call this "
+      f"got {axis_name!r}: train by jaxmotion.make_train_step, or call this "
       "inside of jax.shard_map, with a state made by jaxmotion.bind_mesh(tx, "
       "mesh)."
     )
@@ -100,22 +83,16 @@ def _describe_unbound(axis_name: _types.AxisName) -> str:
   return f"which has {', '.join(map(repr, mapped))}, got {axis_name!r}{end}"
 
 
-def worker_index(axis_name: _types.AxisName) -> _types.Array:
-  """Returns this worker's index along the axis, int32[].
-
-  Raises:
-    ValueError: a name is not an axis of an enclosing shard_map or pmap.
-  """
+def worker_index(axis_name: _tree.AxisName) -> _tree.Array:
+  """Returns this worker's index along the axis, int32[]."""
+  # Raises a ValueError for an axis that no enclosing map binds.
   axis_size(axis_name)
   return lax.axis_index(axis_name)
 
 
 def varying_axes(x: Any) -> frozenset[Any]:
-  """Returns the mesh axes over which `x` is typed as varying.
-
-  Args:
-    x: array, or the abstract value of a jaxpr's variable.
-  """
+  """Returns the mesh axes over which `x` is typed as varying."""
+  # x: array, or the abstract value of a jaxpr's variable.
   return _aval_of(x).manual_axis_type.varying
 
 
@@ -123,28 +100,23 @@ def _aval_of(x: Any) -> Any:
   return x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
 
 
-def tracks_varying(axis_name: _types.AxisName) -> bool:
+def tracks_varying(axis_name: _tree.AxisName) -> bool:
   """Returns whether types record variation over the axis (not under pmap)."""
   return bool(
     varying_axes(worker_index(axis_name)) & set(axis_names(axis_name))
   )
 
 
-def is_varying(x: Any, axis_name: _types.AxisName) -> bool:
+def is_varying(x: Any, axis_name: _tree.AxisName) -> bool:
   """Returns whether `x` is typed as varying over any of the axes."""
   return bool(varying_axes(x) & set(axis_names(axis_name)))
 
 
 def shape_varying_like(
-  shape: Sequence[int], dtype: Any, sources: _types.PyTree
+  shape: Sequence[int], dtype: Any, sources: _tree.PyTree
 ) -> jax.ShapeDtypeStruct:
-  """Returns the type of an array that is computed from other arrays.
-
-  Args:
-    shape: shape of the array.
-    dtype: dtype of the array.
-    sources: pytree of arrays; the result varies over all axes of any of them.
-  """
+  """Returns the type of an array that is computed from other arrays."""
+  # The result varies over all axes of any of its sources.
   axes = frozenset().union(*map(varying_axes, jax.tree.leaves(sources)))
   return jax.ShapeDtypeStruct(
     tuple(shape), dtype, manual_axis_type=ManualAxisType(varying=axes)
@@ -154,15 +126,11 @@ def shape_varying_like(
 def abstract_like(x: Any) -> Any:
   """Returns an abstract stand-in for `x`, with which a function can be traced.
 
-  It is a ShapeDtypeStruct, or zeros if `x` varies over mesh axes.
-
-  Args:
-    x: array, shape, or the abstract value of a jaxpr's variable.
-
   >>> like = abstract_like(1.0)
   >>> like.shape, str(like.dtype)
   ((), 'float32')
   """
+  # x: array, shape, or the abstract value of a jaxpr's variable.
   aval = x if isinstance(x, jax.ShapeDtypeStruct) else _aval_of(x)
   kind = aval.manual_axis_type  # None of a shape without one.
   axes = tuple(sorted(kind.varying, key=str)) if kind else ()
@@ -174,14 +142,12 @@ def abstract_like(x: Any) -> Any:
 def abstract_on_mesh(x: Any) -> Any:
   """Returns an abstract stand-in for `x` that says how it lies on a mesh.
 
-  A function can be traced with it, but not compiled: the mesh is abstract.
-
-  Args:
-    x: array, or the abstract value of a jaxpr's variable.
-
   >>> abstract_on_mesh(1.0)
   ShapeDtypeStruct(shape=(), dtype=float32)
   """
+  # The mesh is abstract: a function can be traced with the stand-in, but not
+  # compiled.
+  # x: array, or the abstract value of a jaxpr's variable.
   like = abstract_like(x)
   sharding = getattr(_aval_of(x), "sharding", None)
   mesh = getattr(sharding, "mesh", None)
@@ -194,18 +160,16 @@ def abstract_on_mesh(x: Any) -> Any:
 def is_compiler_partitioned(x: Any) -> bool:
   """Says whether a compiler may partition an array over several devices.
 
-  Args:
-    x: array or tracer.
-
   >>> is_compiler_partitioned(jnp.zeros(2))
   False
   """
-  mesh = getattr(getattr(_aval_of(x), "sharding", None), "mesh", None)
+  mesh = getattr(getattr(jax.typeof(x), "sharding", None), "mesh", None)
   if mesh is None or mesh.empty:
     return False
-  sizes = dict(mesh.shape)
-  kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
-  return any(sizes[a] > 1 for a, kind in kinds if kind == AxisType.Auto)
+  for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True):
+    if kind == AxisType.Auto and mesh.shape[name] > 1:
+      return True
+  return False
 
 
 def closed_jaxpr(jaxpr: Any) -> jax_core.ClosedJaxpr:
@@ -216,11 +180,8 @@ def closed_jaxpr(jaxpr: Any) -> jax_core.ClosedJaxpr:
 
 
 def scan_parts(params: Any) -> tuple[jax_core.ClosedJaxpr, int, int]:
-  """Returns a scan's body, its number of constants and of carried values.
-
-  Args:
-    params: parameters of the scan's equation.
-  """
+  """Returns a scan's body, its number of constants and of carried values."""
+  # params: those of the scan's equation.
   body = closed_jaxpr(params["jaxpr"])
   if "num_consts" in params:
     return body, params["num_consts"], params["num_carry"]
@@ -228,67 +189,45 @@ def scan_parts(params: Any) -> tuple[jax_core.ClosedJaxpr, int, int]:
   return body, len(consts.vals), len(carry.vals)
 
 
-def to_varying(
-  tree: _types.PyTree, axis_name: _types.AxisName
-) -> _types.PyTree:
-  """Types every leaf as varying over the axis; the elements do not change.
+def to_varying(tree: _tree.PyTree, axis_name: _tree.AxisName) -> _tree.PyTree:
+  """Types every leaf as varying over the axis; the elements do not change."""
 
-  Without this cast, `jax.grad` with respect to replicated parameters inserts
-  an uncompressed psum of the gradient.
-
-  Args:
-    tree: pytree of arrays.
-    axis_name: a bound axis, or several.
-
-  Returns:
-    The same pytree.
-  """
+  # In the order of `axis_name`: a set's order differs between processes.
+  mapped = tuple(filter(_mapped_axes().__contains__, axis_names(axis_name)))
 
   def cast_leaf(x: Any) -> Any:
-    missing = set(axis_names(axis_name)) - varying_axes(x)
-    missing &= _mapped_axes()
-    # In the order of `axis_name`: a set's order differs between processes.
-    names = tuple(a for a in axis_names(axis_name) if a in missing)
+    varying = jax.typeof(x).manual_axis_type.varying
+    names = tuple([name for name in mapped if name not in varying])
+    # Without this cast, `jax.grad` with respect to replicated parameters
+    # inserts an uncompressed psum of the gradient.
     return lax.pcast(x, names, to="varying") if names else x
 
   return jax.tree.map(cast_leaf, tree)
 
 
 def to_varying_like(
-  tree: _types.PyTree, like: _types.PyTree, axis_name: _types.AxisName
-) -> _types.PyTree:
-  """Types reduced leaves as what they were made of, but for the workers' axes.
-
-  Branches must return values of one type. An empty array may depend on nothing,
-  and one that travels beside others is typed as they are.
-
-  Args:
-    tree: results of a reduction over the axis.
-    like: what was reduced.
-    axis_name: the workers' axis, or several.
-  """
+  tree: _tree.PyTree, like: _tree.PyTree, axis_name: _tree.AxisName
+) -> _tree.PyTree:
+  """Types reduced leaves as their sources, but for the workers' axes."""
+  # Branches must return values of one type. An empty array may depend on
+  # nothing, and one that travels beside others is typed as they are.
   axes = frozenset().union(*map(varying_axes, jax.tree.leaves(like)))
   others = tuple(sorted(axes - set(axis_names(axis_name)), key=str))
   return to_varying(tree, others) if others else tree
 
 
 def gather_replicated(
-  x: _types.Array,
-  axis_name: _types.AxisName,
+  x: _tree.Array,
+  axis_name: _tree.AxisName,
   axis: int = 0,
   *,
   tiled: bool = False,
-) -> _types.Array:
-  """Returns every worker's array, typed as equal on all workers.
-
-  Args:
-    x: this worker's array.
-    axis_name: a bound axis, or several.
-    axis: position of the workers' axis in the result.
-    tiled: whether to concatenate along that axis.
-  """
+) -> _tree.Array:
+  """Returns every worker's array, typed as equal on all workers."""
   # In `vmap` there are no such types, and JAX refuses to be asked for one.
   to = "invarying" if set(axis_names(axis_name)) & _mapped_axes() else "varying"
+  # axis: of the workers, in the result; with `tiled`, arrays are concatenated
+  # along it.
   return lax.all_gather(x, axis_name, axis=axis, tiled=tiled, to=to)
 
 
@@ -316,17 +255,203 @@ def _replicated_type(x: Any, axes: tuple[Any, ...]) -> Any:
 
 
 def assert_replicated(
-  tree: _types.PyTree, axis_name: _types.AxisName
-) -> _types.PyTree:
-  """Types every leaf as replicated over the axis; the caller guarantees it.
-
-  JAX knows that the result of `all_gather` is replicated. A gather that is
-  built from other collectives needs this assertion.
-
-  Args:
-    tree: pytree of arrays that have the same bits on every worker.
-    axis_name: a bound axis, or several.
-  """
+  tree: _tree.PyTree, axis_name: _tree.AxisName
+) -> _tree.PyTree:
+  """Types every leaf as replicated over the axis; the caller guarantees it."""
+  # JAX knows that the result of `all_gather` is replicated. A gather that is
+  # built from other collectives needs this assertion. Its arrays must have the
+  # same bits on every worker.
   axes = axis_names(axis_name)
   bind = _replicated_primitive().bind
   return jax.tree.map(lambda x: bind(x, axes=axes), tree)
+
+
+def is_inexact(x: Any) -> bool:
+  """Says whether an array of this type has a gradient.
+
+  >>> is_inexact(1.0), is_inexact(1)
+  (True, False)
+  """
+  # x: array, number, ShapeDtypeStruct or abstract value.
+  dtype = x.dtype if hasattr(x, "dtype") else jax.typeof(x).dtype
+  return jnp.issubdtype(dtype, jnp.inexact)
+
+
+def float0_zeros(x: Any) -> np.ndarray:
+  """Returns the cotangent that JAX expects of an integer or boolean output.
+
+  >>> float0_zeros(jnp.arange(3)).shape
+  (3,)
+  """
+  return np.zeros(x.shape, jax.dtypes.float0)
+
+
+def vjp_inexact(
+  fn: Callable[..., tuple[Sequence[_tree.Array], _tree.PyTree]],
+  *args: _tree.Array,
+) -> tuple[
+  Sequence[_tree.Array],
+  Callable[[Sequence[Any]], tuple[Any, ...]],
+  _tree.PyTree,
+]:
+  """Linearizes a function in its floating-point arguments only."""
+  # `jax.vjp` refuses integer arguments without a cotangent of their own type;
+  # here they are held fixed.
+  # `fn` returns a list of arrays and a tree of further outputs. The results are
+  # that list, the pullback to gradients of floating-point arguments in order,
+  # and that tree.
+  inexact = [is_inexact(a) for a in args]
+
+  def of_inexact(
+    *moving: _tree.Array,
+  ) -> tuple[Sequence[_tree.Array], _tree.PyTree]:
+    remaining = iter(moving)
+    return fn(
+      *(
+        next(remaining) if moves else a
+        for a, moves in zip(args, inexact, strict=True)
+      )
+    )
+
+  moving = [a for a, moves in zip(args, inexact, strict=True) if moves]
+  return jax.vjp(of_inexact, *moving, has_aux=True)
+
+
+def trace_in_place(
+  fn: Callable[..., _tree.PyTree],
+) -> Callable[..., _tree.PyTree]:
+  """Returns a function that writes its operations into the enclosing trace."""
+  # Functions of `jax.numpy` are jitted one by one. JAX traces each of them for
+  # each type of operand, and writes a call or copies the equations. An encoder
+  # has tens of them, and is traced in half the time without. The values are the
+  # same. Outside of traces nothing changes. `fn` must have no loops: they would
+  # be unrolled.
+
+  @functools.wraps(fn)
+  def wrapped(*args: Any, **kwargs: Any) -> _tree.PyTree:
+    leaves = jax.tree.leaves((args, kwargs))
+    if not any(isinstance(x, jax.core.Tracer) for x in leaves):
+      return fn(*args, **kwargs)
+    with jax.disable_jit():
+      return fn(*args, **kwargs)
+
+  return wrapped
+
+
+def find_free_axes() -> dict[Any, int]:
+  """Returns the axes, with their sizes, that no enclosing map made manual."""
+  # There are none outside of maps. Those of one device are left out.
+  mesh = jax.sharding.get_abstract_mesh()
+  if not mesh.manual_axes:
+    return {}
+  return {
+    name: mesh.shape[name]
+    for name in mesh.axis_names
+    if name not in mesh.manual_axes and mesh.shape[name] > 1
+  }
+
+
+def map_local_work(
+  fun: Callable[..., Any],
+  mesh: Mesh,
+  axis_name: _tree.AxisName,
+  in_specs: _tree.PyTree,
+) -> Callable[..., Any]:
+  """Maps a function in which workers exchange nothing, such as a gradient."""
+  # Results of `fun` have a leading axis of workers, of length 1. Call the map
+  # with whole arrays, inside `jit`.
+  return jax.shard_map(
+    fun,
+    mesh=mesh,
+    in_specs=in_specs,
+    out_specs=PartitionSpec(axis_name),
+    # Other axes of the mesh stay the function's: it may use constraints and
+    # maps over them.
+    axis_names=set(axis_names(axis_name)),
+    # Types would refuse loops whose carry starts as zeros. JAX would also sum
+    # the gradients of replicated parameters at full precision.
+    check_vma=False,
+  )
+
+
+def eval_shape_in_map(
+  fun: Callable[..., Any], map_options: Mapping[str, Any], *args: _tree.PyTree
+) -> _tree.PyTree:
+  """Returns the types of a function's results inside of a map over workers."""
+  # The specs of a map's results may depend on what the function returns. So
+  # `fun` is traced once for its types alone.
+  # map_options: arguments of `jax.shard_map` but `out_specs`; args: whole
+  # arrays.
+  found = []
+
+  def trace(*local: _tree.PyTree) -> jax.Array:
+    found.append(jax.tree.map(jax.typeof, fun(*local)))
+    return jnp.zeros(())
+
+  probe = jax.shard_map(trace, out_specs=PartitionSpec(), **map_options)
+  jax.eval_shape(probe, *args)
+  return found[0]
+
+
+def without_context_mesh() -> Any:
+  """Returns a context in which no mesh is that of `jax.set_mesh`."""
+  # Maps over another mesh, of workers that are not there, would be refused.
+  return jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
+
+
+def put_on_mesh(
+  tree: _tree.PyTree, mesh: Mesh, specs: _tree.PyTree
+) -> _tree.PyTree:
+  """Puts arrays on a mesh that are bound to other devices than its own."""
+  # A compiled function refuses such arrays, which checkpoints and
+  # `jax.device_put(x, device)` give. A compiled function places all other
+  # arrays by itself.
+  # specs: a prefix of the tree; tracers stay.
+
+  def put_branch(spec: PartitionSpec, branch: _tree.PyTree) -> _tree.PyTree:
+    sharding = NamedSharding(mesh, spec)
+    return jax.tree.map(
+      lambda x: x if is_on_mesh(x, mesh) else jax.device_put(x, sharding),
+      branch,
+    )
+
+  return jax.tree.map(put_branch, specs, tree)
+
+
+def is_on_mesh(x: Any, mesh: Mesh) -> bool:
+  """Says whether a function over a mesh can be called with a leaf."""
+  if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
+    return True
+  return not x.committed or x.sharding.device_set == set(mesh.devices.flat)
+
+
+def check_on_mesh(args: Mapping[str, _tree.PyTree], mesh: Mesh) -> None:
+  """Raises if an array is bound to other devices than those of a mesh."""
+  for name, tree in args.items():
+    for path, leaf in _tree.named_leaves(tree):
+      if is_on_mesh(leaf, mesh):
+        continue
+      devices = sorted(leaf.sharding.device_set, key=lambda d: d.id)
+      names = ", ".join(f"{d.platform}:{d.id}" for d in devices)
+      raise ValueError(
+        f"`{'/'.join(filter(None, (name, path)))}` must be on the {mesh.size} "
+        f"devices of the mesh, got an array on {names}: give a NumPy array, or "
+        "call jax.device_put(x, jax.NamedSharding(mesh, spec))."
+      )
+
+
+def place_tree(
+  tree: _tree.PyTree, mesh: Mesh | AbstractMesh, specs: _tree.PyTree
+) -> _tree.PyTree:
+  """Gives arrays the sharding that a map over explicit axes asks for."""
+  # JAX moves arrays to the sharding of a map by itself, but for explicit axes,
+  # where it raises an error instead.
+  # specs: a prefix of the tree.
+  if AxisType.Explicit not in mesh.axis_types:
+    return tree
+
+  def place_branch(spec: PartitionSpec, branch: _tree.PyTree) -> _tree.PyTree:
+    sharding = NamedSharding(mesh, spec)
+    return jax.tree.map(lambda a: jax.sharding.reshard(a, sharding), branch)
+
+  return jax.tree.map(place_branch, specs, tree)

@@ -25,9 +25,6 @@ def _load_source_info() -> Any:
 class _LateModule:
   """Stands for a module until one of its names is used.
 
-  Args:
-    load: imports the module and returns it.
-
   >>> late = _LateModule(lambda: math)
   >>> import math
   >>> late.gcd(4, 6)

@@ -14,20 +14,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from jaxmotion.core import _checks, _types, _write_apart
+from jaxmotion.core import _checks, _tree
 
 
-def mix_bits(h: _types.Array) -> _types.Array:
+def mix_bits(h: _tree.Array) -> _tree.Array:
   """Hashes each uint32 word to another (a bijection on 32 bits)."""
   h = (h ^ (h >> 16)) * jnp.uint32(0x7FEB352D)
   h = (h ^ (h >> 15)) * jnp.uint32(0x846CA68B)
   return h ^ (h >> 16)
 
 
-def _low_word(value: _types.Array | int) -> _types.Array:
+def _low_word(value: _tree.Array | int) -> _tree.Array:
   """Returns the low 32 bits of an integer as uint32."""
   if isinstance(value, int):
     return jnp.uint32(value & 0xFFFFFFFF)
@@ -44,13 +43,13 @@ def _check_word(name: str, value: Any) -> None:
     )
 
 
-def combine_seeds(seed: _types.Array, data: _types.Array | int) -> _types.Array:
+def combine_seeds(seed: _tree.Array, data: _tree.Array | int) -> _tree.Array:
   """Hashes a seed and one more word into a new seed, both uint32[]."""
   return _combine_words(seed, _low_word(data))
 
 
 @functools.partial(jax.jit, inline=True)  # Traced once, not for each leaf.
-def _combine_words(seed: _types.Array, word: _types.Array) -> _types.Array:
+def _combine_words(seed: _tree.Array, word: _tree.Array) -> _tree.Array:
   return mix_bits(
     mix_bits(seed) + word * jnp.uint32(0x9E3779B9) + jnp.uint32(1)
   )
@@ -71,10 +70,10 @@ class Key(NamedTuple):
     (True, False)
   """
 
-  shared: _types.Array
-  worker: _types.Array
+  shared: _tree.Array
+  worker: _tree.Array
 
-  def fold(self, data: _types.Array | int) -> "Key":
+  def fold(self, data: _tree.Array | int) -> "Key":
     """Returns the key for one more coordinate (a step, a leaf, a shard).
 
     Args:
@@ -101,29 +100,7 @@ class Key(NamedTuple):
     return self.fold(zlib.crc32(path.encode()))
 
 
-def fold_paths(key: Key, paths: Sequence[str]) -> list[Key]:
-  """Returns the key of each leaf: `key.fold_path(path)`.
-
-  All are computed in one array operation: on a GPU, each by itself would launch
-  kernels of its own. On CPU they are written to memory: LLVM takes time that is
-  exponential in the depth of hashes that it compiles into a loop.
-
-  Args:
-    key: key of the tree.
-    paths: path of each leaf.
-
-  >>> key = make_key(0)
-  >>> fold_paths(key, ["a", "b"])[1] == key.fold_path("b")
-  True
-  """
-  if not paths:
-    return []
-  words = np.array([zlib.crc32(p.encode()) for p in paths], np.uint32)
-  shared, worker = _write_apart.write_apart(Key.fold, key, words)
-  return list(map(Key, jnp.unstack(shared), jnp.unstack(worker)))
-
-
-def make_key(seed: int | _types.Array, worker: int | _types.Array = 0) -> Key:
+def make_key(seed: int | _tree.Array, worker: int | _tree.Array = 0) -> Key:
   """Returns the key of a seed and a worker index.
 
   Args:
@@ -147,19 +124,15 @@ def make_key(seed: int | _types.Array, worker: int | _types.Array = 0) -> Key:
   return Key(shared, combine_seeds(shared, worker))
 
 
-def random_words(seed: _types.Array, shape: Sequence[int]) -> _types.Array:
+def random_words(seed: _tree.Array, shape: Sequence[int]) -> _tree.Array:
   """Returns uint32 words of `shape`, uniform over all 32-bit values."""
   counter = lax.iota(jnp.uint32, math.prod(shape)).reshape(tuple(shape))
   return random_words_at(seed, counter)
 
 
-def random_words_at(seed: _types.Array, position: _types.Array) -> _types.Array:
-  """Returns the `random_words` at these positions of the flat array.
-
-  Args:
-    seed: uint32[].
-    position: uint32 of any shape, positions in the flattened array.
-  """
+def random_words_at(seed: _tree.Array, position: _tree.Array) -> _tree.Array:
+  """Returns the `random_words` at these positions of the flat array."""
+  # seed: uint32[]; position: uint32 of any shape.
   # The seed is mixed first: otherwise neighboring seeds would hash the same
   # inputs at other positions.
   return mix_bits(position * jnp.uint32(0x9E3779B9) + mix_bits(seed))

@@ -1,12 +1,164 @@
-"""Marker of optimizer state that differs between workers, and its specs."""
+"""Markers of state that differs between workers, is cut, or is equal on all."""
 
+import dataclasses
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxmotion.core import _checks, _compat, _shared, _split, _types
+from jaxmotion.core import _checks, _compat, _tree
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Shared:
+  """Part of a codec's state that has the same bits on all workers.
+
+  A codec makes it from replies of other workers. A result that is made from it
+  may then be equal on all workers, which types of arrays record. Other state is
+  each worker's own, even where it happens to be equal.
+
+  Attributes:
+    value: pytree of arrays.
+    axes: mesh axes of the workers that hold the same. A codec leaves them out;
+      the collective that keeps the state fills them in.
+
+  Example:
+    >>> from jaxmotion import PerWorker, state_specs
+    >>> state = PerWorker(Shared(jnp.zeros((1, 3)), axes=("data",)))
+    >>> state_specs(state, "data").value.value  # there once for all workers
+    P()
+  """
+
+  value: _tree.PyTree
+  axes: tuple[str, ...] = dataclasses.field(
+    default=(), metadata={"static": True}
+  )
+
+
+def map_shared(
+  own: Callable[[Any], Any],
+  shared: Callable[[Shared], Any],
+  tree: _tree.PyTree,
+) -> _tree.PyTree:
+  """Maps the leaves of a state, and the `Shared` parts of it as a whole."""
+  # own: leaf -> leaf, outside of `Shared`; shared: Shared -> subtree.
+  return jax.tree.map(
+    lambda node: shared(node) if isinstance(node, Shared) else own(node),
+    tree,
+    is_leaf=lambda node: isinstance(node, Shared),
+  )
+
+
+def drop_shared(tree: _tree.PyTree) -> _tree.PyTree:
+  """Returns a state whose `Shared` parts hold nothing."""
+  return map_shared(lambda a: a, lambda node: Shared((), node.axes), tree)
+
+
+def shared_parts(tree: _tree.PyTree) -> list[Shared]:
+  """Returns the `Shared` parts of a state, in the order of its leaves."""
+  found: list[Shared] = []
+  map_shared(lambda a: a, lambda node: found.append(node), tree)
+  return found
+
+
+def name_axes(tree: _tree.PyTree, axis_name: _tree.AxisName) -> _tree.PyTree:
+  """Returns a state whose `Shared` parts name the axes of their workers."""
+  return map_shared(
+    lambda a: a,
+    # Parts that name their axes keep them.
+    lambda node: Shared(node.value, node.axes or _compat.axis_names(axis_name)),
+    tree,
+  )
+
+
+def settle_state(tree: _tree.PyTree, axis_name: _tree.AxisName) -> _tree.PyTree:
+  """Types state as each worker's own, and its `Shared` parts as equal."""
+  # Types of a state must not depend on how it was made, or branches and loops
+  # would get two types.
+  axes = _compat.axis_names(axis_name)
+
+  def settle_shared(node: Shared) -> Shared:
+    for leaf in jax.tree.leaves(node.value):
+      if _compat.is_varying(leaf, node.axes):
+        raise ValueError(
+          "`state` must be made of replies and of shared state where it is "
+          f"`Shared`, got {jax.typeof(leaf)}, which depends on what one worker "
+          "has alone."
+        )
+    others = tuple(name for name in axes if name not in node.axes)
+    value = _compat.to_varying(node.value, others) if others else node.value
+    return Shared(value, node.axes)
+
+  tree = name_axes(tree, axes)
+  return map_shared(lambda a: _compat.to_varying(a, axes), settle_shared, tree)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Split:
+  """Arrays that are cut between the workers, such as sharded moments.
+
+  Outside of `shard_map` every leaf is one ordinary array, sharded along one of
+  its dimensions; inside, a leaf is this worker's part of it.
+
+  Attributes:
+    value: pytree of arrays.
+    dimensions: for each leaf the dimension that is cut, or None for a leaf
+      that all workers hold whole.
+    axes: mesh axes that the dimensions are cut along, the major one first.
+    shards: for each leaf its partition spec over other axes of the mesh, those
+      of the model; empty if there are none.
+
+  Example:
+    >>> moments = Split(jnp.zeros((8, 3)), dimensions=(0,), axes=("data",))
+    >>> moments.specs().value
+    P('data',)
+  """
+
+  value: _tree.PyTree
+  dimensions: tuple[int | None, ...] = dataclasses.field(
+    metadata={"static": True}
+  )
+  axes: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+  shards: tuple[PartitionSpec, ...] = dataclasses.field(
+    default=(), metadata={"static": True}
+  )
+
+  def specs(self, axes: Collection[str] | None = None) -> "Split":
+    """Returns the partition spec of every leaf, in the same structure.
+
+    Args:
+      axes: axes of the mesh that specs may name; None is all.
+    """
+    treedef: Any = jax.tree.structure(self)
+    shards = self.shards or (PartitionSpec(),) * len(self.dimensions)
+    return treedef.unflatten(
+      [
+        self._leaf_spec(dimension, shard, axes)
+        for dimension, shard in zip(self.dimensions, shards, strict=True)
+      ]
+    )
+
+  def _leaf_spec(
+    self,
+    dimension: int | None,
+    shard: PartitionSpec,
+    axes: Collection[str] | None,
+  ) -> PartitionSpec:
+    entries = list(map(_compat.spec_axes, shard))
+    if dimension is not None:
+      entries += [()] * (dimension + 1 - len(entries))
+      # Workers are major: what is one of them holds a contiguous part.
+      entries[dimension] = (*self.axes, *entries[dimension])
+    kept = [
+      tuple(n for n in entry if axes is None or n in axes) for entry in entries
+    ]
+    while kept and not kept[-1]:
+      kept.pop()
+    return PartitionSpec(*(entry or None for entry in kept))
 
 
 class PerWorker(NamedTuple):
@@ -27,23 +179,16 @@ class PerWorker(NamedTuple):
     P('data',)
   """
 
-  value: _types.PyTree
+  value: _tree.PyTree
 
 
-def pack_worker(tree: _types.PyTree) -> PerWorker:
+def pack_worker(tree: _tree.PyTree) -> PerWorker:
   """Marks one worker's own state: adds the leading axis of length 1."""
   return PerWorker(jax.tree.map(lambda a: jnp.expand_dims(a, 0), tree))
 
 
-def unpack_worker(state: PerWorker) -> _types.PyTree:
-  """Returns one worker's own state, without the leading axis.
-
-  Raises:
-    ValueError: a leading axis is not 1, so this is not one worker's view.
-
-  >>> unpack_worker(pack_worker({"e": jnp.zeros(3)}))["e"].shape
-  (3,)
-  """
+def unpack_worker(state: PerWorker) -> _tree.PyTree:
+  """Returns one worker's own state, without the leading axis."""
 
   def squeeze_leaf(a: Any) -> Any:
     if a.ndim == 0 or a.shape[0] != 1:
@@ -59,9 +204,7 @@ def unpack_worker(state: PerWorker) -> _types.PyTree:
   return jax.tree.map(squeeze_leaf, state.value)
 
 
-def state_specs(
-  state: _types.PyTree, axis_name: _types.AxisName
-) -> _types.PyTree:
+def state_specs(state: _tree.PyTree, axis_name: _tree.AxisName) -> _tree.PyTree:
   """Returns the partition spec of every leaf of an optimizer state.
 
   Args:
@@ -88,7 +231,7 @@ def state_specs(
   _checks.check_axis_name("axis_name", axis_name)
   _checks.check_arrays("state", state)
 
-  def spec_shared(node: _shared.Shared) -> Any:
+  def spec_shared(node: Shared) -> Any:
     others = tuple(
       n for n in _compat.axis_names(axis_name) if n not in node.axes
     )
@@ -98,13 +241,11 @@ def state_specs(
   def spec_of(node: Any) -> Any:
     if isinstance(node, PerWorker):
       own = PartitionSpec(axis_name)
-      return PerWorker(
-        _shared.map_shared(lambda _: own, spec_shared, node.value)
-      )
-    if isinstance(node, _split.Split):
+      return PerWorker(map_shared(lambda _: own, spec_shared, node.value))
+    if isinstance(node, Split):
       return node.specs({*node.axes, *_compat.axis_names(axis_name)})
     return PartitionSpec()
 
   return jax.tree.map(
-    spec_of, state, is_leaf=lambda n: isinstance(n, PerWorker | _split.Split)
+    spec_of, state, is_leaf=lambda n: isinstance(n, PerWorker | Split)
   )

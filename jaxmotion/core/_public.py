@@ -6,15 +6,10 @@ from typing import Any
 
 
 def set_public_module(name: str, namespace: Mapping[str, Any]) -> None:
-  """Makes the public classes of a room name the room as their module.
-
-  Python prints `__module__` in tracebacks; it would name the private file in
-  which a class is written, from which nobody should import it.
-
-  Args:
-    name: `__name__` of the room.
-    namespace: `globals()` of the room.
-  """
+  """Makes the public classes of a room name the room as their module."""
+  # Python prints `__module__` in tracebacks. It would name the private file in
+  # which a class is written, from which nobody should import it.
+  # name, namespace: `__name__` and `globals()` of the room.
   for key, value in namespace.items():
     if (
       inspect.isclass(value)

@@ -8,18 +8,13 @@ def text_table(
 ) -> str:
   """Aligns cells into columns that are two blanks apart.
 
-  Args:
-    rows: cells of every row, the header first; all rows have equal lengths.
-    right: positions of the columns whose cells are aligned to the right.
-
-  Returns:
-    One line per row, without blanks at its end.
-
   >>> print(text_table([("name", "bytes"), ("w", "4"), ("b", "16")], right=[1]))
   name  bytes
   w         4
   b        16
   """
+  # rows: all of equal lengths, the header first. right: positions of the
+  # columns whose cells are aligned to the right.
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   return "\n".join(
     "  ".join(

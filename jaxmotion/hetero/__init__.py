@@ -1,6 +1,6 @@
-"""Data-parallel training of workers with unequal speeds.
+"""Shares of the work for workers of unequal speed.
 
-It splits the work by speed, weights gradients exactly, and rebalances.
+A training step takes them as `step(state, batch, counts=shares.counts)`.
 """
 
 from jaxmotion.core import set_public_module as _set_public_module
@@ -14,12 +14,6 @@ from jaxmotion.hetero._shares import (
   ideal_shares as ideal_shares,
   integer_shares as integer_shares,
   makespan_s as makespan_s,
-)
-from jaxmotion.hetero._step import (
-  Metrics as Metrics,
-  UnevenState as UnevenState,
-  UnevenStep as UnevenStep,
-  uneven_data_parallel as uneven_data_parallel,
 )
 
 _set_public_module(__name__, globals())

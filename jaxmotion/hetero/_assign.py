@@ -22,8 +22,9 @@ def assign_microbatches(
   """Assigns the examples of a batch to workers, in whole microbatches.
 
   The order is kept: worker 0 gets the first counts[0] microbatches. Every
-  worker's buffer has room for `max_microbatches`, so no shape depends on the
-  counts.
+  worker's part has room for `max_microbatches`, so no shape depends on the
+  counts. The result is a batch for `step(state, batch, counts=counts)` of
+  `make_train_step(..., microbatches=max_microbatches)`.
 
   Args:
     batch: pytree of host arrays of shape (examples, ...).
@@ -33,9 +34,8 @@ def assign_microbatches(
     max_microbatches: largest count that any worker will ever have.
 
   Returns:
-    The batch as (workers, max_microbatches, microbatch, ...), padded with
-    zeros, and the mask of its examples,
-    bool[workers, max_microbatches, microbatch].
+    The batch as (workers * max_microbatches * microbatch, ...), padded with
+    zeros, and the mask of its examples, bool of the leading axis.
 
   Raises:
     TypeError, ValueError: counts that are no integers, exceed
@@ -46,9 +46,9 @@ def assign_microbatches(
     >>> x, valid = assign_microbatches(
     ...   np.arange(5), (0, 2, 1), microbatch=2, max_microbatches=2
     ... )
-    >>> x.tolist()
-    [[[0, 0], [0, 0]], [[0, 1], [2, 3]], [[4, 0], [0, 0]]]
-    >>> valid.sum(axis=(1, 2)).tolist()
+    >>> x.reshape(3, 4).tolist()  # One row for each worker.
+    [[0, 0, 0, 0], [0, 1, 2, 3], [4, 0, 0, 0]]
+    >>> valid.reshape(3, 4).sum(axis=1).tolist()
     [0, 4, 1]
   """
   core.check_int("microbatch", microbatch, 1, _MOST)
@@ -60,7 +60,12 @@ def assign_microbatches(
       f" {sorted(lengths)}."
     )
   ((examples,),) = lengths
-  count = check_counts(counts, max_microbatches)
+  core.check_int("max_microbatches", max_microbatches, 1, _MOST)
+  count = _shares.as_integers(counts)
+  if count.ndim != 1 or (count < 0).any() or (count > max_microbatches).any():
+    raise ValueError(
+      f"`counts` must be integers in [0, {max_microbatches}], got {counts}."
+    )
   needed = -(-examples // microbatch)
   if count.sum() != needed:
     raise ValueError(
@@ -76,27 +81,6 @@ def assign_microbatches(
     shape = (len(count), max_microbatches, microbatch, *a.shape[1:])
     assigned = np.zeros(shape, a.dtype)
     assigned[is_assigned] = padded.reshape(needed, microbatch, *a.shape[1:])
-    return assigned
+    return assigned.reshape(-1, *a.shape[1:])
 
   return jax.tree.map(assign_leaf, batch), assign_leaf(np.ones(examples, bool))
-
-
-def check_counts(
-  counts: Sequence[int], max_microbatches: int, workers: int | None = None
-) -> np.ndarray:
-  """Returns counts as int32; raises unless all are in [0, max_microbatches]."""
-  # `counts`: int[workers] on the host, microbatches of each worker.
-  core.check_int("max_microbatches", max_microbatches, 1, _MOST)
-  count = _shares.as_integers(counts)
-  if (
-    count.ndim != 1
-    or workers not in (None, len(count))
-    or (count < 0).any()
-    or (count > max_microbatches).any()
-  ):
-    number = "" if workers is None else f"{workers} "
-    raise ValueError(
-      f"`counts` must be {number}integers in [0, {max_microbatches}], got"
-      f" {counts}."
-    )
-  return count.astype(np.int32)

@@ -37,48 +37,47 @@ def dispatch(
   # and the next one is tried. First comes the implementation that
   # JAXMOTION_KERNELS names, read when the op is traced. Where arrays are on an
   # NVIDIA GPU, those of `gpu` come next. The reference is last.
-  first = functools.partial(_try_in_order, implementations, static=static)
+  forced = os.environ.get(VARIABLE)
   if implementation is not None:
     core.check_choice("implementation", implementation, IMPLEMENTATIONS)
-    return first([implementation])(*args)
-  forced = os.environ.get(VARIABLE)
-  if forced:
+    names = [implementation]
+  elif forced:
     core.check_choice(VARIABLE, forced, IMPLEMENTATIONS)
-    return first([forced, "reference"])(*args)
-  reference, preferred = first(["reference"]), first([*gpu, "reference"])
-  if not gpu:
-    return reference(*args)
-  if _targets_nvidia():
+    names = [forced, "reference"]
+  elif gpu and _targets_nvidia():
     # Traced alone: to trace an encoder takes 10 ms, for each type of array.
-    return preferred(*args)
-  if not _has_gpu():
-    return reference(*args)
-  return lax.platform_dependent(*args, cuda=preferred, default=reference)
+    names = [*gpu, "reference"]
+  elif gpu and _has_gpu():
+    preferred = functools.partial(
+      _try_in_order, implementations, [*gpu, "reference"], static
+    )
+    reference = functools.partial(implementations["reference"], **static)
+    return lax.platform_dependent(*args, cuda=preferred, default=reference)
+  else:
+    return implementations["reference"](*args, **static)
+  return _try_in_order(implementations, names, static, *args)
 
 
 def _try_in_order(
   implementations: Mapping[str, Callable[..., PyTree]],
   names: Sequence[str],
   static: dict[str, Any],
-) -> Callable[..., PyTree]:
-  """Returns a function that runs the first implementation to take its args."""
-
-  def call_first(*args: PyTree) -> PyTree:
-    failures = []
-    for name in names:
-      if name not in implementations:
-        failures.append(f"{name}: there is none of this op")
-        continue
-      try:
-        return implementations[name](*args, **static)
-      except NotImplementedError as failure:
-        failures.append(f"{name}: {failure}")
-    raise NotImplementedError(
-      f"{implementations['reference'].__name__} has no implementation for "
-      f"these arguments: {'; '.join(failures)}"
-    )
-
-  return call_first
+  *args: PyTree,
+) -> PyTree:
+  """Runs the first implementation that takes its arguments."""
+  failures = []
+  for name in names:
+    if name not in implementations:
+      failures.append(f"{name}: there is none of this op")
+      continue
+    try:
+      return implementations[name](*args, **static)
+    except NotImplementedError as failure:
+      failures.append(f"{name}: {failure}")
+  raise NotImplementedError(
+    f"{implementations['reference'].__name__} has no implementation for these "
+    f"arguments: {'; '.join(failures)}"
+  )
 
 
 def _targets_nvidia() -> bool:

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion import core
+from jaxmotion import hosts
 from jaxmotion.core import Array, PyTree, ShapedLike
-from jaxmotion.kernels import _block_layout
+from jaxmotion.kernels import _block_op
 
 # Up to this many payloads are decoded by separate code each, which fuses into
 # one pass; beyond, a loop keeps the program short.
@@ -76,7 +76,9 @@ def add_error(
     error = error_of(decode, ErrorMemory(memory.count, value, sent))
     return x.astype(jnp.float32) + error * decay
 
-  return core.update_in_place(add_to_x, memory.value, memory.sent, memory.count)
+  return hosts.update_in_place(
+    add_to_x, memory.value, memory.sent, memory.count
+  )
 
 
 def add_error_in_blocks(
@@ -99,7 +101,7 @@ def add_error_in_blocks(
   if (
     shape is None
     or math.prod(shape) != x.size
-    or not _block_layout.is_read_slowly(x.shape, *shape)
+    or not _block_op.is_read_slowly(x.shape, *shape)
   ):
     return add_error(decode, x, memory, decay)
   cut = memory._replace(value=memory.value.reshape(shape))
@@ -136,12 +138,13 @@ def add_in_order(
   # The order is fixed so that every implementation and every worker gets the
   # same bits.
 
-  def add_term(i: Any, total: PyTree) -> PyTree:
-    return jax.tree.map(jnp.add, total, term(i))
-
   total = term(0)
   if count <= max_unroll:
     for i in range(1, count):
-      total = add_term(i, total)
+      total = jax.tree.map(jnp.add, total, term(i))
     return total
+
+  def add_term(i: Any, total: PyTree) -> PyTree:
+    return jax.tree.map(jnp.add, total, term(i))
+
   return lax.fori_loop(1, count, add_term, total)

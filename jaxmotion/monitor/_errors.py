@@ -6,13 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmotion import checkpoint, core, kernels, transforms
-from jaxmotion.codecs import Codec, feedback, onebit
-from jaxmotion.codecs.extend import partition
-from jaxmotion.collectives.extend import find_leaf_codecs, shard_like
+from jaxmotion import checkpoint, transforms
+from jaxmotion.checkpoint.extend import parts_layout, state_layout
+from jaxmotion.collectives.extend import read_pending, read_states, shard_like
 from jaxmotion.core import Array, PyTree
 from jaxmotion.monitor import _traffic
-from jaxmotion.transforms.extend import cut_leaf, select_whole
 
 
 def error_squares(
@@ -37,9 +35,7 @@ def _sum_squares(
     if entry is None:
       errors += jax.tree.leaves(state.error)
       continue
-    states = state.codec_state.value
-    for codec, own in _pair_states(state, states, entry, layout):
-      errors += _find_errors(codec, own)
+    errors += _find_errors(state.codec_state.value, entry, layout)
   if not errors:
     return None
   return sum(
@@ -48,72 +44,25 @@ def _sum_squares(
   )
 
 
-def _pair_states(
-  state: Any,
+def _find_errors(
   states: PyTree,
-  entry: checkpoint.ExchangeLayout | checkpoint.ShardedLayout,
+  entry: checkpoint.ExchangeLayout,
   layout: checkpoint.Layout,
-) -> list[tuple[Codec, PyTree]]:
-  """Returns every codec of an exchange, with its state."""
+) -> list[Array]:
+  """Returns what is still to be sent, with a leading axis of workers."""
   likes = _traffic.list_shapes(entry, layout)
-  sizes = dict(layout.workers)
-  if not isinstance(entry, checkpoint.ShardedLayout):
-    devices = 1
-    for name in entry.local_axis or ():
-      devices *= sizes[name]
-    if entry.local_axis is not None:
+  if not entry.is_sharded:
+    kept = state_layout(entry, layout)
+    if (devices := kept.devices) is not None:
       likes = jax.tree.map(lambda a: shard_like(a, devices), likes)
-    return _pair_groups(entry.codecs[0], likes, states)
-  assert isinstance(state, transforms.ShardedState)
-  workers = 1
-  for name in (*entry.axis_name, *(entry.local_axis or ())):
-    workers *= sizes[name]
-  leaves = jax.tree.leaves(likes)
-  specs = entry.specs or [()] * len(leaves)
-  cuts = [
-    cut_leaf(x, workers, [i for i, names in enumerate(spec) if names])
-    for x, spec in zip(leaves, specs, strict=True)
+    return read_pending(states, likes, kept)
+  parts = parts_layout(entry, layout)
+  cut_states, whole_states = states
+  errors = read_pending(whole_states, *parts.find_whole(likes))
+  cut = [
+    leaf for leaf in parts.pair_leaves(likes) if leaf[0].dimension is not None
   ]
-  codecs = find_leaf_codecs("gradient_codec", entry.gradient_codec, likes)
-  rows, whole_states = states
-  cut_codecs = [
-    leaf.codec
-    for leaf, cut in zip(codecs, cuts, strict=True)
-    if cut.dimension is not None
-  ]
-  whole = select_whole(likes, cuts)
-  return [
-    *zip(cut_codecs, rows, strict=True),
-    *_pair_groups(entry.gradient_codec, whole, whole_states),
-  ]
-
-
-def _pair_groups(
-  codec: Codec, likes: PyTree, states: PyTree
-) -> list[tuple[Codec, PyTree]]:
-  with core.allow_unused_rules():
-    groups = partition(codec, likes).leaf_groups
-  return [(group.codec, own) for group, own in zip(groups, states, strict=True)]
-
-
-def _find_errors(codec: Codec, state: PyTree) -> list[Array]:
-  """Returns what a codec has still to send, with leading axes of rows."""
-  if isinstance(codec, onebit):
-    return jax.tree.leaves(state)
-  while not isinstance(codec, feedback) and hasattr(codec, "codec"):
-    codec = codec.codec
-  if not isinstance(codec, feedback):
-    return []
-  read: Any = functools.partial(kernels.error_of, codec.codec.decode)
-
-  def is_memory(node: Any) -> bool:
-    return isinstance(node, kernels.ErrorMemory)
-
-  errors = []
-  for node in jax.tree.leaves(state, is_leaf=is_memory):
-    if is_memory(node):
-      run = read
-      for _ in range(node.count.ndim):
-        run = jax.vmap(run)
-      errors.append(run(node))
+  for (_, codec, like), rows in zip(cut, cut_states, strict=True):
+    found = read_states(codec, rows, like, 2)
+    errors += [found[p.name] for p in codec.memory_parts if p.is_pending]
   return errors

@@ -11,7 +11,6 @@ from jaxmotion import checkpoint, core, transforms
 from jaxmotion.collectives.extend import as_level
 from jaxmotion.core import Array, PyTree
 from jaxmotion.monitor import _errors, _traffic
-from jaxmotion.transforms.extend import DelayedState
 from jaxmotion.wire import Ledger
 
 _EXCHANGES = (
@@ -19,7 +18,7 @@ _EXCHANGES = (
   transforms.ShardedState,
   transforms.FullyShardedState,
 )
-_COUNTED = (*_EXCHANGES, transforms.LocalState, DelayedState)
+_COUNTED = (*_EXCHANGES, transforms.LocalState, transforms.DelayedState)
 _SKIPPED = (*_EXCHANGES, transforms.LocalState, transforms.SkipNonfiniteState)
 
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 
-from jaxmotion import checkpoint, codecs, core, transforms
-from jaxmotion.checkpoint.extend import shard_shapes
+from jaxmotion import checkpoint, core
+from jaxmotion.checkpoint.extend import make_transformation, shard_shapes
 from jaxmotion.core import PyTree
 from jaxmotion.wire import step_bytes
 
@@ -34,11 +34,10 @@ class Traffic(NamedTuple):
 
 def count_traffic(
   layout: checkpoint.Layout,
-  entry: checkpoint.ExchangeLayout | checkpoint.ShardedLayout,
+  entry: checkpoint.ExchangeLayout,
 ) -> Traffic:
   """Counts the bytes that one worker sends, from the traced exchange."""
-  # A fragment of `local_updates` has leaves that some rules match alone.
-  with core.without_context_mesh(), core.allow_unused_rules():
+  with core.without_context_mesh():
     return _count_traffic(layout.workers, layout.model, entry)
 
 
@@ -47,61 +46,47 @@ def count_traffic(
 def _count_traffic(
   workers: tuple[tuple[str, int], ...],
   model: tuple[tuple[str, int], ...],
-  entry: checkpoint.ExchangeLayout | checkpoint.ShardedLayout,
+  entry: checkpoint.ExchangeLayout,
 ) -> Traffic:
   likes = list_shapes(entry, checkpoint.Layout(workers, model, ()))
   leaves = jax.tree.leaves(likes)
-  if isinstance(entry, checkpoint.ExchangeLayout):
-    wire = tuple(_trace(workers, entry, likes, c) for c in entry.codecs)
-  else:
-    coded = (entry.gradient_codec, entry.weight_codec)
-    wire = (_trace(workers, entry, likes, *coded),)
+  nothing: Any = None
+  plain = entry._replace(codecs=(nothing,), weight_codec=None, method=None)
   return Traffic(
-    wire,
-    _trace(workers, entry, likes, None),
+    tuple(
+      _trace(workers, entry._replace(codecs=(c,)), likes) for c in entry.codecs
+    ),
+    _trace(workers, plain, likes),
     sum(math.prod(x.shape) for x in leaves),
     sum(8 * math.prod(x.shape) * x.dtype.itemsize for x in leaves),
   )
 
 
 def list_shapes(
-  entry: checkpoint.ExchangeLayout | checkpoint.ShardedLayout,
+  entry: checkpoint.ExchangeLayout,
   layout: checkpoint.Layout,
 ) -> PyTree:
   """Returns what one device exchanges, by path, in the order of the tree."""
-  whole = collections.OrderedDict(
+  whole: Any = collections.OrderedDict(
     (path, jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)))
     for path, shape, dtype in entry.leaves
   )
+  # A fragment lacks leaves that some rules match alone: it is marked as a part.
+  whole[None] = optax.MaskedNode()
   return shard_shapes(whole, entry, layout)
 
 
 def _trace(
   workers: tuple[tuple[str, int], ...],
-  entry: checkpoint.ExchangeLayout | checkpoint.ShardedLayout,
+  entry: checkpoint.ExchangeLayout,
   likes: PyTree,
-  codec: codecs.Codec | None,
-  weight_codec: codecs.Codec | None = None,
 ) -> float:
-  """Returns the bytes that one worker sends, with other codecs."""
+  """Returns the bytes that one worker sends in an exchange of one level."""
   names, lengths = zip(*workers, strict=True)
   mesh = AbstractMesh(
     lengths, names, axis_types=(AxisType.Auto,) * len(lengths)
   )
-  tx: Any
-  if isinstance(entry, checkpoint.ExchangeLayout):
-    method = None if codec is None else entry.method
-    tx = transforms.exchange(
-      entry.axis_name, codec, method=method, local_axis=entry.local_axis
-    )
-  else:
-    tx = transforms.sharded(
-      entry.axis_name,
-      optax.identity(),
-      gradient_codec=codec,
-      weight_codec=weight_codec,
-      local_axis=entry.local_axis,
-    )
+  tx = make_transformation(entry)
 
   def update(grads: PyTree) -> PyTree:
     params = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), grads)

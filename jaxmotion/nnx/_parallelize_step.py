@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec as P
 
-from jaxmotion import core
+from jaxmotion import core, hosts
 from jaxmotion.core import AxisName, PyTree
 from jaxmotion.nnx import _graph_state
 from jaxmotion.transforms.extend import (
@@ -119,110 +119,120 @@ def parallelize_step(
 
   def decorate(fun: Callable[..., Any]) -> Callable[..., Any]:
     parameters = StepParameters(fun, split, options)
+    return _map_step(fun, parameters, mesh, axis_name, averaged)
 
-    # `graph` is a tree without arrays, which JAX compares. As a static argument
-    # it would be hashed, and attributes that are dicts and lists have no hash.
-    @functools.partial(jax.jit, static_argnums=(1, 2), donate_argnums=(3,))
-    def run_step(
-      graph: Any,
-      layout: tuple[Any, ...],
-      static: Static,
-      donated: dict[int, Any],
-      kept: dict[int, Any],
-      given: PyTree,
-    ) -> tuple[list[Any], PyTree]:
-      treedef, leaves = layout
-      state = [(donated | kept)[i] for i in range(len(leaves))]
+  return decorate
 
-      def run_local(state: list[Any], given: PyTree) -> PyTree:
-        folded = [
-          fold_worker(x, axis_name) if is_key(x) and leaf.spec == P() else x
-          for x, leaf in zip(state, leaves, strict=True)
-        ]
-        nodes = nnx.merge(graph, jax.tree.unflatten(treedef, folded))
-        results = parameters.call({**nodes, **given}, static)
-        left, new_state = nnx.split(nodes)
-        _check_graph(left, graph)
-        new = [
-          _updated(leaf, old, used, now)
-          for leaf, old, used, now in zip(
-            leaves, state, folded, jax.tree.leaves(new_state), strict=True
-          )
-        ]
-        return new, results
 
-      def decide(shapes: PyTree, differs: Sequence[bool]) -> list[Any]:
-        count = len(leaves)
-        joins = _graph_state.join_state(
-          leaves, shapes[0], differs[:count], axis_name, averaged
-        )
-        named = zip(core.named_leaves(shapes[1]), differs[count:], strict=True)
-        return joins + [
-          join_name(x, differ, f"result {path}", axis_name)
-          for (path, x), differ in named
-        ]
+def _map_step(
+  fun: Callable[..., Any],
+  parameters: StepParameters,
+  mesh: Mesh,
+  axis_name: AxisName,
+  averaged: tuple[type, ...],
+) -> Callable[..., Any]:
+  """Returns a step on modules that runs on every worker, jitted."""
+  split = parameters.split
 
-      specs = [leaf.spec for leaf in leaves]
-      given_specs = {
-        name: split_specs(name, arg, mesh, axis_name)
-        for name, arg in given.items()
-      }
-      new, results = run_on_workers(
-        run_local, mesh, axis_name, [state, given], [specs, given_specs], decide
-      )
+  # `graph` is a tree without arrays, which JAX compares. As a static argument
+  # it would be hashed, and attributes that are dicts and lists have no hash.
+  @functools.partial(jax.jit, static_argnums=(1, 2), donate_argnums=(3,))
+  def run_step(
+    graph: Any,
+    layout: tuple[Any, ...],
+    static: Static,
+    donated: dict[int, Any],
+    kept: dict[int, Any],
+    given: PyTree,
+  ) -> tuple[list[Any], PyTree]:
+    treedef, leaves = layout
+    state = [(donated | kept)[i] for i in range(len(leaves))]
+
+    def run_local(state: list[Any], given: PyTree) -> PyTree:
+      folded = [
+        fold_worker(x, axis_name) if is_key(x) and leaf.spec == P() else x
+        for x, leaf in zip(state, leaves, strict=True)
+      ]
+      nodes = nnx.merge(graph, jax.tree.unflatten(treedef, folded))
+      results = parameters.call({**nodes, **given}, static)
+      left, new_state = nnx.split(nodes)
+      _check_graph(left, graph)
       new = [
-        old + change if leaf.metric else change
-        for leaf, old, change in zip(leaves, state, new, strict=True)
+        _updated(leaf, old, used, now)
+        for leaf, old, used, now in zip(
+          leaves, state, folded, jax.tree.leaves(new_state), strict=True
+        )
       ]
       return new, results
 
-    in_flight = core.StepsInFlight(mesh)
+    def decide(shapes: PyTree, differs: Sequence[bool]) -> list[Any]:
+      count = len(leaves)
+      joins = _graph_state.join_state(
+        leaves, shapes[0], differs[:count], axis_name, averaged
+      )
+      named = zip(core.named_leaves(shapes[1]), differs[count:], strict=True)
+      return joins + [
+        join_name(x, differ, f"result {path}", axis_name)
+        for (path, x), differ in named
+      ]
 
-    def split_graph(args: Any, kwargs: Any) -> tuple[dict[str, Any], Any]:
-      """Returns the graph nodes, and what `run_step` takes."""
-      arguments, static = parameters.bind(args, kwargs)
-      given = {n: arguments.pop(n) for n in split if n in arguments}
-      check_traced(given)
-      # Flax would take numbers as static, and each value would compile.
-      nodes = {
-        name: jnp.asarray(x) if isinstance(x, bool | int | float) else x
-        for name, x in arguments.items()
-      }
-      graph, state = nnx.split(nodes)
-      leaves = _graph_state.describe_state(nodes, state, axis_name)
-      arrays, treedef = jax.tree.flatten(state)
-      specs = [leaf.spec for leaf in leaves]
-      placed = dict(enumerate(place_arguments(arrays, mesh, specs, axis_name)))
-      donated = {
-        i: placed.pop(i)
-        for i, leaf in enumerate(leaves)
-        if leaf.path.split("/")[0] in parameters.donated
-      }
-      return nodes, (graph, (treedef, leaves), static, donated, placed, given)
+    specs = [leaf.spec for leaf in leaves]
+    given_specs = {
+      name: split_specs(name, arg, mesh, axis_name, optional=True)
+      for name, arg in given.items()
+    }
+    new, results = run_on_workers(
+      run_local, mesh, axis_name, [state, given], [specs, given_specs], decide
+    )
+    new = [
+      old + change if leaf.metric else change
+      for leaf, old, change in zip(leaves, state, new, strict=True)
+    ]
+    return new, results
 
-    @functools.wraps(fun)
-    def step(*args: Any, **kwargs: Any) -> Any:
-      nodes, traced = split_graph(args, kwargs)
-      _, (treedef, leaves), _, donated, kept, given = traced
-      named = {leaves[i].path: x for i, x in (donated | kept).items()}
-      core.check_buffers(named | given, {leaves[i].path for i in donated})
-      in_flight.wait(named)
-      new, results = run_step(*traced)
-      in_flight.add(new)
-      nnx.update(nodes, jax.tree.unflatten(treedef, new))
-      return results
+  in_flight = hosts.StepsInFlight(mesh)
 
-    def call_method(
-      method: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
-      return method(*split_graph(args, kwargs)[1])
+  def split_graph(args: Any, kwargs: Any) -> tuple[dict[str, Any], Any]:
+    """Returns the graph nodes, and what `run_step` takes."""
+    arguments, static = parameters.bind(args, kwargs)
+    given = {n: arguments.pop(n) for n in split if n in arguments}
+    check_traced(given)
+    # Flax would take numbers as static, and each value would compile.
+    nodes = {
+      name: jnp.asarray(x) if isinstance(x, bool | int | float) else x
+      for name, x in arguments.items()
+    }
+    graph, state = nnx.split(nodes)
+    leaves = _graph_state.describe_state(nodes, state, axis_name)
+    arrays, treedef = jax.tree.flatten(state)
+    specs = [leaf.spec for leaf in leaves]
+    placed = dict(enumerate(place_arguments(arrays, mesh, specs, axis_name)))
+    donated = {
+      i: placed.pop(i)
+      for i, leaf in enumerate(leaves)
+      if leaf.path.split("/")[0] in parameters.donated
+    }
+    return nodes, (graph, (treedef, leaves), static, donated, placed, given)
 
-    for name in ("lower", "trace"):
-      bound = functools.partial(call_method, getattr(run_step, name))
-      setattr(step, name, bound)
-    return step
+  @functools.wraps(fun)
+  def step(*args: Any, **kwargs: Any) -> Any:
+    nodes, traced = split_graph(args, kwargs)
+    _, (treedef, leaves), _, donated, kept, given = traced
+    named = {leaves[i].path: x for i, x in (donated | kept).items()}
+    core.check_buffers(named | given, {leaves[i].path for i in donated})
+    in_flight.wait(named)
+    new, results = run_step(*traced)
+    in_flight.add(new)
+    nnx.update(nodes, jax.tree.unflatten(treedef, new))
+    return results
 
-  return decorate
+  def call_method(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return method(*split_graph(args, kwargs)[1])
+
+  for name in ("lower", "trace"):
+    bound = functools.partial(call_method, getattr(run_step, name))
+    setattr(step, name, bound)
+  return step
 
 
 def _check_graph(left: Any, graph: Any) -> None:

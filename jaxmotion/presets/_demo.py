@@ -3,7 +3,7 @@
 import optax
 
 from jaxmotion import codecs, core, transforms
-from jaxmotion.core import AxisName, PyTree
+from jaxmotion.core import AxisName
 from jaxmotion.presets import _shared
 
 
@@ -17,7 +17,6 @@ def demo(
   weight_decay: float = 0.0,
   nonfinite: str = "skip",
   local_axis: AxisName | None = None,
-  specs: PyTree | None = None,
   as_coded: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes an optimizer that shares a few coefficients of its momentum (DeMo).
@@ -46,9 +45,6 @@ def demo(
     nonfinite: "propagate", "skip" or "zero", for gradients.
     local_axis: the axis of the devices of one host, if `axis_name` is that of
       the hosts.
-    specs: how parameters are sharded over axes of the mesh that are not the
-      workers' (tensor parallelism), as for `exchange`. Give them to the builder
-      of the step too. The codec sees the shards, each an array by itself.
     as_coded: whether tiles are those of the reference.
 
   Returns:
@@ -61,11 +57,11 @@ def demo(
     >>> import jax, jax.numpy as jnp
     >>> tx = demo("data", 0.5)
     >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
-    >>> from jaxmotion import data_parallel
-    >>> init, step = data_parallel(lambda w, x: jnp.mean(x @ w), tx, mesh)
-    >>> params, opt_state = init(jnp.ones((4, 1)))
-    >>> params, opt_state, loss = step(params, opt_state, jnp.ones((2, 4)))
-    >>> params.tolist()
+    >>> from jaxmotion import make_train_step
+    >>> init, step = make_train_step(lambda w, x: jnp.mean(x @ w), tx, mesh)
+    >>> state = init(jnp.ones((4, 1)))
+    >>> state, loss = step(state, jnp.ones((2, 4)))
+    >>> state.params.tolist()
     [[0.5], [0.5], [0.5], [0.5]]
 
   References:
@@ -83,7 +79,7 @@ def demo(
     _shared.scale_by_rate(learning_rate),
     # The mean over senders is of all coefficients of all workers.
     transforms.exchange(
-      axis_name, codec, method="gather", local_axis=local_axis, specs=specs
+      axis_name, codec, method="gather", local_axis=local_axis
     ),
     _shared.take_signs(),
     _shared.decay_weights(weight_decay),

@@ -28,7 +28,6 @@ def dgc(
   min_size: int = 1024,
   nonfinite: str = "skip",
   local_axis: AxisName | None = None,
-  specs: PyTree | None = None,
   as_coded: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes `exchange` with momentum and few elements (DGC).
@@ -66,9 +65,6 @@ def dgc(
     nonfinite: "propagate", "skip" or "zero", for gradients.
     local_axis: the axis of the devices of one host, if `axis_name` is that of
       the hosts.
-    specs: how parameters are sharded over axes of the mesh that are not the
-      workers' (tensor parallelism), as for `exchange`. Give them to the builder
-      of the step too. The codec sees the shards, each an array by itself.
     as_coded: whether to select as the reference does.
 
   Returns:
@@ -80,11 +76,11 @@ def dgc(
   Example:
     >>> tx = optax.chain(dgc("data", clip_norm=None), optax.sgd(0.5))
     >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
-    >>> from jaxmotion import data_parallel
-    >>> init, step = data_parallel(lambda w, x: jnp.mean(x @ w), tx, mesh)
-    >>> params, opt_state = init(jnp.ones((4, 1)))
-    >>> params, opt_state, loss = step(params, opt_state, jnp.ones((2, 4)))
-    >>> params.tolist()
+    >>> from jaxmotion import make_train_step
+    >>> init, step = make_train_step(lambda w, x: jnp.mean(x @ w), tx, mesh)
+    >>> state = init(jnp.ones((4, 1)))
+    >>> state, loss = step(state, jnp.ones((2, 4)))
+    >>> state.params.tolist()
     [[0.5], [0.5], [0.5], [0.5]]
 
   References:
@@ -127,10 +123,9 @@ def dgc(
     axis_name,
     ladder if warmup else ladder[0],
     local_axis=local_axis,
-    specs=specs,
     # The reference gathers what all have selected, and selects it once.
     method="gather" if as_coded else None,
-    level=level if warmup else None,
+    schedule=level if warmup else None,
   )
   if clip_norm is not None:
     core.check_number("clip_norm", clip_norm, 0, open_low=True)

@@ -1,10 +1,8 @@
 """Preset `diloco`: workers that exchange every few hundred steps."""
 
-from collections.abc import Callable
 from typing import Any
 
 import optax
-from jax.sharding import Mesh
 
 from jaxmotion import codecs, transforms
 from jaxmotion.core import AxisName
@@ -12,9 +10,7 @@ from jaxmotion.presets import _shared
 
 
 def diloco(
-  loss_fn: Callable[..., Any],
   inner: optax.GradientTransformation,
-  mesh: Mesh,
   *,
   every: int = 500,
   outer_rate: float = 0.7,
@@ -22,31 +18,29 @@ def diloco(
   codec: codecs.Codec | None = None,
   axis_name: AxisName = "data",
   **options: Any,
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-  """Makes `local_updates` with Nesterov's momentum outside (DiLoCo).
+) -> transforms.Scheme:
+  """Makes the scheme `local_updates` with Nesterov's momentum outside (DiLoCo).
 
   Each worker trains by itself for 500 steps. Then the mean of what they have
   changed is the gradient of gradient descent with Nesterov's momentum. The
   paper's inner optimizer is AdamW.
 
   Ours differs from the paper thus. Workers may have unequal weights
-  (`weight_fn`). A worker whose parameters are not finite begins at the anchor,
-  and nothing is sent in that round (`nonfinite`). Payloads go through a codec,
-  if there is one.
+  (`weight_fn`). With `nonfinite="skip"`, a worker whose parameters are not
+  finite begins at the anchor, and nothing is sent in that round. Payloads go
+  through a codec, if there is one.
 
   Args:
-    loss_fn: (params, batch) -> scalar, as for `local_updates`.
     inner: optimizer of each worker, such as `optax.adamw(4e-4)`.
-    mesh: device mesh that has the axis.
     every: number of steps between two exchanges.
     outer_rate: learning rate of the outer optimizer.
     outer_momentum: its momentum, in [0, 1).
     codec: codec of what workers have changed; None is full precision.
     axis_name: the workers' axis.
-    **options: other arguments of `local_updates`, such as `weight_fn`.
+    **options: other arguments of `local_updates`, such as `mix`.
 
   Returns:
-    init, step: as from `local_updates`.
+    A scheme for `make_train_step`, as from `local_updates`.
 
   Raises:
     TypeError: an option that the preset sets.
@@ -55,8 +49,8 @@ def diloco(
   Example:
     >>> import jax, jax.numpy as jnp
     >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
-    >>> init, step = diloco(
-    ...   lambda w, x: jnp.mean(x @ w), optax.adamw(4e-4), mesh, every=2
+    >>> init, step = transforms.make_train_step(
+    ...   lambda w, x: jnp.mean(x @ w), diloco(optax.adamw(4e-4), every=2), mesh
     ... )
     >>> state = init(jnp.ones((16, 8)))
     >>> state, loss = step(state, jnp.ones((4, 16)))
@@ -68,9 +62,5 @@ def diloco(
     Language Models*, arXiv 2311.08105, 2023.
   """
   _shared.refuse_options("diloco", "local_updates", ("outer",), options)
-  outer = _shared.make_nesterov(
-    axis_name, codec, outer_rate, outer_momentum, options.get("specs")
-  )
-  return transforms.local_updates(
-    loss_fn, inner, outer, mesh, every=every, axis_name=axis_name, **options
-  )
+  outer = _shared.make_nesterov(axis_name, codec, outer_rate, outer_momentum)
+  return transforms.local_updates(inner, outer, every=every, **options)

@@ -33,7 +33,6 @@ def ef21_sgdm(
   min_dimensions: int = 2,
   nonfinite: str = "skip",
   local_axis: AxisName | None = None,
-  specs: PyTree | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes `exchange` of differences of momenta (EF21-SGDM).
 
@@ -58,9 +57,6 @@ def ef21_sgdm(
     nonfinite: "propagate", "skip" or "zero", for gradients.
     local_axis: the axis of the devices of one host, if `axis_name` is that of
       the hosts.
-    specs: how parameters are sharded over axes of the mesh that are not the
-      workers' (tensor parallelism), as for `exchange`. Give them to the builder
-      of the step too. The codec sees the shards, each an array by itself.
 
   Returns:
     A transformation that takes the place of `exchange(...)` in a chain.
@@ -71,11 +67,11 @@ def ef21_sgdm(
   Example:
     >>> tx = optax.chain(ef21_sgdm("data"), optax.sgd(0.5))
     >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
-    >>> from jaxmotion import data_parallel
-    >>> init, step = data_parallel(lambda w, x: jnp.mean(x @ w), tx, mesh)
-    >>> params, opt_state = init(jnp.ones((4, 1)))
-    >>> params, opt_state, loss = step(params, opt_state, jnp.ones((2, 4)))
-    >>> params.tolist()
+    >>> from jaxmotion import make_train_step
+    >>> init, step = make_train_step(lambda w, x: jnp.mean(x @ w), tx, mesh)
+    >>> state = init(jnp.ones((4, 1)))
+    >>> state, loss = step(state, jnp.ones((2, 4)))
+    >>> state.params.tolist()
     [[0.5], [0.5], [0.5], [0.5]]
 
   References:
@@ -107,8 +103,7 @@ def ef21_sgdm(
       axis_name,
       ladder if start else ladder[0],
       local_axis=local_axis,
-      specs=specs,
-      level=(lambda count: (count < start).astype(int)) if start else None,
+      schedule=((lambda count: (count < start).astype(int)) if start else None),
     ),
   )
   return _shared.guard_nonfinite(tx, nonfinite, workers)

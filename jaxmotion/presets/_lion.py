@@ -31,7 +31,6 @@ def lion(
   one_bit: bool = False,
   nonfinite: str = "skip",
   local_axis: AxisName | None = None,
-  specs: PyTree | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes Lion of workers that vote on the sign of each update.
 
@@ -55,9 +54,6 @@ def lion(
     nonfinite: "propagate", "skip" or "zero", for gradients.
     local_axis: the axis of the devices of one host, if `axis_name` is that of
       the hosts. Devices of a host have one vote, on the mean of their updates.
-    specs: how parameters are sharded over axes of the mesh that are not the
-      workers' (tensor parallelism), as for `exchange`. Give them to the builder
-      of the step too. The codec sees the shards, each an array by itself.
 
   Returns:
     A transformation that takes the place of `optax.chain(exchange(...), tx)`.
@@ -68,11 +64,11 @@ def lion(
   Example:
     >>> tx = lion("data", 0.5, weight_decay=0.0)
     >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
-    >>> from jaxmotion import data_parallel
-    >>> init, step = data_parallel(lambda w, x: jnp.mean(x @ w), tx, mesh)
-    >>> params, opt_state = init(jnp.ones((4, 1)))
-    >>> params, opt_state, loss = step(params, opt_state, jnp.ones((2, 4)))
-    >>> params.tolist()
+    >>> from jaxmotion import make_train_step
+    >>> init, step = make_train_step(lambda w, x: jnp.mean(x @ w), tx, mesh)
+    >>> state = init(jnp.ones((4, 1)))
+    >>> state, loss = step(state, jnp.ones((2, 4)))
+    >>> state.params.tolist()
     [[0.5], [0.5], [0.5], [0.5]]
 
   References:
@@ -87,9 +83,7 @@ def lion(
   core.check_number("b2", b2, 0, 1, open_high=True)
   tx = optax.chain(
     transforms.per_worker(_interpolate(b1, b2), workers),
-    transforms.exchange(
-      axis_name, make_vote(one_bit), local_axis=local_axis, specs=specs
-    ),
+    transforms.exchange(axis_name, make_vote(one_bit), local_axis=local_axis),
     _shared.decay_weights(weight_decay),
     optax.scale_by_learning_rate(learning_rate),
   )

@@ -1,22 +1,20 @@
 """Preset `muloco`: local updates by Muon, exchanged in two bits."""
 
-from collections.abc import Callable
 from typing import Any
 
+import jax
 import optax
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType
 
-from jaxmotion import codecs, core, transforms
-from jaxmotion.core import AxisName
+from jaxmotion import codecs, transforms
+from jaxmotion.core import AxisName, PyTree
 from jaxmotion.presets import _shared
 
 _INT2 = codecs.feedback(codecs.uniform(bits=2))
 
 
 def muloco(
-  loss_fn: Callable[..., Any],
   learning_rate: optax.ScalarOrSchedule,
-  mesh: Mesh,
   *,
   weight_decay: float = 0.0,
   every: int = 30,
@@ -25,8 +23,8 @@ def muloco(
   codec: codecs.Codec | None = _INT2,
   axis_name: AxisName = "data",
   **options: Any,
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-  """Makes `local_updates` with Muon inside and 2 bits with error memory.
+) -> transforms.Scheme:
+  """Makes the scheme `local_updates` with Muon inside and 2 bits outside.
 
   Muon's changes of a matrix have equal singular values, which few bits keep
   better than those of AdamW. Leaves that are no matrices take AdamW, as in
@@ -36,9 +34,7 @@ def muloco(
   elements. The outer rate and momentum are DiLoCo's; the paper tunes them.
 
   Args:
-    loss_fn: (params, batch) -> scalar, as for `local_updates`.
     learning_rate: of Muon, a number or a schedule of the worker's steps.
-    mesh: device mesh that has the axis.
     weight_decay: of the inner optimizer.
     every: number of steps between two exchanges.
     outer_rate: learning rate of the outer optimizer.
@@ -48,17 +44,19 @@ def muloco(
     **options: other arguments of `local_updates`, such as `fragments`.
 
   Returns:
-    init, step: as from `local_updates`.
+    A scheme for `make_train_step`, as from `local_updates`.
 
   Raises:
     TypeError: an option that the preset sets.
     TypeError, ValueError: as `local_updates` and `exchange`.
-    ValueError: `specs` on explicit axes, which Muon cannot be traced on.
+    ValueError: explicit axes of the model, which Muon cannot be traced on.
 
   Example:
     >>> import jax, jax.numpy as jnp
     >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
-    >>> init, step = muloco(lambda w, x: jnp.mean(x @ w), 0.02, mesh, every=2)
+    >>> init, step = transforms.make_train_step(
+    ...   lambda w, x: jnp.mean(x @ w), muloco(0.02, every=2), mesh
+    ... )
     >>> state = init(jnp.ones((16, 8)))
     >>> state, loss = step(state, jnp.ones((4, 16)))
     >>> float(loss)
@@ -69,22 +67,23 @@ def muloco(
     optimizer for DiLoCo*, arXiv 2505.23725, 2025.
   """
   _shared.refuse_options("muloco", "local_updates", ("inner", "outer"), options)
-  core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
-  if options.get("specs") is not None and AxisType.Explicit in mesh.axis_types:
-    raise ValueError(
-      "`mesh` must have Auto axes for `specs`, because Muon multiplies "
-      "matrices whose shards explicit axes do not join, got "
-      f"{mesh.axis_types}: give jax.make_mesh axis_types=(AxisType.Auto, ...), "
-      "or take `diloco`."
-    )
   _shared.check_rate("learning_rate", learning_rate)
   _shared.check_rate("weight_decay", weight_decay, schedule=False)
-  inner = optax.contrib.muon(
+  muon = optax.contrib.muon(
     learning_rate, weight_decay=weight_decay, adam_weight_decay=weight_decay
   )
-  outer = _shared.make_nesterov(
-    axis_name, codec, outer_rate, outer_momentum, options.get("specs")
-  )
-  return transforms.local_updates(
-    loss_fn, inner, outer, mesh, every=every, axis_name=axis_name, **options
-  )
+
+  def init(params: PyTree) -> optax.OptState:
+    types = jax.sharding.get_abstract_mesh().axis_types
+    if AxisType.Explicit in types:
+      raise ValueError(
+        "`mesh` must have Auto axes of the model, because Muon multiplies "
+        "matrices whose shards explicit axes do not join, got "
+        f"{types}: give jax.make_mesh axis_types=(AxisType.Auto, ...), "
+        "or take `diloco`."
+      )
+    return muon.init(params)
+
+  inner = optax.GradientTransformation(init, muon.update)
+  outer = _shared.make_nesterov(axis_name, codec, outer_rate, outer_momentum)
+  return transforms.local_updates(inner, outer, every=every, **options)

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxmotion import codecs, core, transforms
-from jaxmotion.collectives.extend import order_branch
+from jaxmotion import codecs, core, hosts, transforms
 from jaxmotion.core import Array, AxisName, PyTree
 from jaxmotion.presets import _shared
 
@@ -44,7 +43,6 @@ def onebit_adam(
   codec: codecs.Codec | None = None,
   nonfinite: str = "skip",
   local_axis: AxisName | None = None,
-  specs: PyTree | None = None,
   as_coded: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes Adam whose momenta travel as signs with error memory (1-bit Adam).
@@ -75,9 +73,6 @@ def onebit_adam(
     nonfinite: "propagate", "skip" or "zero", for gradients.
     local_axis: the axis of the devices of one host, if `axis_name` is that of
       the hosts.
-    specs: how parameters are sharded over axes of the mesh that are not the
-      workers' (tensor parallelism), as for `exchange`. Give them to the builder
-      of the step too. The codec sees the shards, each an array by itself.
     as_coded: whether to compute what the reference does.
 
   Returns:
@@ -89,11 +84,11 @@ def onebit_adam(
   Example:
     >>> tx = onebit_adam("data", 0.5)
     >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
-    >>> from jaxmotion import data_parallel
-    >>> init, step = data_parallel(lambda w, x: jnp.mean(x @ w), tx, mesh)
-    >>> params, opt_state = init(jnp.ones((4, 1)))
-    >>> params, opt_state, loss = step(params, opt_state, jnp.ones((2, 4)))
-    >>> jnp.round(params, 4).tolist()
+    >>> from jaxmotion import make_train_step
+    >>> init, step = make_train_step(lambda w, x: jnp.mean(x @ w), tx, mesh)
+    >>> state = init(jnp.ones((4, 1)))
+    >>> state, loss = step(state, jnp.ones((2, 4)))
+    >>> jnp.round(state.params, 4).tolist()
     [[0.5], [0.5], [0.5], [0.5]]
 
   References:
@@ -115,10 +110,8 @@ def onebit_adam(
   # No update of Adam is greater (Kingma and Ba, 2015, section 2.1). A sign's
   # magnitude may be far beyond what an element's second moment is made for.
   most = max(1.0, (1 - b1) / math.sqrt(1 - b2))
-  plain = transforms.exchange(axis_name, local_axis=local_axis, specs=specs)
-  coded = transforms.exchange(
-    axis_name, codec, local_axis=local_axis, specs=specs
-  )
+  plain = transforms.exchange(axis_name, local_axis=local_axis)
+  coded = transforms.exchange(axis_name, codec, local_axis=local_axis)
 
   def init(params: PyTree) -> OnebitAdamState:
     mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
@@ -134,6 +127,7 @@ def onebit_adam(
     **extra_args: Any,
   ) -> tuple[PyTree, OnebitAdamState]:
     del params
+    sending = hosts.check_sending(extra_args.get("sending"))
 
     def move_mu(updates: PyTree) -> PyTree:
       return jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, updates)
@@ -149,7 +143,7 @@ def onebit_adam(
 
     # The branch is around the collectives. The count is equal on all workers.
     state = lax.cond(
-      order_branch(state.count) < freeze, warm_up, compress, updates
+      sending.order_branch(state.count) < freeze, warm_up, compress, updates
     )
     count = optax.safe_increment(state.count)
     # With a frozen second moment, the correction of it stays.

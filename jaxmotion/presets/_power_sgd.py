@@ -5,7 +5,7 @@ import dataclasses
 import optax
 
 from jaxmotion import codecs, core, transforms
-from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.core import Array, AxisName
 
 
 def power_sgd(
@@ -19,7 +19,6 @@ def power_sgd(
   nonfinite: str = "propagate",
   seed: int = 0,
   local_axis: AxisName | None = None,
-  specs: PyTree | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes `exchange` with factors of rank 4 and error feedback (PowerSGD).
 
@@ -50,9 +49,6 @@ def power_sgd(
     seed: seed of the first factors, in [0, 2^32).
     local_axis: the axis of the devices of one host, if `axis_name` is that of
       the hosts.
-    specs: how parameters are sharded over axes of the mesh that are not the
-      workers' (tensor parallelism), as for `exchange`. Give them to the builder
-      of the step too. The codec sees the shards, each an array by itself.
 
   Returns:
     A transformation that takes the place of `exchange(...)` in a chain.
@@ -64,10 +60,10 @@ def power_sgd(
     >>> import optax
     >>> tx = optax.chain(power_sgd("data", rank=2), optax.adamw(3e-4))
     >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
-    >>> from jaxmotion import data_parallel
-    >>> init, step = data_parallel(lambda w, x: jnp.mean(x @ w), tx, mesh)
-    >>> params, opt_state = init(jnp.ones((16, 8)))
-    >>> params, opt_state, loss = step(params, opt_state, jnp.ones((4, 16)))
+    >>> from jaxmotion import make_train_step
+    >>> init, step = make_train_step(lambda w, x: jnp.mean(x @ w), tx, mesh)
+    >>> state = init(jnp.ones((16, 8)))
+    >>> state, loss = step(state, jnp.ones((4, 16)))
     >>> float(loss)
     16.0
 
@@ -80,7 +76,7 @@ def power_sgd(
   core.check_choice("form", form, ("local", "global", "alternating"))
   factors = codecs.low_rank(rank=rank, seed=seed, view=view)
   codec: codecs.Codec | list[codecs.Codec]
-  level = None
+  schedule = None
   if form == "alternating":
     # Half of what the payload has room for is sent in a step.
     codec = [
@@ -92,7 +88,7 @@ def power_sgd(
       for side in ("right", "left")
     ]
 
-    def level(count: Array) -> Array:
+    def schedule(count: Array) -> Array:
       return (count - start) % 2
 
   elif form == "local":
@@ -108,7 +104,6 @@ def power_sgd(
     nonfinite=nonfinite,
     seed=seed,
     local_axis=local_axis,
-    specs=specs,
     start=start,
-    level=level,
+    schedule=schedule,
   )

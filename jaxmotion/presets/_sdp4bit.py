@@ -3,7 +3,7 @@
 import optax
 
 from jaxmotion import codecs, transforms
-from jaxmotion.core import AxisName, PyTree
+from jaxmotion.core import AxisName
 
 
 def sdp4bit(
@@ -12,7 +12,6 @@ def sdp4bit(
   *,
   local_axis: AxisName | None = None,
   nonfinite: str = "propagate",
-  specs: PyTree | None = None,
   seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes `sharded` with 4-bit gradients and 4-bit differences of weights.
@@ -34,8 +33,6 @@ def sdp4bit(
     local_axis: the axis of the devices of one host, if `axis_name` is that of
       the hosts.
     nonfinite: "propagate", "skip" or "zero", as for `sharded`.
-    specs: how parameters are sharded over axes of the mesh that are not the
-      workers' (tensor parallelism), as for `sharded`.
     seed: seed of stochastic rounding, in [0, 2^32).
 
   Returns:
@@ -48,10 +45,10 @@ def sdp4bit(
     >>> import optax
     >>> tx = sdp4bit("data", optax.adamw(3e-4))
     >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
-    >>> from jaxmotion import data_parallel
-    >>> init, step = data_parallel(lambda w, x: jnp.mean(x @ w), tx, mesh)
-    >>> params, opt_state = init(jnp.ones((16, 8)))
-    >>> params, opt_state, loss = step(params, opt_state, jnp.ones((4, 16)))
+    >>> from jaxmotion import make_train_step
+    >>> init, step = make_train_step(lambda w, x: jnp.mean(x @ w), tx, mesh)
+    >>> state = init(jnp.ones((16, 8)))
+    >>> state, loss = step(state, jnp.ones((4, 16)))
     >>> float(loss)
     16.0
 
@@ -71,7 +68,6 @@ def sdp4bit(
     gradient_codec=between,
     weight_codec=codecs.uniform(bits=4, block=2048),
     nonfinite=nonfinite,
-    specs=specs,
     seed=seed,
     local_axis=local_axis,
     local_codec=None if local_axis is None else within,

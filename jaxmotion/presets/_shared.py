@@ -13,7 +13,7 @@ from jaxmotion.collectives.extend import (
   all_axes,
   zero_nonfinite,
 )
-from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.core import Array, AxisName
 
 
 def all_workers(axis_name: AxisName, local_axis: AxisName | None) -> AxisName:
@@ -77,7 +77,6 @@ def make_nesterov(
   codec: codecs.Codec | None,
   rate: float,
   momentum: float,
-  specs: PyTree | None,
   method: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes the outer chain of local updates: an exchange, then Nesterov's
@@ -85,17 +84,17 @@ def make_nesterov(
   core.check_number("outer_rate", rate, 0, open_low=True)
   core.check_number("outer_momentum", momentum, 0, 1, open_high=True)
   nesterov = optax.sgd(rate, momentum=momentum, nesterov=True)
-  sent = transforms.exchange(axis_name, codec, specs=specs, method=method)
+  sent = transforms.exchange(axis_name, codec, method=method)
   return optax.chain(sent, nesterov)
 
 
 def refuse_options(
-  preset: str, builder: str, names: Iterable[str], options: Mapping[str, Any]
+  preset: str, scheme: str, names: Iterable[str], options: Mapping[str, Any]
 ) -> None:
   """Raises if options that a preset sets itself are given to it."""
   for name in names:
     if name in options:
       raise TypeError(
         f"`{name}` must not be given to `{preset}`, which sets it, got "
-        f"{options[name]!r}: call `{builder}` for others."
+        f"{options[name]!r}: call `{scheme}` for others."
       )

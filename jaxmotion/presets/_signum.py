@@ -3,7 +3,7 @@
 import optax
 
 from jaxmotion import core, transforms
-from jaxmotion.core import AxisName, PyTree
+from jaxmotion.core import AxisName
 from jaxmotion.presets import _lion, _shared
 
 
@@ -16,7 +16,6 @@ def signum(
   one_bit: bool = False,
   nonfinite: str = "skip",
   local_axis: AxisName | None = None,
-  specs: PyTree | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes SGD by the sign that most workers' momenta have (Signum).
 
@@ -37,9 +36,6 @@ def signum(
     nonfinite: "propagate", "skip" or "zero", for gradients.
     local_axis: the axis of the devices of one host, if `axis_name` is that of
       the hosts. Devices of a host have one vote, on the mean of their momenta.
-    specs: how parameters are sharded over axes of the mesh that are not the
-      workers' (tensor parallelism), as for `exchange`. Give them to the builder
-      of the step too. The codec sees the shards, each an array by itself.
 
   Returns:
     A transformation that takes the place of `optax.chain(exchange(...), tx)`.
@@ -51,11 +47,11 @@ def signum(
     >>> import jax, jax.numpy as jnp
     >>> tx = signum("data", 0.5)
     >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
-    >>> from jaxmotion import data_parallel
-    >>> init, step = data_parallel(lambda w, x: jnp.mean(x @ w), tx, mesh)
-    >>> params, opt_state = init(jnp.ones((4, 1)))
-    >>> params, opt_state, loss = step(params, opt_state, jnp.ones((2, 4)))
-    >>> params.tolist()
+    >>> from jaxmotion import make_train_step
+    >>> init, step = make_train_step(lambda w, x: jnp.mean(x @ w), tx, mesh)
+    >>> state = init(jnp.ones((4, 1)))
+    >>> state, loss = step(state, jnp.ones((2, 4)))
+    >>> state.params.tolist()
     [[0.5], [0.5], [0.5], [0.5]]
 
   References:
@@ -69,7 +65,7 @@ def signum(
   tx = optax.chain(
     transforms.per_worker(optax.trace(momentum), workers),
     transforms.exchange(
-      axis_name, _lion.make_vote(one_bit), local_axis=local_axis, specs=specs
+      axis_name, _lion.make_vote(one_bit), local_axis=local_axis
     ),
     _shared.decay_weights(weight_decay),
     optax.scale_by_learning_rate(learning_rate),

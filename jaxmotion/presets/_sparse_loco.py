@@ -3,7 +3,7 @@
 import optax
 
 from jaxmotion import codecs, core, transforms
-from jaxmotion.core import AxisName, PyTree
+from jaxmotion.core import AxisName
 from jaxmotion.presets import _shared
 
 
@@ -20,7 +20,6 @@ def sparse_loco(
   weight_decay: float = 0.0,
   nonfinite: str = "skip",
   local_axis: AxisName | None = None,
-  specs: PyTree | None = None,
   as_coded: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes the outer optimizer of SparseLoCo, with its exchange inside.
@@ -51,9 +50,6 @@ def sparse_loco(
     nonfinite: "propagate", "skip" or "zero", for pseudo-gradients.
     local_axis: the axis of the devices of one host, if `axis_name` is that of
       the hosts.
-    specs: how parameters are sharded over axes of the mesh that are not the
-      workers' (tensor parallelism), as for `exchange`. Give them to the builder
-      of the step too. The codec sees the shards, each an array by itself.
     as_coded: whether to compute what the reference does.
 
   Returns:
@@ -66,11 +62,11 @@ def sparse_loco(
     >>> import jax, jax.numpy as jnp
     >>> tx = sparse_loco("data", 0.5)
     >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
-    >>> from jaxmotion import data_parallel
-    >>> init, step = data_parallel(lambda w, x: jnp.mean(x @ w), tx, mesh)
-    >>> params, opt_state = init(jnp.ones((4, 1)))
-    >>> params, opt_state, loss = step(params, opt_state, jnp.ones((2, 4)))
-    >>> params.tolist()
+    >>> from jaxmotion import make_train_step
+    >>> init, step = make_train_step(lambda w, x: jnp.mean(x @ w), tx, mesh)
+    >>> state = init(jnp.ones((4, 1)))
+    >>> state, loss = step(state, jnp.ones((2, 4)))
+    >>> state.params.tolist()
     [[0.5], [0.5], [0.5], [0.5]]
 
   References:
@@ -98,7 +94,7 @@ def sparse_loco(
     _shared.scale_by_rate(learning_rate) if as_coded else optax.identity(),
     # The mean over senders is of all elements of all workers.
     transforms.exchange(
-      axis_name, codec, method="gather", local_axis=local_axis, specs=specs
+      axis_name, codec, method="gather", local_axis=local_axis
     ),
     _shared.decay_weights(weight_decay),
     optax.scale_by_learning_rate(learning_rate),

@@ -1,10 +1,8 @@
 """Preset `streaming_diloco`: fragments that workers exchange in turns."""
 
-from collections.abc import Callable
 from typing import Any
 
 import optax
-from jax.sharding import Mesh
 
 from jaxmotion import codecs, core, transforms
 from jaxmotion.core import AxisName
@@ -15,9 +13,7 @@ _E3M0 = codecs.microscaling(format="float4_e3m0")
 
 
 def streaming_diloco(
-  loss_fn: Callable[..., Any],
   inner: optax.GradientTransformation,
-  mesh: Mesh,
   *,
   every: int = 100,
   fragments: int = 4,
@@ -29,8 +25,8 @@ def streaming_diloco(
   axis_name: AxisName = "data",
   as_coded: bool = False,
   **options: Any,
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-  """Makes `local_updates` that sends a fragment at a time in 4 bits.
+) -> transforms.Scheme:
+  """Makes the scheme `local_updates` that sends a fragment at a time in 4 bits.
 
   A quarter of the parameters is sent every 25 steps, lands a step later, and
   workers keep half of their own then.
@@ -45,9 +41,7 @@ def streaming_diloco(
   follow between CPU hosts alone (`overlap`).
 
   Args:
-    loss_fn: (params, batch) -> scalar, as for `local_updates`.
     inner: optimizer of each worker, such as `optax.adamw(4e-4)`.
-    mesh: device mesh that has the axis.
     every: number of steps between two exchanges of the same parameters.
     fragments: number of parts of the parameters, a divisor of `every`.
     delay: number of steps between sending and landing, less than `every`.
@@ -60,7 +54,7 @@ def streaming_diloco(
     **options: other arguments of `local_updates`, such as `parts`.
 
   Returns:
-    init, step: as from `local_updates`.
+    A scheme for `make_train_step`, as from `local_updates`.
 
   Raises:
     TypeError: an option that the preset sets.
@@ -72,9 +66,8 @@ def streaming_diloco(
     >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
     >>> def loss_fn(params, x):
     ...   return jnp.mean(x @ params["a"] @ params["b"])
-    >>> init, step = streaming_diloco(
-    ...   loss_fn, optax.adamw(4e-4), mesh, every=4, fragments=2
-    ... )
+    >>> scheme = streaming_diloco(optax.adamw(4e-4), every=4, fragments=2)
+    >>> init, step = transforms.make_train_step(loss_fn, scheme, mesh)
     >>> state = init({"a": jnp.ones((16, 8)), "b": jnp.ones((8, 2))})
     >>> state, loss = step(state, jnp.ones((4, 16)))
     >>> float(loss)
@@ -98,18 +91,14 @@ def streaming_diloco(
     _E3M0 if as_coded else codec,
     outer_rate,
     outer_momentum,
-    options.get("specs"),
     "gather" if as_coded else None,
   )
   return transforms.local_updates(
-    loss_fn,
     inner,
     outer,
-    mesh,
     every=every,
     fragments=fragments,
     delay=delay,
     mix=mix,
-    axis_name=axis_name,
     **options,
   )

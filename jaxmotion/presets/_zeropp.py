@@ -1,10 +1,8 @@
 """Preset `zeropp`: ZeRO++, low bits and few gathers for sharded parameters."""
 
-from collections.abc import Callable
 from typing import Any
 
 import optax
-from jax.sharding import Mesh
 
 from jaxmotion import codecs, transforms
 from jaxmotion.core import AxisName
@@ -14,15 +12,12 @@ _SET = ("weight_codec", "gradient_codec", "local_codec", "regather")
 
 
 def zeropp(
-  loss_fn: Callable[..., Any],
   tx: optax.GradientTransformation | optax.MultiSteps,
-  mesh: Mesh,
   *,
-  axis_name: AxisName = "host",
   local_axis: AxisName | None = "device",
   **options: Any,
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-  """Makes `fully_sharded` with 8-bit weights and 4-bit gradients.
+) -> transforms.Scheme:
+  """Makes the scheme `fully_sharded` with 8-bit weights and 4-bit gradients.
 
   Weights are gathered in 8 bits, blocks of 2048 (qwZ): between hosts once a
   step, within a host once more in the backward pass (hpZ). Gradients are
@@ -33,20 +28,17 @@ def zeropp(
   The reference divides those of matrices by the hosts alone, so they are larger
   than those of vectors by the devices of a host. Levels are symmetric, so a
   positive maximum is kept; the reference cuts it to 7/8. Vectors are encoded as
-  matrices are. Leaves that the workers do not divide, and those of fewer than
-  64 elements per worker, are averaged in float32.
+  matrices are. Leaves of fewer than 64 elements per worker are averaged in
+  float32.
 
   Args:
-    loss_fn: (params, batch) -> scalar, as for `fully_sharded`: it gathers its
-      blocks by `transforms.gather_block`.
     tx: optimizer that treats every element by itself.
-    mesh: device mesh that has the axes.
-    axis_name: the axis of the hosts, or of the workers.
-    local_axis: the axis of the devices of one host, or None.
+    local_axis: the axis of the devices of one host, which is the last one of
+      the step's `axis_name=(hosts, devices)`; None without hosts.
     **options: other arguments of `fully_sharded`, such as `stacked`.
 
   Returns:
-    init, step: as from `fully_sharded`.
+    A scheme for `make_train_step`, as from `fully_sharded`.
 
   Raises:
     TypeError: an option that the preset sets.
@@ -57,11 +49,13 @@ def zeropp(
     >>> from jaxmotion.transforms import gather_block
     >>> mesh = jax.sharding.Mesh([jax.devices()[:1]], ("host", "device"))
     >>> block = gather_block(lambda w, x: jnp.tanh(x @ w))
-    >>> init, step = zeropp(
-    ...   lambda w, x: jnp.mean(block(w, x) ** 2), optax.adam(1e-3), mesh
+    >>> init, step = transforms.make_train_step(
+    ...   lambda w, x: jnp.mean(block(w, x) ** 2),
+    ...   zeropp(optax.adam(1e-3)),
+    ...   mesh,
+    ...   axis_name=("host", "device"),
     ... )
-    >>> params, opt_state = init(jnp.ones((8, 8)))
-    >>> params, opt_state, loss = step(params, opt_state, jnp.zeros((4, 8)))
+    >>> state, loss = step(init(jnp.ones((8, 8))), jnp.zeros((4, 8)))
     >>> float(loss)
     0.0
 
@@ -73,10 +67,7 @@ def zeropp(
   _shared.refuse_options("zeropp", "fully_sharded", _SET, options)
   int4 = codecs.uniform(bits=4, block=128)
   return transforms.fully_sharded(
-    loss_fn,
     tx,
-    mesh,
-    axis_name=axis_name,
     local_axis=local_axis,
     weight_codec=codecs.uniform(bits=8, block=2048),
     gradient_codec=int4,

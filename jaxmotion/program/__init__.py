@@ -62,12 +62,6 @@ from jaxmotion.program._primitives import (
   is_float_equality as is_float_equality,
   writes_in_place as writes_in_place,
 )
-from jaxmotion.program._stages import (
-  RECEIVED as RECEIVED,
-  Stage as Stage,
-  Stages as Stages,
-  cut_at_collectives as cut_at_collectives,
-)
 from jaxmotion.program._varying import find_varying as find_varying
 
 _set_public_module(__name__, globals())

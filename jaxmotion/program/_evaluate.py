@@ -10,11 +10,7 @@ from jaxmotion.program import _flatten, _primitives
 
 
 class Order:
-  """Index from the values of a program to the steps that make them.
-
-  Args:
-    steps: steps in program order.
-  """
+  """Indexes the steps of a program by the values that they make."""
 
   def __init__(self, steps: Sequence[_flatten.Step]):
     self._steps = steps
@@ -32,13 +28,9 @@ class Order:
     known: Container[_flatten.Value],
     also: Iterable[_flatten.Step] = (),
   ) -> list[_flatten.Step]:
-    """Returns the steps from known values to wanted ones, in program order.
-
-    Args:
-      wanted: values to compute; literals are ignored.
-      known: values that are there.
-      also: steps without results that are to run, such as debug prints.
-    """
+    """Returns the steps from known values to wanted ones, in program order."""
+    # wanted: literals are ignored. also: steps without results that are to run,
+    # such as debug prints.
     found = {self._index[step] for step in also}
     todo = [v for v in wanted if isinstance(v, _flatten.Value)]
     todo += [v for i in found for v in self._steps[i].reads]
@@ -54,12 +46,8 @@ class Order:
   def follows_cheaply(
     self, value: _flatten.Value, known: Container[_flatten.Value]
   ) -> bool:
-    """Says whether cheap steps alone make a value that is not there yet.
-
-    Args:
-      value: value to compute; False if it is known, or an input.
-      known: values that are there.
-    """
+    """Says whether cheap steps alone make a value that is not there yet."""
+    # False of an input, and of a value that is known.
     if value in known or value not in self._maker:
       return False
     seen: set[_flatten.Value] = set()
@@ -79,13 +67,9 @@ class Order:
 def evaluate(
   steps: Sequence[_flatten.Step], env: dict[_flatten.Value, Any]
 ) -> None:
-  """Runs or traces steps in order.
-
-  Args:
-    steps: steps in program order.
-    env: arrays by value; holds all that the steps read before they make it,
-      and gets what they make. A value that is there already stays.
-  """
+  """Runs or traces steps in order, and adds what they make to `env`."""
+  # env: holds all that the steps read before they make it. A value that is
+  # there already stays.
   for step in steps:
     results = step.run([read_operand(env, v) for v in step.ins])
     for value, result in zip(step.outs, results, strict=True):

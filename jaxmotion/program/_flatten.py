@@ -20,18 +20,20 @@ from jaxmotion.program import _primitives
 
 
 class Value:
-  """One array of a program.
+  """Describes one array of a program.
 
   Attributes:
     aval: shape, dtype and the mesh axes over which it varies.
+    viewed: the value that this one is a view of, or None.
     source: the value in memory that this one is a view of, or itself.
   """
 
-  __slots__ = ("_nbytes", "aval", "source")
+  __slots__ = ("_nbytes", "aval", "source", "viewed")
 
-  def __init__(self, aval: Any, source: Value | None = None):
+  def __init__(self, aval: Any, viewed: Value | None = None):
     self.aval = aval
-    self.source: Value = self if source is None else source.source
+    self.viewed = viewed
+    self.source: Value = self if viewed is None else viewed.source
     self._nbytes: int | None = None
 
   @property
@@ -62,7 +64,7 @@ Operand: TypeAlias = "Value | core.jax_core.Literal"
 
 
 class Step:
-  """One operation of a flat program.
+  """Describes one operation of a flat program.
 
   Attributes:
     eqn: equation of the jaxpr that the step was written in.
@@ -118,10 +120,8 @@ class Step:
     return out if primitive.multiple_results else [out]
 
   def named(self) -> AbstractContextManager[None]:
-    """Returns a context in which operations have this step's scopes.
-
-    Profiles show operations by these names, so a replay must keep them.
-    """
+    """Returns a context in which operations have this step's scopes."""
+    # Profiles show operations by these names, so a replay must keep them.
     source = self.eqn.source_info
     scope = _drop_passes(self.scope + source.name_stack)
     return core.source_info_util.user_context(
@@ -139,7 +139,7 @@ def _drop_passes(
 
 
 class Program(NamedTuple):
-  """A flat program and the constants in it.
+  """Holds a flat program and the constants in it.
 
   Attributes:
     inputs: arguments.
@@ -162,12 +162,8 @@ class Program(NamedTuple):
 
 
 def trace_program(fn: Callable[..., Any], *args: Any) -> Program:
-  """Traces a function of arrays and inlines the calls that mean nothing.
-
-  Args:
-    fn: takes and returns flat sequences of arrays.
-    *args: arrays, tracers or ShapeDtypeStructs.
-  """
+  """Traces a function of arrays and inlines the calls that mean nothing."""
+  # fn: takes and returns flat sequences of arrays.
   return flatten(jax.make_jaxpr(fn)(*args))
 
 
@@ -179,20 +175,16 @@ def flatten(
   used: Sequence[bool] | None = None,
   sizes: Mapping[Any, int] | None = None,
 ) -> Program:
-  """Writes the calls in a traced function out.
-
-  Args:
-    jaxpr: closed or open jaxpr.
-    calls: "transparent" inlines calls without a meaning of their own (`jit`)
-      and keeps every step, so that the steps can be run. "sending" also inlines
-      calls that hold a collective, and those with a rule of differentiation.
-      "all" inlines every call, `remat` and `shard_map` included, and drops
-      steps whose results nobody uses.
-    backend: whose branch of `lax.platform_dependent` is inlined, but with
-      "transparent"; None leaves it a `cond`.
-    used: which outputs count as used with "all"; None: every one.
-    sizes: workers along the mesh axes bound around the jaxpr.
-  """
+  """Writes the calls in a traced function out."""
+  # calls: "transparent" inlines calls without a meaning of their own (`jit`)
+  # and keeps every step, so that the steps can be run. "sending" also inlines
+  # calls that hold a collective, and those with a rule of differentiation.
+  # "all" inlines every call, `remat` and `shard_map` included, and drops steps
+  # whose results nobody uses.
+  # backend: whose branch of `lax.platform_dependent` is inlined, but with
+  # "transparent"; None leaves it a `cond`.
+  # used: which outputs count as used with "all"; None: every one.
+  # sizes: workers along the mesh axes bound around the jaxpr.
   flat = _Flattener(calls, backend)
   opened = open_jaxpr(jaxpr)
   inputs = tuple(Value(v.aval) for v in opened.invars)
@@ -217,7 +209,7 @@ def flatten(
 
 
 class _Flattener:
-  """State of one `flatten`: the steps and constants found so far."""
+  """Collects the steps and constants that one `flatten` finds."""
 
   def __init__(self, calls: str, backend: str | None):
     self.steps: list[Step] = []
@@ -347,13 +339,22 @@ def _viewed(
 
 def _live_steps(steps: list[Step], wanted: Iterable[Value]) -> list[Step]:
   """Drops steps without effects whose results no later step uses."""
-  live = {id(v) for value in wanted for v in (value, value.source)}
+  live: set[int] = set()
+
+  def use(value: Value | None) -> None:
+    # No step makes what is seen inside of a call: that is a view of an operand.
+    while value is not None and id(value) not in live:
+      live.add(id(value))
+      value = value.viewed
+
+  for value in wanted:
+    use(value)
   kept = []
   for step in reversed(steps):
     if has_effects(step.eqn) or any(id(v) in live for v in step.outs):
       kept.append(step)
       for value in step.reads:
-        live.update((id(value), id(value.source)))
+        use(value)
   return kept[::-1]
 
 
@@ -376,16 +377,11 @@ def is_sending(eqn: core.jax_core.JaxprEqn) -> bool:
 
 
 def has_barriers(jaxpr: Any) -> bool:
-  """Says whether a program has barriers, loops' bodies not looked at.
-
-  `jax.checkpoint` makes them, unless it is told that nothing outside could be
-  confused with what it repeats.
-
-  Args:
-    jaxpr: the program, closed or not.
-  """
+  """Says whether a program has barriers, loops' bodies not looked at."""
   for eqn in open_jaxpr(jaxpr).eqns:
     name = eqn.primitive.name
+    # `jax.checkpoint` makes barriers, unless it is told that nothing outside
+    # could be confused with what it repeats.
     if name == "optimization_barrier" or eqn.params.get("prevent_cse"):
       return True
     if name in _primitives.CALLS and any(map(has_barriers, inner_jaxprs(eqn))):
@@ -416,20 +412,17 @@ def _jaxprs(values: Iterable[Any]) -> Iterable[Any]:
 
 
 def array_bytes(aval: Any, dropped: frozenset[int] = frozenset()) -> int:
-  """Returns the bytes of an array, without some of its dimensions.
-
-  Args:
-    aval: the array's type; 0 bytes if it has no dtype, or float0.
-    dropped: positions of dimensions to leave out.
-  """
+  """Returns the bytes of an array, without some of its dimensions."""
   dtype = getattr(aval, "dtype", None)
   if dtype is None or dtype == jax.dtypes.float0:
+    # No array, such as a token, or the cotangent of integers.
     return 0
   bits: int
   if jnp.issubdtype(dtype, jax.dtypes.extended):
     bits = 8 * int(dtype.itemsize)
   else:
     bits = int(jax.dtypes.itemsize_bits(dtype))
+  # dropped: positions of dimensions.
   size = math.prod(n for i, n in enumerate(aval.shape) if i not in dropped)
   return -(-bits * size // 8)
 
@@ -437,13 +430,9 @@ def array_bytes(aval: Any, dropped: frozenset[int] = frozenset()) -> int:
 def describe_equation(
   eqn: core.jax_core.JaxprEqn, kind: str | None = None, body: Any = None
 ) -> str:
-  """Returns words for an equation in an error, from what the trace remembers.
-
-  Args:
-    eqn: the equation.
-    kind: first word; None is the primitive's name.
-    body: jaxpr whose source position is given; None is that of a while loop.
-  """
+  """Returns words for an equation in an error, as its trace remembers it."""
+  # kind: first word; None is the primitive's name. body: jaxpr whose source
+  # position is given; None is that of a while loop.
   body = eqn.params.get("body_jaxpr") if body is None else body
   info = getattr(open_jaxpr(body), "debug_info", None)
   source = getattr(info, "func_src_info", None)

@@ -26,7 +26,7 @@ _KINDS = {
 
 
 class HloArray(NamedTuple):
-  """One array of an instruction's type.
+  """Describes one array of an instruction's type.
 
   Attributes:
     code: element type as the text spells it, such as "bf16".
@@ -65,7 +65,7 @@ class HloArray(NamedTuple):
 
 
 class Instruction(NamedTuple):
-  """One line of a computation.
+  """Describes one line of a computation.
 
   Attributes:
     name: name of the result.
@@ -118,7 +118,7 @@ class Instruction(NamedTuple):
 
 
 class HloModule(NamedTuple):
-  """A compiled program, split into computations.
+  """Holds a compiled program, split into computations.
 
   Attributes:
     header: first line of the text.
@@ -132,18 +132,8 @@ class HloModule(NamedTuple):
 
 
 def parse_hlo(text: str) -> HloModule:
-  """Splits the text of a compiled program into its instructions.
-
-  Args:
-    text: `compiled.as_text()`.
-
-  Example:
-    >>> import jax
-    >>> text = jax.jit(lambda x: 2 * x).lower(1.0).compile().as_text()
-    >>> module = parse_hlo(text)
-    >>> [i.opcode for i in module.computations[module.entry].values()][0]
-    'parameter'
-  """
+  """Splits the text of a compiled program into its instructions."""
+  # text: `compiled.as_text()`.
   entry = ""
   computations: dict[str, dict[str, Instruction]] = {}
   current: dict[str, Instruction] = {}
@@ -159,11 +149,7 @@ def parse_hlo(text: str) -> HloModule:
 
 
 def parse_arrays(type_text: str) -> list[HloArray]:
-  """Returns the arrays of a type, tokens left out.
-
-  >>> [(a.dtype, a.size) for a in parse_arrays("(f32[8,2]{1,0}, u8[3])")]
-  [('float32', 16), ('uint8', 3)]
-  """
+  """Returns the arrays of a type, tokens left out."""
   return [
     HloArray(code, math.prod(map(int, re.findall(r"\d+", dims))), layout)
     for code, dims, layout in _ARRAY.findall(type_text)

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 
 class ProgramMemory(NamedTuple):
-  """Bytes of a compiled program's buffers.
+  """Counts the bytes of a compiled program's buffers.
 
   Attributes:
     argument_bytes: arguments, on the device.
@@ -29,17 +29,8 @@ class ProgramMemory(NamedTuple):
 
 
 def program_memory(compiled: Any) -> ProgramMemory:
-  """Reads the memory that a compiled program takes.
-
-  Args:
-    compiled: `jax.jit(fn).lower(*args).compile()`, of any backend.
-
-  Example:
-    >>> import jax
-    >>> x = jax.ShapeDtypeStruct((256, 256), "float32")
-    >>> program_memory(jax.jit(lambda x: x + 1).lower(x).compile()).device_bytes
-    524288
-  """
+  """Reads the memory that a compiled program takes."""
+  # compiled: `jax.jit(fn).lower(*args).compile()`, of any backend.
   stated = compiled.memory_analysis()
   return ProgramMemory(
     int(stated.argument_size_in_bytes),

@@ -181,10 +181,8 @@ def writes_in_place(name: str) -> bool:
 
 
 def holds_programs(name: str) -> bool:
-  """Says whether jaxprs in a primitive's parameters are parts of the program.
-
-  Those of a reduction, a sort or a scatter only combine two elements.
-  """
+  """Says whether a primitive's jaxprs are parts of the program."""
+  # Those of a reduction, a sort or a scatter only combine two elements.
   return not name.startswith(_FOLDING)
 
 
@@ -198,37 +196,33 @@ def collective_name(name: str) -> str:
 
 
 def is_expensive(eqn: core.jax_core.JaxprEqn) -> bool:
-  """Says whether a backward pass should not compute an equation again.
-
-  Whatever the table does not know to be cheap is expensive: matmuls,
-  convolutions, loops, reductions, sorts, random bits, collectives, kernels,
-  custom calls. A call is expensive if anything that it calls is.
-  """
+  """Says whether a backward pass should not compute an equation again."""
+  # Whatever the table does not know to be cheap is expensive: matmuls,
+  # convolutions, loops, reductions, sorts, random bits, collectives, kernels,
+  # custom calls.
   name = eqn.primitive.name
   if name in TRANSPARENT_CALLS or name == "custom_jvp_call":
+    # A call is expensive if anything that it calls is.
     inner = core.jax_core.jaxprs_in_params(eqn.params)
     return any(is_expensive(e) for jaxpr in inner for e in jaxpr.eqns)
   return name not in _CHEAP
 
 
 def is_discontinuous(eqn: core.jax_core.JaxprEqn) -> bool:
-  """Says whether an equation must not be recomputed from rounded operands.
-
-  A rounding error in an operand can flip the result. The mask of a ReLU, for
-  example, would stop the gradient of all elements that round to zero (1 % at 8
-  bits, 15 % at 4).
-  """
+  """Says whether an equation must not be recomputed from rounded operands."""
+  # A rounding error in an operand can flip the result. Recomputed, the mask of
+  # a ReLU would stop the gradient of all elements that round to zero. These are
+  # 1 % at 8 bits, 15 % at 4.
   return eqn.primitive.name in DISCONTINUOUS and not _finds_infinity(eqn)
 
 
 def is_float_equality(eqn: core.jax_core.JaxprEqn) -> bool:
-  """Says whether an equation compares floats for equality.
-
-  Such an equation must not be recomputed at all, as in the gradient of a
-  maximum: an operand that XLA computes in two places may differ by a rounding,
-  and then equals nothing. A value that is compared with infinity or with itself
-  may: no rounding makes it infinite or NaN.
-  """
+  """Says whether an equation compares floats for equality."""
+  # Such an equation must not be recomputed at all, as in the gradient of a
+  # maximum. An operand that XLA computes in two places may differ by a
+  # rounding, and then equals nothing.
+  # A value that is compared with infinity or with itself may be recomputed: no
+  # rounding makes it infinite or NaN.
   if eqn.primitive.name not in _EQUALITIES or _finds_infinity(eqn):
     return False
   aval: Any = eqn.invars[0].aval

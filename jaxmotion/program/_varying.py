@@ -26,36 +26,32 @@ _WRITES = frozenset("addupdate swap".split())
 
 
 def find_varying(
-  jaxpr: Any, varying: Sequence[frozenset[Any]], axes: frozenset[Any]
+  jaxpr: Any,
+  varying: Sequence[frozenset[Any]],
+  axes: frozenset[Any],
+  equal_names: frozenset[str] = frozenset(),
 ) -> list[frozenset[Any]]:
-  """Returns the axes over which each result may differ between workers.
-
-  Args:
-    jaxpr: traced function, with the axes bound around it.
-    varying: for each operand the axes over which it differs.
-    axes: names of the workers' axes; others are not looked at.
-
-  >>> import jax
-  >>> def fun(x):
-  ...   return x, jax.lax.psum(x, "data"), jax.lax.axis_index("data")
-  >>> jaxpr = jax.make_jaxpr(fun, axis_env=[("data", 2)])(1.0)
-  >>> [sorted(v) for v in find_varying(jaxpr, [{"data"}], {"data"})]
-  [['data'], [], ['data']]
-  """
+  """Returns the axes over which each result may differ between workers."""
+  # varying: for each operand the axes over which it differs. axes: names of the
+  # workers' axes; others are not looked at.
+  # equal_names: names that `checkpoint_name` gave to values that are equal on
+  # all workers, whatever they were computed from.
   program = _flatten.flatten(jaxpr, calls="all")
   known: dict[Any, Axes] = {
     value: frozenset(over) & axes
     for value, over in zip(program.inputs, varying, strict=True)
   }
 
-  def read(operand: _flatten.Operand) -> Axes:
-    if isinstance(operand, core.jax_core.Literal):
-      return frozenset()
-    return known.get(operand, known.get(operand.source, frozenset()))
+  def read(operand: _flatten.Operand | None) -> Axes:
+    while isinstance(operand, _flatten.Value):
+      if operand in known:
+        return known[operand]
+      operand = operand.viewed
+    return frozenset()
 
   for step in program.steps:
     ins = [read(operand) for operand in step.ins]
-    outs = _step_outputs(step, ins, axes)
+    outs = _step_outputs(step, ins, axes, equal_names)
     known.update(zip(step.outs, outs, strict=True))
     if step.name in _WRITES and not isinstance(
       step.ins[0], core.jax_core.Literal
@@ -65,18 +61,24 @@ def find_varying(
 
 
 def _step_outputs(
-  step: _flatten.Step, ins: Sequence[Axes], axes: frozenset[Any]
+  step: _flatten.Step,
+  ins: Sequence[Axes],
+  axes: frozenset[Any],
+  equal_names: frozenset[str],
 ) -> list[Axes]:
   """Returns the axes over which the results of one step differ."""
   name, every = _primitives.collective_name(step.name), frozenset().union(*ins)
   if name == "scan":
-    return _scan_outputs(step, ins, axes)
+    return _scan_outputs(step, ins, axes, equal_names)
   if name == "while":
-    return _while_outputs(step, ins, axes)
+    return _while_outputs(step, ins, axes, equal_names)
+  if name == "name" and step.params["name"] in equal_names:
+    return [frozenset()]
   if name == "cond":
     # Workers may take different branches.
     branches = [
-      find_varying(b, ins[1:], axes) for b in _flatten.inner_jaxprs(step.eqn)
+      find_varying(b, ins[1:], axes, equal_names)
+      for b in _flatten.inner_jaxprs(step.eqn)
     ]
     return [ins[0].union(*outs) for outs in zip(*branches, strict=True)]
   named = axes & frozenset(step.axis_names)
@@ -91,13 +93,16 @@ def _step_outputs(
 
 
 def _scan_outputs(
-  step: _flatten.Step, ins: Sequence[Axes], axes: frozenset[Any]
+  step: _flatten.Step,
+  ins: Sequence[Axes],
+  axes: frozenset[Any],
+  equal_names: frozenset[str],
 ) -> list[Axes]:
   body, num_consts, num_carry = core.scan_parts(step.params)
   consts, xs = ins[:num_consts], ins[num_consts + num_carry :]
   carry = list(ins[num_consts : num_consts + num_carry])
   while True:
-    outs = find_varying(body, [*consts, *carry, *xs], axes)
+    outs = find_varying(body, [*consts, *carry, *xs], axes, equal_names)
     grown = [a | b for a, b in zip(carry, outs[:num_carry], strict=True)]
     if grown == carry:
       return carry + outs[num_carry:]
@@ -105,7 +110,10 @@ def _scan_outputs(
 
 
 def _while_outputs(
-  step: _flatten.Step, ins: Sequence[Axes], axes: frozenset[Any]
+  step: _flatten.Step,
+  ins: Sequence[Axes],
+  axes: frozenset[Any],
+  equal_names: frozenset[str],
 ) -> list[Axes]:
   num_cond = step.params["cond_nconsts"]
   num_body = num_cond + step.params["body_nconsts"]
@@ -113,9 +121,11 @@ def _while_outputs(
   carry = list(ins[num_body:])
   while True:
     (goes_on,) = find_varying(
-      step.params["cond_jaxpr"], [*cond_consts, *carry], axes
+      step.params["cond_jaxpr"], [*cond_consts, *carry], axes, equal_names
     )
-    outs = find_varying(step.params["body_jaxpr"], [*consts, *carry], axes)
+    outs = find_varying(
+      step.params["body_jaxpr"], [*consts, *carry], axes, equal_names
+    )
     # Workers that count to different numbers have different results.
     grown = [a | b | goes_on for a, b in zip(carry, outs, strict=True)]
     if grown == carry:

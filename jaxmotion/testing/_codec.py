@@ -38,7 +38,8 @@ def check_codec(
   * `vmap` encodes and decodes each row as a single call does.
   * The result has the shape and dtype of `x` and is finite.
   * State keeps its shapes, holds no array twice, and never keeps a non-finite
-    element.
+    element. What `write_memory` writes has these shapes, and `read_memory`
+    reads it again.
   * Configuration and `repr` construct an equal codec.
   * Every law that `codec.laws` states holds, on `x` and on arrays made from it
     with zeros, extreme and non-finite elements.
@@ -190,6 +191,35 @@ def _check_state(
     _, poisoned = encode(jnp.asarray(bad), state, core.make_key(7))
     kept = codec.canonical_state(poisoned)
     _require(_all_finite(kept), f"{codec} keeps a NaN in its state")
+  if codec.memory_parts:
+    _check_memory(codec, x, new_state)
+
+
+def _check_memory(codec: codecs.Codec, x: Array, state: PyTree) -> None:
+  """Checks that a state of the same memory is like a state of the codec."""
+
+  @jax.jit
+  def read_twice(state: PyTree) -> tuple[dict[str, Array], PyTree, Any]:
+    parts = codec.read_memory(state, x)
+    again = codec.write_memory(parts, parts, x, 1)
+    return parts, codec.read_memory(again, x), again
+
+  parts, found, again = read_twice(state)
+  _check_state_shapes(codec, codec.init_rounds(x, 1), again)
+  for part in codec.memory_parts:
+    _require(part.name in parts, f"{codec} reads no {part.name!r}")
+    if part.row_of is not None:
+      continue
+    a, b = (np.asarray(tree[part.name]) for tree in (parts, found))
+    _require(
+      a.shape == x.shape and a.dtype == np.float32,
+      f"{codec} reads {core.shape_string(a)} as {part.name!r}",
+    )
+    gap, peak = np.abs(a - b).max(initial=0), np.abs(a).max(initial=0)
+    _require(
+      gap <= 1e-6 * peak,
+      f"{codec} writes {part.name!r} with an error of {gap}",
+    )
 
 
 def _check_rows(

@@ -21,7 +21,7 @@ def check_rounds(codec: codecs.Codec, xs: Array, *, steps: int = 2) -> None:
   * All get the same mean and the same `Shared` state, bit for bit.
   * The mean of what they sent, decoded, is that mean, within 1e-5 of the
     greatest element, so that `feedback` remembers what is missing. Codecs that
-    do not state `laws.bounds_memory` need not keep this law.
+    do not state `sends_mean` need not keep this law.
   * State keeps its structure, shapes and dtypes.
 
   Args:
@@ -45,7 +45,6 @@ def check_rounds(codec: codecs.Codec, xs: Array, *, steps: int = 2) -> None:
     raise ValueError(
       f"`xs` must have a leading axis of workers, got shape {jnp.shape(xs)}."
     )
-  keeps_mean = codec.laws.bounds_memory or isinstance(codec, codecs.feedback)
 
   @jax.jit
   def reduce(states: list[PyTree], step: Array) -> tuple[Any, ...]:
@@ -74,7 +73,7 @@ def check_rounds(codec: codecs.Codec, xs: Array, *, steps: int = 2) -> None:
     gap = np.abs(mean - np.asarray(mean_sent)).max(initial=0)
     scale = max(np.abs(a).max(initial=0) for a in (mean, np.asarray(xs)))
     _require(
-      not keeps_mean or gap <= _TOLERANCE * scale,
+      not codec.sends_mean or gap <= _TOLERANCE * scale,
       f"{codec}: the mean of what workers sent differs from the mean by {gap}",
     )
     _require(

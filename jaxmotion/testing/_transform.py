@@ -61,21 +61,26 @@ def check_transform(
       jnp.float32(0),
     )
 
+  core.check_instance(
+    "tx", tx, optax.GradientTransformation, "an optax transformation"
+  )
   core.check_int("steps", steps, 1, _MAX_STEPS)
-  init, step = transforms.data_parallel(loss_fn, tx, mesh, axis_name=axis_name)
+  init, step = transforms.make_train_step(
+    loss_fn, tx, mesh, axis_name=axis_name
+  )
   _check_params(params)
   _check_own_arrays(tx, mesh, params)
   workers = math.prod(mesh.shape[a] for a in core.axis_names(axis_name))
   batch = jnp.linspace(-1.0, 1.0, 2 * workers)
 
   def train() -> tuple[PyTree, PyTree, PyTree]:
-    p, state = init(params)
+    state = init(params)
     first = jax.tree.map(
-      lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state
+      lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state.opt_state
     )
     for _ in range(steps):
-      p, state, _ = step(p, state, batch, **extra_args)
-    return p, first, state
+      state, _ = step(state, batch, **extra_args)
+    return state.params, first, state.opt_state
 
   p, first, state = train()
   again, _, _ = train()

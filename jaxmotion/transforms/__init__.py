@@ -5,44 +5,58 @@ from jaxmotion.transforms._bind_mesh import bind_mesh as bind_mesh
 from jaxmotion.transforms._clip import (
   clip_by_global_norm as clip_by_global_norm,
 )
-from jaxmotion.transforms._data_parallel import (
-  data_parallel as data_parallel,
-)
-from jaxmotion.transforms._exchange import exchange as exchange
-from jaxmotion.transforms._exchange_state import (
+from jaxmotion.transforms._delayed import delayed as delayed
+from jaxmotion.transforms._exchange import (
+  DelayedState as DelayedState,
   ExchangeState as ExchangeState,
-)
-from jaxmotion.transforms._fully_sharded import fully_sharded as fully_sharded
-from jaxmotion.transforms._fully_sharded_plan import (
-  FullyShardedState as FullyShardedState,
-)
-from jaxmotion.transforms._gradient_guard import (
-  GradientGuard as GradientGuard,
+  exchange as exchange,
 )
 from jaxmotion.transforms._init_state import init_state as init_state
 from jaxmotion.transforms._local_gradient import (
   local_value_and_grad as local_value_and_grad,
 )
-from jaxmotion.transforms._local_round import LocalState as LocalState
-from jaxmotion.transforms._local_updates import local_updates as local_updates
-from jaxmotion.transforms._parallelize_step import (
-  parallelize_step as parallelize_step,
-)
 from jaxmotion.transforms._per_worker import (
   PerWorkerState as PerWorkerState,
   per_worker as per_worker,
 )
-from jaxmotion.transforms._sharded import sharded as sharded
-from jaxmotion.transforms._sharded_update import ShardedState as ShardedState
 from jaxmotion.transforms._skip_nonfinite import (
   SkipNonfiniteState as SkipNonfiniteState,
   skip_nonfinite as skip_nonfinite,
 )
-from jaxmotion.transforms._weight_part import (
+from jaxmotion.transforms._states import (
+  FullyShardedState as FullyShardedState,
+  LocalState as LocalState,
+  ShardedState as ShardedState,
+)
+from jaxmotion.transforms.local._local_updates import (
+  local_updates as local_updates,
+)
+from jaxmotion.transforms.parts._fully_sharded import (
+  fully_sharded as fully_sharded,
+)
+from jaxmotion.transforms.parts._gradient_guard import (
+  GradientGuard as GradientGuard,
+)
+from jaxmotion.transforms.parts._read_params import read_params as read_params
+from jaxmotion.transforms.parts._sharded import sharded as sharded
+from jaxmotion.transforms.parts._weight_part import (
   GatherOptions as GatherOptions,
   WeightPart as WeightPart,
   gather_block as gather_block,
   gather_params as gather_params,
+)
+from jaxmotion.transforms.step._parallelize_step import (
+  parallelize_step as parallelize_step,
+)
+from jaxmotion.transforms.step._scheme import (
+  Scheme as Scheme,
+  StepResults as StepResults,
+  TrainState as TrainState,
+  Workers as Workers,
+)
+from jaxmotion.transforms.step._train_step import (
+  TrainStep as TrainStep,
+  make_train_step as make_train_step,
 )
 
 _set_public_module(__name__, globals())

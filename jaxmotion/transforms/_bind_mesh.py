@@ -29,7 +29,7 @@ def bind_mesh(
     tx: optax chain with an `exchange` over `axis_name`.
     mesh: device mesh that has the axis.
     axis_name: the axis (or axes) of the workers.
-    specs: how parameters are sharded over other axes, as `exchange` takes it;
+    specs: how parameters are sharded over other axes of the mesh;
       None: they are not.
 
   Returns:

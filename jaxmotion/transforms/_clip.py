@@ -19,7 +19,7 @@ def clip_by_global_norm(
   It is `optax.clip_by_global_norm` for the chain inside of `sharded`, where
   each worker has a part of the gradient. The workers add their sums of squares
   (one 4-byte sum). Leaves that all workers hold whole count once. So do shards
-  of a model, which `sharded(..., specs=...)` has, by a sum over its axes.
+  of a model, which `specs` of `make_train_step` name, by a sum over its axes.
 
   Args:
     max_norm: greatest norm of the whole gradient, positive.

@@ -1,14 +1,15 @@
 """Gradient exchange between workers as an optax transformation."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxmotion import collectives, core
+from jaxmotion import codecs, collectives, core, hosts
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.codecs.extend import check_codec
 from jaxmotion.collectives.extend import (
@@ -18,11 +19,180 @@ from jaxmotion.collectives.extend import (
   check_codecs,
   check_level_given,
   check_weight,
+  init_tree,
   keep_update,
-  order_branch,
+  reduce_tree,
 )
 from jaxmotion.core import Array, AxisName, PyTree
-from jaxmotion.transforms import _exchange_state, _model_axes
+from jaxmotion.transforms import _model_axes
+
+
+class DelayedState(NamedTuple):
+  """Optimizer state of a step that applies gradients one step late.
+
+  Attributes:
+    count: int32[], steps so far.
+    inner: state of the optax chain.
+    pending: (gradients, weight) of the last step, each worker's own, which the
+      next step exchanges and applies. Before the first step they are zeros.
+
+  Example:
+    >>> import optax
+    >>> from jaxmotion import transforms
+    >>> tx = transforms.delayed(optax.chain(transforms.exchange("data")))
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> state = transforms.init_state(tx, jnp.zeros(3), mesh)
+    >>> grads, weight = state.pending.value
+    >>> grads.shape, weight is None  # One row for each worker.
+    ((1, 3), True)
+  """
+
+  count: Array  # type: ignore[assignment]
+  inner: PyTree
+  pending: core.PerWorker
+
+
+Init = Callable[[PyTree, PyTree | None], Any]
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class ExchangeOptions:
+  """Arguments of one `exchange`, and the tree that it is for.
+
+  Attributes:
+    axis_name: the workers' axes, or those of the hosts.
+    codec: the codec, or a tuple with one for each level.
+    local_axis: the axes of the devices of one host, or None.
+    init: (parameters, specs) -> state.
+    specs: how the tree is sharded over axes of the model, or None.
+    params: shapes of the tree; None before `init`.
+  """
+
+  axis_name: tuple[Any, ...]
+  codec: codecs.Codec | tuple[codecs.Codec, ...]
+  op: str
+  method: str | None
+  local_axis: tuple[Any, ...] | None
+  # Functions of two runs are never equal, and trees of dicts have no hash.
+  init: Init = dataclasses.field(compare=False, repr=False)
+  specs: PyTree | None = dataclasses.field(default=None, compare=False)
+  params: PyTree = dataclasses.field(default=None, compare=False, repr=False)
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class ShardedOptions:
+  """Arguments of one `sharded`, and the tree that it is for.
+
+  Attributes:
+    axis_name: the workers' axes, or those of the hosts.
+    weight_codec: codec of the differences, or None.
+    local_axis: the axes of the devices of one host, or None.
+    init: (parameters, specs) -> state.
+    tx: the transformation inside.
+    specs: how the tree is sharded over axes of the model, or None.
+    params: shapes of the parameters; None before `init`.
+  """
+
+  axis_name: tuple[Any, ...]
+  gradient_codec: codecs.Codec
+  weight_codec: codecs.Codec | None
+  local_axis: tuple[Any, ...] | None
+  init: Init = dataclasses.field(compare=False, repr=False)
+  tx: optax.GradientTransformation = dataclasses.field(
+    compare=False, repr=False
+  )
+  specs: PyTree | None = dataclasses.field(default=None, compare=False)
+  params: PyTree = dataclasses.field(default=None, compare=False, repr=False)
+
+
+Options = ExchangeOptions | ShardedOptions
+
+
+def note_options(
+  state: Any, options: Options, params: PyTree, specs: PyTree | None
+) -> Any:
+  """Returns a fresh state that says what it was made for."""
+  core.know_in_flax(type(options))
+  shapes = jax.tree.map(core.shape_dtype, params)
+  return state._replace(
+    made_for=dataclasses.replace(options, params=shapes, specs=specs)
+  )
+
+
+def check_options(state: Any, kind: type, options: Options) -> None:
+  """Raises unless a state was made for an exchange with these arguments."""
+  check_counts(state, kind)
+  made_for = state.made_for
+  if made_for == options:
+    return
+  if type(made_for) is not type(options):
+    raise TypeError(
+      "`state` must say what it was made for, as that of `init` does, got "
+      f"{made_for!r:.200}."
+    )
+  for field in dataclasses.fields(options):
+    pair = [getattr(one, field.name) for one in (options, made_for)]
+    if field.compare and pair[0] != pair[1]:
+      raise ValueError(
+        f"`state` must be made for the {field.name} of this exchange, "
+        f"{pair[0]!r}, got one for {pair[1]!r}: continue it by "
+        "`checkpoint.resize`."
+      )
+
+
+class ExchangeState(NamedTuple):
+  """State of the `exchange` transformation.
+
+  Attributes:
+    count: int32[], updates so far.
+    skipped: int32[], updates that were skipped for a non-finite element.
+    codec_state: state of the codec (error memory), each worker's own.
+    made_for: arguments of the exchange, and the shapes that it exchanges:
+      static data, without arrays.
+
+  Example:
+    >>> from jaxmotion import codecs, transforms
+    >>> tx = transforms.exchange("data", codecs.feedback(codecs.sign()))
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> state = transforms.init_state(tx, {"w": jnp.zeros((2, 8))}, mesh)
+    >>> int(state.count), int(state.skipped)
+    (0, 0)
+    >>> {a.shape[0] for a in jax.tree.leaves(state.codec_state)}  # workers
+    {1}
+  """
+
+  count: Array  # type: ignore[assignment]
+  skipped: Array
+  codec_state: core.PerWorker
+  made_for: Any = None
+
+
+def make_counts() -> tuple[Array, Array]:
+  """Makes the counts of a fresh state: of updates, and of skipped ones."""
+  # They are two arrays: a step that donates the state may not donate one twice.
+  return jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
+
+
+def count_update(state: Any, ok: Array | None) -> tuple[Array, Array]:
+  """Returns the counts of a state after one more update."""
+  # `ok`: bool[], whether the update was made; None if none is ever skipped.
+  skipped = state.skipped
+  if ok is not None:
+    skipped = skipped + (1 - ok.astype(jnp.int32))
+  return optax.safe_increment(state.count), skipped
+
+
+def check_counts(state: Any, kind: type) -> None:
+  """Raises unless a state is of a class, and its counts are scalars."""
+  core.check_instance("state", state, kind, "what `init` returned")
+  for name in ("count", "skipped"):
+    if jnp.shape(getattr(state, name)):
+      raise ValueError(
+        f"`state` must have a scalar `{name}`, got shape "
+        f"{jnp.shape(getattr(state, name))}."
+      )
 
 
 def exchange(
@@ -35,9 +205,8 @@ def exchange(
   seed: int = 0,
   local_axis: AxisName | None = None,
   local_codec: Codec | None = None,
-  specs: PyTree | None = None,
   start: int = 0,
-  level: Callable[[Array], Array] | None = None,
+  schedule: Callable[[Array], Array] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   r"""Replaces each worker's gradients by their mean, through a codec.
 
@@ -58,7 +227,7 @@ def exchange(
     codec: codec of the payloads; None is `codecs.identity()`, which is
       `lax.pmean`. A sequence has one codec for each level: each update then
       takes `level=`, an int32[] equal on all workers, and sends only that
-      codec's payloads. See also `level`.
+      codec's payloads. See also `schedule`.
     op: "mean" or "sum" over workers.
     method: "gather" or "two_phase"; None chooses by the number of workers. A
       codec of rounds, such as `low_rank`, has messages of its own.
@@ -73,27 +242,21 @@ def exchange(
       the hosts. Devices of a host then exchange first, at full precision. Each
       sends its shard of the host's gradient to other hosts through the codec;
       see `collectives.all_reduce_hierarchical`. The mean is over the workers of
-      both axes: give `data_parallel`, `state_specs` and `skip_nonfinite` both,
-      `("host", "device")`.
+      both axes: give `make_train_step`, `state_specs` and `skip_nonfinite`
+      both, `("host", "device")`.
     local_codec: codec within a host; None is full precision.
-    specs: how parameters are sharded over axes of the mesh that are not the
-      workers' (tensor parallelism). A tree of PartitionSpecs like the
-      parameters, or a prefix of it. Give it for a map over the workers' axis
-      only, such as that of `data_parallel(..., specs=specs)`. Each device then
-      encodes, sends and remembers its own shard. None: the types of arrays tell
-      it, if these axes are explicit; there are no such axes, or the map is over
-      them too.
     start: number of updates that exchange at full precision first, and leave
       the codec's state as it is. Early gradients change fast, so that what an
       error memory keeps of them is soon out of date.
-    level: schedule of the level, for a sequence of codecs: from the number of
+    schedule: level of each update, for a sequence of codecs: from the number of
       updates so far, int32[], to int32[]. `update` then takes no `level=`.
 
   Returns:
     A transformation whose `update` also takes `weight=`, this worker's scalar
-    weight in the mean, and `level=` for a sequence of codecs. If the codec has
-    state, `init` has to run inside `shard_map` or `pmap`; `data_parallel` does
-    so.
+    weight in the mean, and `level=` for a sequence of codecs. By `sending=`
+    `make_train_step` tells it how the step sends; a wrapper of your own hands
+    on all of these. If the codec has state, `init` has to run inside
+    `shard_map` or `pmap`; `make_train_step` does so.
 
   Raises:
     TypeError: an argument of another type, such as a `codec` that is none.
@@ -103,6 +266,7 @@ def exchange(
       that JAX has summed already, in a `shard_map` that checks types.
 
   Example:
+    >>> import optax
     >>> from jaxmotion import codecs
     >>> tx = optax.chain(
     ...   exchange("data", codecs.feedback(codecs.uniform(bits=4))),
@@ -117,134 +281,60 @@ def exchange(
   core.check_int("seed", seed, 0, 2**32 - 1)
   core.check_int("start", start, 0, 2**31 - 1)
   codec = identity() if codec is None else codec
-  check_schedule(level, codec)
+  check_schedule(schedule, codec)
   if not isinstance(codec, Codec):
     check_codecs("codec", codec)
     codec = tuple(codec)
   core.check_choice("op", op, ("mean", "sum"))
   core.check_choice("method", method, (None, "gather", "two_phase"))
   core.check_choice("nonfinite", nonfinite, NONFINITE_POLICIES)
-  workers = all_axes(axis_name, local_axis, local_codec)
-  _model_axes.check_specs(specs, workers)
-
-  def init_shards(
-    params: PyTree, model: _model_axes.ModelAxes
-  ) -> _exchange_state.ExchangeState:
-    del model
-    if local_axis is not None:
-      states = collectives.all_reduce_hierarchical_init(
-        params, axis_name, local_axis, codec, method=method
-      )
-    elif isinstance(codec, Codec):
-      states = collectives.all_reduce_init(
-        params, axis_name, codec, method=method
-      )
-    else:
-      states = collectives.all_reduce_adaptive_init(
-        params, axis_name, codec, method=method
-      )
-    return _exchange_state.ExchangeState(
-      *_exchange_state.make_counts(), core.pack_worker(states)
-    )
-
-  def update_shards(
-    updates: PyTree,
-    state: _exchange_state.ExchangeState,
-    params: None,
-    args: dict[str, Any],
-    model: _model_axes.ModelAxes,
-  ) -> tuple[PyTree, _exchange_state.ExchangeState]:
-    del params
-    level = args["level"]
-    check_local(updates, workers)
-    # All shards of a model are skipped, or none.
-    (x, weight), ok = apply_nonfinite_policy(
-      nonfinite,
-      (updates, args["weight"]),
-      (*core.axis_names(workers), *model.names),
-    )
-    if ok is not None and (start or not isinstance(codec, Codec)):
-      # XLA:CPU would run the agreement's sum beside sums in a branch, and may
-      # end in a crash: what is sent waits for it.
-      x = jax.tree.map(lambda a: jnp.where(ok, a, 0), x)
-    old = core.unpack_worker(state.codec_state)
-    key = core.make_key(seed, core.worker_index(workers)).fold(state.count)
-
-    def reduce(
-      codec: Codec | tuple[Codec, ...], x: PyTree, old: PyTree | None
-    ) -> tuple[PyTree, PyTree]:
-      options: dict[str, Any] = dict(
-        state=old, key=key, op=op, weight=weight, method=method
-      )
-      if local_axis is not None:
-        if not isinstance(codec, Codec):
-          options |= dict(level=level)
-        options |= dict(local_codec=local_codec)
-        return collectives.all_reduce_hierarchical(
-          x, axis_name, local_axis, codec, **options
-        )
-      if isinstance(codec, Codec):
-        return collectives.all_reduce(x, axis_name, codec, **options)
-      return collectives.all_reduce_adaptive(
-        x, axis_name, codec, level, **options
-      )
-
-    def reduce_plainly(x: PyTree, old: PyTree) -> tuple[PyTree, PyTree]:
-      return core.to_varying_like(
-        reduce(identity(), x, None)[0], x, workers
-      ), old
-
-    def reduce_coded(x: PyTree, old: PyTree) -> tuple[PyTree, PyTree]:
-      y, new = reduce(codec, x, old)
-      return core.to_varying_like(y, x, workers), new
-
-    if start:
-      # The branch is around the collective: only one of both sends. The count
-      # is equal on all workers.
-      y, new = lax.cond(
-        order_branch(state.count) < start,
-        reduce_plainly,
-        reduce_coded,
-        x,
-        old,
-      )
-    else:
-      y, new = reduce(codec, x, old)
-    y, new = keep_update(ok, y, new, old)
-    return y, _exchange_state.ExchangeState(
-      *_exchange_state.count_update(state, ok), core.pack_worker(new)
-    )
-
-  schedule = level
-  codecs = (codec,) if isinstance(codec, Codec) else codec
+  one = _Exchange(
+    axis_name,
+    codec,
+    op,
+    method,
+    nonfinite,
+    seed,
+    local_axis,
+    local_codec,
+    start,
+    all_axes(axis_name, local_axis, local_codec),
+  )
   init_mapped, update_mapped = _model_axes.map_model_axes(
-    init_shards, update_shards, specs, workers, codecs
+    one.init, one.update, one.workers, one.codecs
   )
 
-  def init_fn(params: PyTree) -> _exchange_state.ExchangeState:
+  def make_state(params: PyTree, specs: PyTree | None) -> ExchangeState:
+    state = init_mapped(params, specs)
+    return note_options(state, options, params, specs)
+
+  def init_fn(params: PyTree) -> ExchangeState:
     core.check_arrays("params", params, numbers=False)
-    state = init_mapped(params)
-    _exchange_state.note_exchange(
-      state,
-      _exchange_state.ExchangeOptions(
-        axis_name, codec, op, method, local_axis, params, specs
-      ),
-    )
-    return state
+    return make_state(params, None)
+
+  options = ExchangeOptions(
+    core.axis_names(axis_name),
+    codec,
+    op,
+    method,
+    None if local_axis is None else core.axis_names(local_axis),
+    make_state,
+  )
 
   def update_fn(
     updates: PyTree,
-    state: _exchange_state.ExchangeState,
+    state: ExchangeState,
     params: PyTree | None = None,
     *,
     weight: Any = None,
     level: Any = None,
+    sending: hosts.Sending | None = None,
     **extra_args: Any,
-  ) -> tuple[PyTree, _exchange_state.ExchangeState]:
+  ) -> tuple[PyTree, ExchangeState]:
     del extra_args
     core.check_arrays("params", params)
     core.check_arrays("updates", updates, numbers=False)
-    _exchange_state.check_counts(state, _exchange_state.ExchangeState)
+    check_options(state, ExchangeState, options)
     check_weight(weight)
     if schedule is not None and level is not None:
       raise ValueError(
@@ -253,20 +343,142 @@ def exchange(
       )
     level = level if schedule is None else schedule(state.count)
     check_level_given(level, codec)
-    args = {"weight": weight, "level": level}
-    return update_mapped(updates, state, None, args)
+    sending = hosts.check_sending(sending)
+    args = {"weight": weight, "level": level, "sending": sending}
+    made_for = state.made_for
+    state = state._replace(made_for=None)
+    updates, state = update_mapped(updates, state, None, args, made_for.specs)
+    return updates, state._replace(made_for=made_for)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def check_schedule(level: Any, codec: Any) -> None:
+class _Exchange(NamedTuple):
+  """Arguments of one `exchange`, and what one device does."""
+
+  axis_name: AxisName
+  codec: Codec | tuple[Codec, ...]
+  op: str
+  method: str | None
+  nonfinite: str
+  seed: int
+  local_axis: AxisName | None
+  local_codec: Codec | None
+  start: int
+  workers: AxisName
+
+  @property
+  def codecs(self) -> tuple[Codec, ...]:
+    """The codec of every level."""
+    return (self.codec,) if isinstance(self.codec, Codec) else self.codec
+
+  @property
+  def needs_key(self) -> bool:
+    """Whether a codec may make random choices."""
+    return self.local_codec is not None or any(
+      codec.is_tree or codec.needs_key for codec in self.codecs
+    )
+
+  def init(self, params: PyTree, model: _model_axes.ModelAxes) -> ExchangeState:
+    """Returns the state of one device's shards."""
+    del model
+    if self.local_axis is not None:
+      states = collectives.all_reduce_hierarchical_init(
+        params,
+        self.axis_name,
+        self.local_axis,
+        self.codec,
+        method=self.method,
+      )
+    elif isinstance(self.codec, Codec):
+      states = init_tree(params, self.axis_name, self.codec, self.method)
+    else:
+      states = collectives.all_reduce_adaptive_init(
+        params, self.axis_name, self.codec, method=self.method
+      )
+    return ExchangeState(*make_counts(), core.pack_worker(states))
+
+  def update(
+    self,
+    updates: PyTree,
+    state: ExchangeState,
+    params: None,
+    args: dict[str, Any],
+    model: _model_axes.ModelAxes,
+  ) -> tuple[PyTree, ExchangeState]:
+    """Exchanges one device's shards."""
+    del params
+    sending = args["sending"]
+    check_local(updates, self.workers)
+    # All shards of a model are skipped, or none.
+    axes = (*core.axis_names(self.workers), *model.names)
+    (x, weight), ok = apply_nonfinite_policy(
+      self.nonfinite, (updates, args["weight"]), axes
+    )
+    if ok is not None and (self.start or not isinstance(self.codec, Codec)):
+      # XLA:CPU would run the agreement's sum beside sums in a branch, and may
+      # end in a crash: what is sent waits for it.
+      x = jax.tree.map(lambda a: jnp.where(ok, a, 0), x)
+    old = core.unpack_worker(state.codec_state)
+    key = None
+    if self.needs_key:
+      key = core.make_key(self.seed, core.worker_index(self.workers))
+      key = key.fold(state.count)
+    options = dict(key=key, weight=weight, sending=sending)
+
+    def reduce_plainly(x: PyTree, old: PyTree) -> tuple[PyTree, PyTree]:
+      y, _ = self._reduce(identity(), x, None, None, options)
+      return core.to_varying_like(y, x, self.workers), old
+
+    def reduce_coded(x: PyTree, old: PyTree) -> tuple[PyTree, PyTree]:
+      y, new = self._reduce(self.codec, x, old, args["level"], options)
+      return core.to_varying_like(y, x, self.workers), new
+
+    if self.start:
+      # The branch is around the collective: only one of both sends. The count
+      # is equal on all workers.
+      is_early = sending.order_branch(state.count) < self.start
+      y, new = lax.cond(is_early, reduce_plainly, reduce_coded, x, old)
+    else:
+      y, new = self._reduce(self.codec, x, old, args["level"], options)
+    y, new = keep_update(ok, y, new, old)
+    return y, ExchangeState(*count_update(state, ok), core.pack_worker(new))
+
+  def _reduce(
+    self,
+    codec: Codec | tuple[Codec, ...],
+    x: PyTree,
+    old: PyTree | None,
+    level: Any,
+    options: dict[str, Any],
+  ) -> tuple[PyTree, PyTree]:
+    """Returns the mean of a tree over workers, and the codec's new state."""
+    options = options | dict(state=old, op=self.op, method=self.method)
+    if self.local_axis is not None:
+      return collectives.all_reduce_hierarchical(
+        x,
+        self.axis_name,
+        self.local_axis,
+        codec,
+        level=level,
+        local_codec=self.local_codec,
+        **options,
+      )
+    if isinstance(codec, Codec):
+      return reduce_tree(x, self.axis_name, codec, **options)
+    return collectives.all_reduce_adaptive(
+      x, self.axis_name, codec, level, **options
+    )
+
+
+def check_schedule(schedule: Any, codec: Any) -> None:
   """Raises unless a schedule of levels is a function, for several codecs."""
-  if level is None:
+  if schedule is None:
     return
-  core.check_callable("level", level)
+  core.check_callable("schedule", schedule)
   if isinstance(codec, Codec):
     raise ValueError(
-      "`level` must be None for one codec, got a schedule: give `codec` a list "
+      "`schedule` must be None for one codec, got one: give `codec` a list "
       "with one codec for each level."
     )
 

@@ -4,13 +4,18 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
 from jaxmotion import core
 from jaxmotion.core import AxisName, PyTree, state_specs
-from jaxmotion.transforms import _placement, _shardings
+from jaxmotion.transforms import (
+  _exchange,
+  _model_axes,
+  _placement,
+  _shardings,
+  _states,
+)
 
 
 def init_state(
@@ -31,8 +36,8 @@ def init_state(
     params: parameters, the same on all workers.
     mesh: device mesh that has the axis.
     axis_name: the axis (or axes) of the workers.
-    specs: how parameters are sharded over other axes, as `data_parallel` takes
-      it; None: they are not.
+    specs: how parameters are sharded over other axes, as `make_train_step`
+      takes it; None: they are not.
 
   Returns:
     The state of `tx.init`: per-worker state is split over the axis, all else
@@ -108,32 +113,58 @@ def make_state(
   shardings: _shardings.Shardings,
 ) -> PyTree:
   """Returns the state of parameters that are placed on the mesh."""
-  shapes = _state_shapes(init_own, params, shardings.map_options)
+
+  def init_shards(params: PyTree) -> PyTree:
+    return shard_states(init_own(params), params, shardings.specs)
+
+  maps = {"in_specs": P(), **shardings.map_options}
+  shapes = core.eval_shape_in_map(init_shards, maps, params)
   _placement.check_placement(shapes)
   init = jax.shard_map(
-    init_own,
-    in_specs=P(),
-    out_specs=state_specs(shapes, axis_name),
-    **shardings.map_options,
+    init_shards, out_specs=state_specs(shapes, axis_name), **maps
   )
   state = init(params)
   return shardings.place(state, shardings.state(state, params))
 
 
-def _state_shapes(
-  init_own: Callable[[PyTree], PyTree],
-  params: PyTree,
-  map_options: dict[str, Any],
-) -> PyTree:
-  """Returns the shapes of the state by tracing it with the axis bound."""
-  # The specs that `shard_map` needs depend on a state that only exists inside
-  # it. So a first trace stores the structure in a list as a side effect.
-  found = []
+def shard_states(state: PyTree, params: PyTree, specs: PyTree | None) -> PyTree:
+  """Makes the states of exchanges anew, for parameters that axes shard."""
+  # `init` of an optax chain takes no specs. So the chain's exchanges begin with
+  # states of whole arrays, which say what they are for.
+  if specs is None:
+    return state
+  full = _model_axes.spread_specs(specs, params)
+  known = {
+    tuple(path): pair
+    for (path, *pair) in zip(
+      [path for path, _ in jax.tree.leaves_with_path(params)],
+      jax.tree.leaves(params),
+      jax.tree.leaves(full),
+      strict=True,
+    )
+  }
 
-  def trace_init(params: PyTree) -> jax.Array:
-    found.append(jax.tree.map(jax.typeof, init_own(params)))
-    return jnp.zeros(())
+  def renew(node: Any) -> Any:
+    if not is_exchange(node):
+      return node
+    options = node.made_for
+    own = [
+      known[tuple(path)]
+      for path, _ in jax.tree.leaves_with_path(options.params)
+    ]
+    treedef: Any = jax.tree.structure(options.params)
+    leaves, own_specs = ([pair[i] for pair in own] for i in (0, 1))
+    return options.init(treedef.unflatten(leaves), treedef.unflatten(own_specs))
 
-  probe = jax.shard_map(trace_init, in_specs=P(), out_specs=P(), **map_options)
-  jax.eval_shape(probe, params)
-  return found[0]
+  return jax.tree.map(renew, state, is_leaf=is_exchange)
+
+
+def find_exchanges(state: PyTree) -> list[Any]:
+  """Returns the states of exchanges inside of a state, in order."""
+  nodes = jax.tree.leaves(state, is_leaf=is_exchange)
+  return list(filter(is_exchange, nodes))
+
+
+def is_exchange(node: Any) -> bool:
+  """Says whether a node is the state of an exchange."""
+  return isinstance(node, _exchange.ExchangeState | _states.ShardedState)

@@ -7,7 +7,7 @@ shard, sends only that, and remembers only the error of that.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +17,6 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxmotion import core
 from jaxmotion.codecs import Codec
 from jaxmotion.codecs.extend import partition
-from jaxmotion.collectives.extend import branch_after_only, waiting_scalars
 from jaxmotion.core import AxisName, PyTree
 
 
@@ -41,19 +40,29 @@ def sharded_axes(spec: PartitionSpec) -> set[Any]:
   return {name for entry in spec for name in core.spec_axes(entry)}
 
 
+def drop_single_axes(specs: PyTree, sizes: Mapping[Any, int]) -> PyTree:
+  """Returns specs without axes of one device, which shard nothing."""
+  # sizes: sizes of the mesh's axes by name; other axes are kept, to be refused.
+
+  def drop(spec: PartitionSpec) -> PartitionSpec:
+    kept = [
+      tuple(name for name in core.spec_axes(entry) if sizes.get(name) != 1)
+      for entry in spec
+    ]
+    return PartitionSpec(
+      *(
+        entry if names == core.spec_axes(entry) else names or None
+        for names, entry in zip(kept, spec, strict=True)
+      )
+    )
+
+  return jax.tree.map(drop, specs)
+
+
 def expand_specs(specs: PyTree, tree: PyTree, sizes: dict[Any, int]) -> PyTree:
-  """Returns a spec for every leaf of a tree.
-
-  Args:
-    specs: partition specs, a prefix of the tree.
-    tree: pytree of arrays or shapes, such as the parameters.
-    sizes: sizes of the mesh's axes by name.
-
-  Raises:
-    ValueError: the specs are no prefix of the tree, or name an axis that the
-      mesh does not have. They shard a dimension that the axis does not divide.
-  """
-  full = _spread_specs(specs, tree)
+  """Returns a spec for every leaf of a tree; raises unless the specs fit."""
+  # specs: a prefix of the tree. sizes: sizes of the mesh's axes by name.
+  full = spread_specs(specs, tree)
   for (path, leaf), spec in zip(
     core.named_leaves(tree), jax.tree.leaves(full), strict=True
   ):
@@ -77,7 +86,7 @@ def expand_specs(specs: PyTree, tree: PyTree, sizes: dict[Any, int]) -> PyTree:
   return full
 
 
-def _spread_specs(specs: PyTree, tree: PyTree) -> PyTree:
+def spread_specs(specs: PyTree, tree: PyTree) -> PyTree:
   """Returns the spec of every leaf of a tree, of which `specs` is a prefix."""
   try:
     return jax.tree.map(
@@ -119,14 +128,13 @@ class ModelAxes(NamedTuple):
 def map_model_axes(
   init: Callable[..., PyTree],
   update: Callable[..., tuple[PyTree, PyTree]],
-  specs: PyTree | None,
   workers: AxisName,
   codecs: Sequence[Codec],
 ) -> tuple[Callable[..., PyTree], Callable[..., tuple[PyTree, PyTree]]]:
   """Runs an exchange on the shards of a model, where its axes are not
   manual."""
 
-  def find_axes() -> dict[Any, int]:
+  def find_axes(specs: PyTree | None) -> dict[Any, int]:
     sizes = _model_axes(workers)
     if not sizes:
       return {}
@@ -136,71 +144,64 @@ def map_model_axes(
     )
     return sizes if told else {}
 
-  def map_shards(fun: Any, names: Any, in_specs: Any, out_specs: Any) -> Any:
-    return jax.shard_map(
-      fun,
+  def map_options(names: Any, in_specs: Any) -> dict[str, Any]:
+    return dict(
       in_specs=in_specs,
-      out_specs=out_specs,
       axis_names=set(names),
       check_vma=core.tracks_varying(workers),
     )
 
-  def init_shards(params: PyTree) -> PyTree:
-    sizes = find_axes()
-    if not sizes:
+  def init_shards(params: PyTree, specs: PyTree | None) -> PyTree:
+    sizes = find_axes(specs)
+    # Without specs a state is that of whole arrays, until `shard_states`.
+    if not sizes or (specs is None and not _are_explicit(sizes)):
       return init(params, _manual_axes(specs, params, workers))
     model = ModelAxes(tuple(sizes), _choose_specs(specs, params, sizes))
-    found: list[PyTree] = []
 
     def init_own(params: PyTree) -> PyTree:
       return init(params, model)
 
-    def trace_init(params: PyTree) -> jax.Array:
-      found.append(jax.tree.map(jax.typeof, init_own(params)))
-      return jnp.zeros(())
-
-    args = model.names, (model.specs,)
-    jax.eval_shape(map_shards(trace_init, *args, PartitionSpec()), params)
-    out_specs = _shard_specs(found[0], model.names)
-    return map_shards(init_own, *args, out_specs)(params)
+    maps = map_options(model.names, (model.specs,))
+    shapes = core.eval_shape_in_map(init_own, maps, params)
+    out_specs = _shard_specs(shapes, model.names)
+    return jax.shard_map(init_own, out_specs=out_specs, **maps)(params)
 
   def update_shards(
-    updates: PyTree, state: PyTree, params: PyTree, args: dict[str, Any]
+    updates: PyTree,
+    state: PyTree,
+    params: PyTree,
+    args: dict[str, Any],
+    specs: PyTree | None,
   ) -> tuple[PyTree, PyTree]:
-    sizes = find_axes()
+    sizes = find_axes(specs)
     if not sizes:
       model = _manual_axes(specs, updates, workers)
       return update(updates, state, params, args, model)
     model = ModelAxes(tuple(sizes), _choose_specs(specs, updates, sizes))
     for codec in codecs:
       _check_joined(codec, updates, model.specs)
+    args = args | {"sending": args["sending"].keep_scalars()}
     arrays, join_args = _split_arrays(args)
 
     def update_own(
-      updates: PyTree,
-      state: PyTree,
-      params: PyTree,
-      arrays: PyTree,
-      sums: list[Any],
+      updates: PyTree, state: PyTree, params: PyTree, arrays: PyTree
     ) -> tuple[PyTree, PyTree]:
-      with branch_after_only(sums):
-        mean, state = update(updates, state, params, join_args(arrays), model)
+      mean, state = update(updates, state, params, join_args(arrays), model)
       return jax.tree.map(model.assert_shared, mean, model.specs), state
 
     state_specs = _shard_specs(state, model.names)
-    mapped = map_shards(
-      update_own,
-      model.names,
-      (
-        model.specs,
-        state_specs,
-        PartitionSpec() if params is None else model.specs,
-        [_args_spec(arg, updates, model.specs) for arg in arrays],
-        PartitionSpec(),
-      ),
-      (model.specs, state_specs),
+    in_specs = (
+      model.specs,
+      state_specs,
+      PartitionSpec() if params is None else model.specs,
+      [_args_spec(arg, updates, model.specs) for arg in arrays],
     )
-    return mapped(updates, state, params, arrays, waiting_scalars())
+    mapped = jax.shard_map(
+      update_own,
+      out_specs=(model.specs, state_specs),
+      **map_options(model.names, in_specs),
+    )
+    return mapped(updates, state, params, arrays)
 
   return init_shards, update_shards
 
@@ -252,7 +253,7 @@ def _manual_axes(
   )
   if specs is None or not names:
     return ModelAxes((), None)
-  return ModelAxes(names, _spread_specs(specs, tree))
+  return ModelAxes(names, spread_specs(specs, tree))
 
 
 def _model_axes(workers: AxisName) -> dict[Any, int]:
@@ -275,8 +276,9 @@ def _choose_specs(
     return jax.tree.map(lambda a: jax.typeof(a).sharding.spec, tree)
   raise ValueError(
     "`specs` must say how parameters are sharded over the mesh axes "
-    f"{tuple(sizes)}, got None: give `exchange` or `sharded` a tree of "
-    "PartitionSpecs, or `specs=jax.P()` if they are not sharded."
+    f"{tuple(sizes)}, got None: give `make_train_step`, `init_state` or "
+    "`bind_mesh` a tree of PartitionSpecs, or `specs=jax.P()` if they are not "
+    "sharded."
   )
 
 

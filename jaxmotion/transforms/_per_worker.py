@@ -40,7 +40,7 @@ def per_worker(
   Args:
     inner: transformation that comes before the `exchange`.
     axis_name: the workers' axis. It must be bound where `init` and `update`
-      run; `data_parallel` and `init_state` bind it.
+      run; `make_train_step` and `init_state` bind it.
 
   Returns:
     A transformation that does the same with each worker's own updates.

@@ -6,9 +6,9 @@ import optax
 
 from jaxmotion import core
 from jaxmotion.core import PyTree
-from jaxmotion.transforms import _exchange_state, _sharded_update
+from jaxmotion.transforms import _exchange, _states
 
-_EXCHANGES = (_exchange_state.ExchangeState, _sharded_update.ShardedState)
+_EXCHANGES = (_exchange.ExchangeState, _states.ShardedState)
 
 _SOMETIMES = (
   "which runs it at some steps only: exchange first, and put the wrapper "
@@ -19,7 +19,8 @@ _WRAPPERS: dict[type, tuple[str, str]] = {
   optax.MultiStepsState: (
     "MultiSteps",
     "which runs it every mini-step and drops the result: put MultiSteps behind "
-    "it, or accumulate within a step by data_parallel(..., microbatches=)",
+    "it, or accumulate within a step by "
+    "make_train_step(..., microbatches=)",
   ),
   optax.ApplyIfFiniteState: (
     "apply_if_finite",
@@ -70,7 +71,7 @@ def has_exchange(state: PyTree) -> bool:
 
 
 def check_unexchanged(opt_state: PyTree) -> None:
-  """Raises if a chain exchanges gradients that its builder has reduced."""
+  """Raises if a chain exchanges gradients that its scheme has reduced."""
   nodes = jax.tree.leaves(
     opt_state, is_leaf=lambda n: isinstance(n, _EXCHANGES)
   )
@@ -83,14 +84,7 @@ def check_unexchanged(opt_state: PyTree) -> None:
 
 
 def check_trained(params: PyTree) -> None:
-  """Raises unless every parameter can have a gradient.
-
-  Args:
-    params: the parameters.
-
-  Raises:
-    TypeError: a leaf has no gradient; it is named by its path.
-  """
+  """Raises unless every parameter can have a gradient."""
   for path, leaf in core.named_leaves(params):
     like = jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
     if not jnp.issubdtype(like.dtype, jnp.inexact):

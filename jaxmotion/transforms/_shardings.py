@@ -13,44 +13,31 @@ from jaxmotion.transforms import _model_axes
 
 
 class Shardings:
-  """Places trees on a mesh, as its maps over workers expect and keep them.
-
-  Without specs, maps are over all axes of the mesh and parameters are
-  replicated. With them, maps are over the workers' axes only, and the other
-  axes are the partitioner's.
-
-  Args:
-    mesh: device mesh; one without devices places nothing.
-    axis_name: axes of the workers.
-    specs: how parameters are sharded over the other axes, a prefix of their
-      tree; None: they are not.
-  """
+  """Places trees on a mesh, as its maps over workers expect and keep them."""
 
   def __init__(
     self, mesh: Mesh | AbstractMesh, axis_name: AxisName, specs: PyTree | None
   ):
+    # mesh: one without devices places nothing. specs: how parameters are
+    # sharded over the other axes, a prefix of their tree.
     _model_axes.check_specs(specs, axis_name)
-    self._mesh, self._axis_name, self._specs = mesh, axis_name, specs
+    self._mesh, self._axis_name = mesh, axis_name
     self._workers = core.axis_names(axis_name)
     shape = dict(mesh.shape)
+    self.specs = _model_axes.drop_single_axes(specs, shape)
     self._sizes = {n: shape[n] for n in shape if n not in self._workers}
+    # Without specs, maps are over all axes of the mesh and parameters are
+    # replicated. With them, maps are over the workers' axes only, and the other
+    # axes are the partitioner's.
     self.map_options: dict[str, Any] = {"mesh": mesh}
     if specs is not None:
       self.map_options["axis_names"] = set(self._workers)
 
   def check_params(self, params: PyTree) -> None:
-    """Raises if parameters are sharded over an axis that no spec names.
-
-    They would be replicated without a word.
-
-    Args:
-      params: parameters that the caller gave.
-
-    Raises:
-      ValueError: they are; the first such leaf is named.
-    """
-    if self._specs is not None:
-      _model_axes.expand_specs(self._specs, params, self._sizes)
+    """Raises if parameters are sharded over an axis that no spec names."""
+    # They would be replicated without a word.
+    if self.specs is not None:
+      _model_axes.expand_specs(self.specs, params, self._sizes)
       return
     for path, leaf in core.named_leaves(params):
       sharding = getattr(leaf, "sharding", None)
@@ -62,15 +49,15 @@ class Shardings:
         raise ValueError(
           "`specs` must say how parameters are sharded over axes of the model, "
           f"got None for {'/'.join(filter(None, ('params', path)))} of "
-          f"{sharding.spec}: give them to the builder of the step, and to an "
-          "`exchange`."
+          f"{sharding.spec}: give them to `make_train_step`, `init_state` or "
+          "`bind_mesh`."
         )
 
   def params(self, params: PyTree) -> PyTree:
     """Returns the specs of parameters, a prefix of their tree."""
-    if self._specs is None:
+    if self.specs is None:
       return P()
-    return _model_axes.expand_specs(self._specs, params, self._sizes)
+    return _model_axes.expand_specs(self.specs, params, self._sizes)
 
   def grads(self, params: PyTree) -> PyTree:
     """Returns the specs of gradients with a leading axis of workers."""
@@ -79,17 +66,11 @@ class Shardings:
     )
 
   def state(self, opt_state: PyTree, params: PyTree) -> PyTree:
-    """Returns the specs of an optimizer's state, a prefix of its tree.
-
-    A leaf is sharded like the parameter whose path ends its own, if the shape
-    is the same: moments and averages are.
-
-    Args:
-      opt_state: the state.
-      params: parameters, or their shapes.
-    """
-    if self._specs is None:
+    """Returns the specs of an optimizer's state, a prefix of its tree."""
+    if self.specs is None:
       return core.state_specs(opt_state, self._axis_name)
+    # A leaf is sharded like the parameter whose path ends its own, if the shape
+    # is the same: moments and averages are.
     likes = {
       tuple(path): (jnp.shape(leaf), spec)
       for (path, leaf), spec in zip(
@@ -135,14 +116,10 @@ class Shardings:
     )
 
   def place(self, tree: PyTree, specs: PyTree) -> PyTree:
-    """Gives arrays, inside of a jitted function, the shardings of specs.
-
-    Args:
-      tree: pytree of arrays.
-      specs: partition specs, a prefix of the tree.
-    """
+    """Gives arrays, inside of a jitted function, the shardings of specs."""
+    # specs: a prefix of the tree.
     tree = core.place_tree(tree, self._mesh, specs)
-    if self._specs is None or self._is_explicit:
+    if self.specs is None or self._is_explicit:
       return tree
 
     def constrain(spec: P, branch: PyTree) -> PyTree:

@@ -4,17 +4,32 @@ Users of the transformations need none of these names.
 """
 
 from jaxmotion.core import set_public_module as _set_public_module
-from jaxmotion.transforms._exchange_state import (
-  DelayedState as DelayedState,
+from jaxmotion.transforms._exchange import (
   ExchangeOptions as ExchangeOptions,
   Options as Options,
   ShardedOptions as ShardedOptions,
 )
+from jaxmotion.transforms._init_state import (
+  find_exchanges as find_exchanges,
+  is_exchange as is_exchange,
+)
 from jaxmotion.transforms._model_axes import (
+  drop_single_axes as drop_single_axes,
   expand_specs as expand_specs,
 )
 from jaxmotion.transforms._placement import check_trained as check_trained
-from jaxmotion.transforms._run_on_workers import (
+from jaxmotion.transforms._shardings import Shardings as Shardings
+from jaxmotion.transforms._trace_state import (
+  TracedState as TracedState,
+  find_maker as find_maker,
+  trace_state as trace_state,
+)
+from jaxmotion.transforms.parts._shard_layout import (
+  LeafCut as LeafCut,
+  cut_leaf as cut_leaf,
+  select_whole as select_whole,
+)
+from jaxmotion.transforms.step._run_on_workers import (
   Decide as Decide,
   Join as Join,
   fold_worker as fold_worker,
@@ -22,28 +37,17 @@ from jaxmotion.transforms._run_on_workers import (
   join_name as join_name,
   run_on_workers as run_on_workers,
 )
-from jaxmotion.transforms._shard_layout import (
-  LeafCut as LeafCut,
-  cut_leaf as cut_leaf,
-  select_whole as select_whole,
-)
-from jaxmotion.transforms._shardings import Shardings as Shardings
-from jaxmotion.transforms._state_maker import find_maker as find_maker
-from jaxmotion.transforms._step_arguments import (
+from jaxmotion.transforms.step._step_arguments import (
   check_batch_names as check_batch_names,
   check_step_mesh as check_step_mesh,
   place_arguments as place_arguments,
   split_specs as split_specs,
 )
-from jaxmotion.transforms._step_parameters import (
+from jaxmotion.transforms.step._step_parameters import (
   Static as Static,
   StepOptions as StepOptions,
   StepParameters as StepParameters,
   check_traced as check_traced,
-)
-from jaxmotion.transforms._trace_state import (
-  TracedState as TracedState,
-  trace_state as trace_state,
 )
 
 _set_public_module(__name__, globals())

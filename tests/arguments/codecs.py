@@ -102,6 +102,7 @@ CALLS = {
     INT8, min_ratio=2.0, min_size=8, min_dimensions=1
   ),
   "codecs.zero_value": Call(capacity=0.5),
+  "codecs.MemoryPart": Call("error", row_of="sent", noun="it", kept_by="it"),
   "codecs.from_config": Call(INT8.config()),
   "codecs.ErrorBound": Call(),
   "codecs.Laws": Call(),
@@ -146,6 +147,7 @@ def calls_of(name, codec):
   memory = Lazy(
     lambda: ErrorMemory(jnp.int32(1), jnp.zeros(X.shape), payload.make())
   )
+  parts = {part.name: X for part in codec.memory_parts if part.row_of is None}
   calls = {
     "init": Call(X, on=codec.init, traced=True),
     "init_rounds": Call(X, 2, on=codec.init_rounds, traced=True),
@@ -157,6 +159,10 @@ def calls_of(name, codec):
     ),
     "after_reduce": Call(state, X, on=codec.after_reduce, traced=True),
     "canonical_state": Call(state, on=codec.canonical_state, traced=True),
+    "read_memory": Call(state, X, on=codec.read_memory, traced=True),
+    "write_memory": Call(
+      parts, parts, X, 2, on=codec.write_memory, traced=True
+    ),
     "payload_like": Call(LIKE, on=codec.payload_like),
     "division": Call(LIKE, 2, on=codec.division),
     "encode_error": Call(
@@ -188,9 +194,18 @@ UNCALLED = {
   "codecs.extend.Partition.array_likes": "it has no arguments",
   "codecs.extend.stand_in_reply": "its message is a record that a codec made",
   "codecs.extend.check_codec": "it is a check of arguments itself",
+  "codecs.extend.fold_paths": "the paths of a tree are given to it",
 }
 ANY_SIZE = {"zero": "no error", "huge": "a large error"}
+_NAME = {"misspelt": "any name will do"}
+_PARTS = {"dict": "parts of other codecs are ignored"}
 ACCEPTED = {
+  **{
+    ("codecs.MemoryPart", field): _NAME
+    for field in ("name", "row_of", "noun", "kept_by")
+  },
+  ("codecs.uniform.write_memory", "parts"): _PARTS,
+  ("codecs.uniform.write_memory", "means"): _PARTS,
   ("codecs.ErrorBound", "relative"): ANY_SIZE,
   ("codecs.ErrorBound", "peak"): ANY_SIZE,
   ("codecs.ErrorBound", "floor"): ANY_SIZE,

@@ -1,11 +1,9 @@
 """Calls of the collectives, on two workers (or two hosts of two devices)."""
 
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxmotion import codecs, make_key
-from jaxmotion.codecs.extend import partition
 from jaxmotion.collectives import all_reduce_init
 from jaxmotion.collectives.extend import StateLayout
 from tests.arguments.calls import Call, Lazy
@@ -65,60 +63,19 @@ CALLS = {
     np.int32(0), 2, "data", mesh=DATA, varying=[]
   ),
   "collectives.extend.joint_axes": Call("host", "device"),
-  "collectives.extend.choose_methods": Call(
-    Lazy(lambda: partition(INT8, {"w": jnp.zeros((8, 32))})), 4, None
-  ),
-  "collectives.extend.is_sharded": Call(X, 2),
-  "collectives.extend.plan_messages": Call(INT8, X, "gather", 2),
-  "collectives.extend.schedule_rounds": Call([("sum",), ("gather",)]),
-  "collectives.extend.is_summed": Call(INT8, X),
-  "collectives.extend.row_like": Call(X, 2),
-  "collectives.extend.shard_like": Call(X, 2),
-  "collectives.extend.find_division": Call(INT8, X, 2),
-  "collectives.extend.part_like": Call(INT8, X, 2),
-  "collectives.extend.all_finite": Call(
-    TREE, "data", mesh=DATA, varying=["tree"]
-  ),
-  "collectives.extend.apply_nonfinite_policy": Call(
-    "skip", TREE, "data", mesh=DATA
-  ),
-  "collectives.extend.keep_update": Call(
-    np.bool_(True), TREE, TREE, TREE, mesh=DATA
-  ),
   "collectives.extend.gather_payloads": Call(
     [TREE], "data", mesh=DATA, varying=["payloads"]
   ),
 }
 ONE = StateLayout(INT8, 1)
 CALLS |= {
-  "collectives.extend.list_remembered": Call(TREE, INT8),
   "collectives.extend.mix_rows": Call(X, 2),
   "collectives.extend.convert_states": Call(
     Lazy(lambda: all_reduce_init(X, "data", INT8)), X, ONE, ONE, traced=True
   ),
 }
-_RESIZED = "`checkpoint.resize` calls it with what it has checked"
-_CHECKED = "`transforms.sharded` calls it with what it has checked"
 UNCALLED = {
-  "collectives.extend.*_memory": _RESIZED,
-  "collectives.extend.branch_after*": "builders give it sums of their own",
-  "collectives.extend.order_branch": "exchanges check what they give to it",
-  "collectives.extend.send_in_pieces": "steps give it a number of their own",
-  "collectives.extend.waiting_scalars": "it takes nothing",
-  "collectives.extend.make_memories": _RESIZED,
-  "collectives.extend.as_level": "it is a check of arguments itself",
-  "collectives.extend.memory_codec": _RESIZED,
-  "collectives.extend.check_*": "it is a check of arguments itself",
-  "collectives.extend.update_params": "steps check what they give to it",
-  "collectives.extend.apply_weight": _CHECKED,
-  "collectives.extend.find_leaf_codecs": _CHECKED,
-  "collectives.extend.*_shards": _CHECKED,
-  "collectives.extend.init_rows": _CHECKED,
-  "collectives.extend.run_with_loss": _CHECKED,
-  "collectives.extend.scatter_means": _CHECKED,
-  "collectives.extend.average_locally": _CHECKED,
-  "collectives.extend.all_axes": _CHECKED,
-  "collectives.extend.zero_nonfinite": _CHECKED,
+  "collectives.extend.*": "internal: public functions check what they give it"
 }
 UNBOUND = {"misspelt": "no axis has to be bound for codecs without state"}
 NAMED = {"misspelt": "it is told from the other names alone"}

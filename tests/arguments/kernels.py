@@ -63,12 +63,6 @@ CALLS = {
   "kernels.narrow.truncate_sum": Call(
     Lazy(lambda: (jnp.zeros((2, *X.shape), jnp.uint8),) * 2), X, traced=True
   ),
-  "kernels.pack.pack": Call(np.zeros((8, 2), np.uint32), 4, traced=True),
-  "kernels.pack.unpack": Call(np.zeros((1, 2), np.uint32), 4, traced=True),
-  "kernels.pack.pack_flat": Call(np.zeros(16, np.uint32), 4, traced=True),
-  "kernels.pack.unpack_flat": Call(
-    np.zeros((1, 2), np.uint32), 4, 16, traced=True
-  ),
   "kernels.select.topk_select": Call(X, 1, 4, traced=True),
   "kernels.select.topk_scatter": Call(
     np.zeros((1, 32), np.float32),
@@ -97,15 +91,15 @@ UNCALLED = {
   "kernels.BlockOp*": "abstract: every op defines it",
   "kernels.quantize.UniformOp*": "abstract: two ops define it",
   "kernels.*Op.*": _PASS,
+  "kernels.blocks.*_pass": _UNCHECKED,
   **dict.fromkeys(
     """
-    kernels.block_shape kernels.check_block kernels.nearest_planes
+    kernels.check_block kernels.describe_payload kernels.nearest_planes
     kernels.plane_length
     kernels.add_error* kernels.clear_error kernels.error_of
     kernels.is_read_slowly kernels.sum_decoded
-    kernels.compact.prefix_counts kernels.pack.field_widths
-    kernels.pack.num_planes kernels.pack.unpack_to_float kernels.pack.*tile
-    kernels.pack.piece_rows kernels.quantize.*code kernels.sign.*code
+    kernels.compact.prefix_counts kernels.pack.*
+    kernels.quantize.*code kernels.sign.*code
     kernels.ternary.*code kernels.ternary.*pack_trits
     kernels.microscaling.*code kernels.rotate.flip_signs
     kernels.rotate.hadamard kernels.rotate.rotate* kernels.rotate.row_shape

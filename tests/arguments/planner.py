@@ -47,7 +47,6 @@ UNCALLED = {
 ACCEPTED = {
   ("planner.advise", "accuracy_budget"): {"zero": "nothing may be lost"},
   ("planner.advise", "candidates"): {"empty": "full precision alone"},
-  ("planner.advise", "while_trips"): {"zero": "none", "huge": "any number"},
   ("planner.fit_memory", "options"): {"empty": "everything is kept"},
 }
 KNOWN_BAD: set[tuple[str, str]] = set()

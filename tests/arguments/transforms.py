@@ -1,4 +1,4 @@
-"""Calls of the optax transformations and data-parallel steps."""
+"""Calls of the optax transformations, schemes and training steps."""
 
 import jax
 import jax.numpy as jnp
@@ -23,26 +23,12 @@ def exchange(**options):
   return transforms.exchange("data", CODEC, **options)
 
 
-def state_of(tx):
-  """A state of the right shapes on no worker in particular."""
-  init, _ = transforms.data_parallel(loss_fn, tx, MESH)
-  like = jax.eval_shape(init, {"w": jnp.zeros((4, 1))})[1]
-  return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), like)
+CHAIN = optax.chain(exchange(), optax.sgd(0.1))
+STATS = np.zeros(2, np.float32)
 
 
-def data_parallel(position):
-  tx = optax.chain(exchange(), optax.sgd(0.1))
-  return transforms.data_parallel(loss_fn, tx, MESH)[position]
-
-
-def local_updates(position):
-  def keyed_loss(params, batch, key=None):
-    return loss_fn(params, batch)
-
-  outer = optax.chain(exchange(), optax.sgd(0.1))
-  return transforms.local_updates(
-    keyed_loss, optax.sgd(0.1), outer, MESH, every=2
-  )[position]
+def keyed_loss(params, batch, key=None):
+  return loss_fn(params, batch)
 
 
 def stateful_loss(params, model_state, batch, key):
@@ -50,25 +36,70 @@ def stateful_loss(params, model_state, batch, key):
   return loss_fn(params, batch) + jnp.mean(noise), model_state + 1
 
 
-def stateful(position):
-  tx = optax.chain(exchange(), optax.sgd(0.1))
-  return transforms.data_parallel(stateful_loss, tx, MESH, model_state="mean")[
-    position
-  ]
+TRAININGS = {
+  "chain": lambda: transforms.make_train_step(
+    keyed_loss, CHAIN, MESH, weight_fn=lambda batch: 1.0, microbatches=2
+  ),
+  "model_state": lambda: transforms.make_train_step(
+    stateful_loss, CHAIN, MESH, model_state="mean"
+  ),
+  "delayed": lambda: transforms.make_train_step(
+    keyed_loss, transforms.delayed(CHAIN), MESH
+  ),
+  "local_updates": lambda: transforms.make_train_step(
+    keyed_loss, transforms.local_updates(optax.sgd(0.1), CHAIN, every=2), MESH
+  ),
+  "fully_sharded": lambda: transforms.make_train_step(
+    keyed_loss, transforms.fully_sharded(optax.sgd(0.1)), MESH
+  ),
+}
 
 
-def fully_sharded(position):
-  def keyed_loss(params, batch, key=None):
-    return loss_fn(params, batch)
-
-  return transforms.fully_sharded(keyed_loss, optax.sgd(0.1), MESH)[position]
+def fill(like):
+  """Zeros of the right shapes on no worker in particular."""
+  return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), like)
 
 
-def sharded_state():
-  """A state of `SHARDED`, whose leaves of `PARAMS` all workers hold whole."""
-  init, _ = transforms.data_parallel(loss_fn, SHARDED, MESH)
-  like = jax.eval_shape(init, {"w": jnp.zeros((4, 1))})[1]
-  return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like)
+def state_of(training):
+  """The state before the first step."""
+  models = () if training != "model_state" else (jnp.asarray(STATS),)
+  params = {"w": jnp.zeros((4, 1))}
+  return fill(jax.eval_shape(TRAININGS[training]().init, params, *models))
+
+
+def opt_state_of(tx):
+  """A state of an optax chain."""
+  init, _ = transforms.make_train_step(loss_fn, tx, MESH)
+  return fill(jax.eval_shape(init, {"w": jnp.zeros((4, 1))}).opt_state)
+
+
+def work_of(training):
+  """What `step.compute` returns."""
+  step = TRAININGS[training]().step
+  batch = jax.tree.map(jnp.asarray, BATCH)
+  return fill(jax.eval_shape(step.compute, state_of(training), batch))
+
+
+def calls_of(training, **options):
+  """Calls of the two functions that train by a scheme."""
+  of = f"of {training}"
+  models = () if training != "model_state" else (STATS,)
+  return {
+    f"transforms.make_train_step -> init {of}": Call(
+      PARAMS,
+      *models,
+      on=Lazy(lambda: TRAININGS[training]().init),
+      traced=True,
+    ),
+    f"transforms.make_train_step -> step {of}": Call(
+      Lazy(lambda: state_of(training)),
+      BATCH,
+      key=np.zeros(2, np.uint32),
+      on=Lazy(lambda: TRAININGS[training]().step),
+      traced=True,
+      **options,
+    ),
+  }
 
 
 CAST = transforms.exchange("data", codecs.cast("bfloat16"))
@@ -77,6 +108,7 @@ SKIP = transforms.skip_nonfinite(optax.sgd(0.1), "data")
 OWN = transforms.per_worker(optax.scale(0.5), "data")
 SHARDED = transforms.sharded("data", optax.sgd(0.1), nonfinite="skip")
 CLIP = transforms.clip_by_global_norm(1.0, "data")
+DELAYED = transforms.delayed(CAST)
 
 
 @transforms.parallelize_step(MESH)
@@ -98,46 +130,27 @@ CALLS = {
     seed=1,
     local_axis="device",
     local_codec=codecs.uniform(bits=8),
-    specs=jax.P(),
   ),
   "transforms.sharded -> init": Call(PARAMS, on=SHARDED.init, mesh=["data"]),
   "transforms.sharded -> update": Call(
     PARAMS,
-    Lazy(lambda: sharded_state()),
+    Lazy(lambda: jax.tree.map(jnp.asarray, opt_state_of(SHARDED))),
     PARAMS,
     on=SHARDED.update,
     mesh=["data"],
     varying=["updates"],
   ),
   "transforms.fully_sharded": Call(
-    loss_fn,
     optax.sgd(0.1),
-    jax.sharding.Mesh(np.array(jax.devices()[:2])[None], ("host", "device")),
-    axis_name="host",
     weight_codec=codecs.uniform(bits=8),
     gradient_codec=codecs.uniform(bits=4),
     local_axis="device",
     local_codec=codecs.uniform(bits=8),
     regather="local",
     stacked="layers/",
-    has_aux=True,
-    model_state="mean",
-    weight_fn=lambda batch: 1.0,
-    microbatches=2,
     nonfinite="skip",
-    specs=jax.P(),
   ),
-  "transforms.fully_sharded -> init": Call(
-    PARAMS, on=Lazy(lambda: fully_sharded(0)), traced=True
-  ),
-  "transforms.fully_sharded -> step": Call(
-    PARAMS,
-    Lazy(lambda: fully_sharded(0)({"w": jnp.zeros((4, 1))})[1]),
-    BATCH,
-    key=np.zeros(2, np.uint32),
-    on=Lazy(lambda: fully_sharded(1)),
-    traced=True,
-  ),
+  "transforms.read_params": Call(Lazy(lambda: state_of("fully_sharded"))),
   "transforms.gather_params": Call(PARAMS),
   "transforms.gather_block": Call(loss_fn, regather=False),
   "transforms.WeightPart.gather_whole": Call(
@@ -174,7 +187,7 @@ CALLS = {
   ),
   "transforms.parallelize_step -> step": Call(
     PARAMS,
-    Lazy(lambda: state_of(exchange())),
+    Lazy(lambda: opt_state_of(exchange())),
     BATCH,
     on=train_step,
     traced=True,
@@ -187,7 +200,6 @@ CALLS = {
     seed=1,
     start=2,
     local_axis="device",
-    specs=jax.P(),
   ),
   "transforms.exchange -> init": Call(
     PARAMS, on=exchange().init, mesh=["data"]
@@ -227,61 +239,60 @@ CALLS = {
     mesh=["data"],
     varying=["args"],
   ),
-  "transforms.data_parallel": Call(
-    loss_fn, exchange(), MESH, weight_fn=lambda batch: 1.0
+  "transforms.delayed": Call(exchange()),
+  "transforms.delayed -> init": Call(PARAMS, on=DELAYED.init, mesh=["data"]),
+  "transforms.delayed -> update": Call(
+    PARAMS,
+    Lazy(lambda: DELAYED.init({"w": jnp.zeros((4, 1))})),
+    on=DELAYED.update,
+    mesh=["data"],
+    varying=["grads", "state"],
   ),
   "transforms.local_updates": Call(
-    loss_fn,
     optax.sgd(0.1),
     exchange(),
-    MESH,
     every=4,
     fragments=2,
-    weight_fn=lambda batch: 1.0,
     parts=lambda path, shape: 0,
   ),
-  "transforms.local_updates -> init": Call(
-    PARAMS, on=Lazy(lambda: local_updates(0)), traced=True
+  "transforms.make_train_step": Call(
+    loss_fn,
+    CHAIN,
+    MESH,
+    has_aux=True,
+    model_state="mean",
+    weight_fn=lambda batch: 1.0,
+    microbatches=2,
+    specs=jax.P(),
+    overlap="program",
   ),
-  "transforms.local_updates -> step": Call(
-    Lazy(
-      lambda: jax.tree.map(
-        lambda a: np.zeros(a.shape, a.dtype),
-        jax.eval_shape(local_updates(0), {"w": jnp.zeros((4, 1))}),
-      )
-    ),
+  **calls_of("chain", counts=np.ones(2, np.int32)),
+  **calls_of("model_state"),
+  **calls_of("delayed"),
+  **calls_of("local_updates"),
+  **calls_of("fully_sharded"),
+  "transforms.make_train_step -> step.compute": Call(
+    Lazy(lambda: state_of("chain")),
     BATCH,
     key=np.zeros(2, np.uint32),
-    on=Lazy(lambda: local_updates(1)),
+    counts=np.ones(2, np.int32),
+    on=Lazy(lambda: TRAININGS["chain"]().step.compute),
+    traced=True,
+  ),
+  "transforms.make_train_step -> step.update": Call(
+    Lazy(lambda: state_of("chain")),
+    Lazy(lambda: work_of("chain")),
+    on=Lazy(lambda: TRAININGS["chain"]().step.update),
     traced=True,
   ),
   "transforms.init_state": Call(exchange(), PARAMS, MESH),
   "transforms.extend.trace_state": Call(exchange(), PARAMS, MESH, "data"),
-  "transforms.data_parallel -> init": Call(
-    PARAMS, on=Lazy(lambda: data_parallel(0)), traced=True
-  ),
-  "transforms.data_parallel -> step": Call(
-    PARAMS,
-    Lazy(lambda: state_of(optax.chain(exchange(), optax.sgd(0.1)))),
-    BATCH,
-    on=Lazy(lambda: data_parallel(1)),
-    traced=True,
-  ),
-  "transforms.data_parallel -> init with model_state": Call(
-    PARAMS, np.zeros(2, np.float32), on=Lazy(lambda: stateful(0)), traced=True
-  ),
-  "transforms.data_parallel -> step with model_state": Call(
-    PARAMS,
-    np.zeros(2, np.float32),
-    Lazy(lambda: state_of(optax.chain(exchange(), optax.sgd(0.1)))),
-    BATCH,
-    key=np.zeros(2, np.uint32),
-    on=Lazy(lambda: stateful(1)),
-    traced=True,
-  ),
 }
 UNCALLED = {
   "transforms.WeightPart": "`fully_sharded` makes it",
+  "transforms.Scheme": "it has no arguments",
+  "transforms.Scheme.*": "`make_train_step` calls them",
+  "transforms.Workers": "`make_train_step` makes it",
   "transforms.extend.*": "the steps of two rooms have checked the arguments",
 }
 _LATER = {"misspelt": "no mesh is known here; a step names the axis"}
@@ -317,6 +328,8 @@ ACCEPTED = {
     "misspelt": "no parameters are known here; `init` matches it"
   },
   ("transforms.sharded", "local_axis"): _LATER,
+  ("transforms.fully_sharded", "local_axis"): _LATER,
+  ("transforms.delayed", "axis_name"): _LATER,
   ("transforms.clip_by_global_norm", "axis_name"): _LATER,
   ("transforms.skip_nonfinite", "axis_name"): _LATER,
   ("transforms.local_value_and_grad", "axis_name"): _LATER,
@@ -328,14 +341,9 @@ KNOWN_BAD = {
   ("transforms.parallelize_step -> step", "batch"),
   ("transforms.local_value_and_grad -> grad", "params"),
   ("transforms.local_value_and_grad -> grad", "args"),
-  ("transforms.fully_sharded -> step", "params"),
-  ("transforms.fully_sharded -> step", "batch"),
-  ("transforms.local_updates -> step", "batch"),
-  ("transforms.data_parallel -> step", "params"),
-  ("transforms.data_parallel -> step", "opt_state"),
-  ("transforms.data_parallel -> step", "batch"),
-  ("transforms.data_parallel -> step with model_state", "params"),
-  ("transforms.data_parallel -> step with model_state", "opt_state"),
-  ("transforms.data_parallel -> step with model_state", "model_state"),
-  ("transforms.data_parallel -> step with model_state", "batch"),
+  *(
+    (f"transforms.make_train_step -> step of {training}", "batch")
+    for training in TRAININGS
+  ),
+  ("transforms.make_train_step -> step.compute", "batch"),
 }

@@ -38,13 +38,13 @@ def make(kind, workers):
   """(init, step, what has the state) of one trainer."""
   mesh = make_mesh(workers)
   if kind != "fully_sharded":
-    return *jaxmotion.data_parallel(loss_fn, CHAINS[kind], mesh), CHAINS[kind]
-  init, step = jaxmotion.fully_sharded(
+    return *jaxmotion.make_train_step(loss_fn, CHAINS[kind], mesh), CHAINS[kind]
+  init, step = jaxmotion.make_train_step(
     loss_fn,
-    ADAM,
+    jaxmotion.fully_sharded(
+      ADAM, gradient_codec=codecs.sign(), error_feedback=True
+    ),
     mesh,
-    gradient_codec=codecs.sign(),
-    error_feedback=True,
   )
   return init, step, init
 
@@ -60,13 +60,13 @@ def batch_at(step):
 
 @functools.cache
 def trained(kind):
-  """(params, state) of 4 workers after two steps, and after three."""
+  """The states of 4 workers after two steps, and after three."""
   init, step, _ = make(kind, 4)
   two = init(PARAMS)
   for i in range(2):
-    *two, _ = step(*two, batch_at(i))
-  kept = jax.tree.map(jnp.copy, tuple(two))
-  *three, _ = step(*two, batch_at(2))
+    two, _ = step(two, batch_at(i))
+  kept = jax.tree.map(jnp.copy, two)
+  three, _ = step(two, batch_at(2))
   return kept, three
 
 
@@ -101,8 +101,8 @@ def test_as_many_workers_continue_bit_for_bit(kind, tmp_path):
   assert_equal(restored, two)
   for a, b in zip(jax.tree.leaves(restored), jax.tree.leaves(two), strict=True):
     assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
-  *after, _ = step(*restored, batch_at(2))
-  assert_equal(list(after), list(three))
+  after, _ = step(restored, batch_at(2))
+  assert_equal(after, three)
 
 
 def read_errors(tx, state, layout):
@@ -119,7 +119,7 @@ def read_errors(tx, state, layout):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_fewer_workers_continue_what_is_to_be_sent(kind, tmp_path):
-  (params, state), _ = trained(kind)
+  (params, _, state), _ = trained(kind)
   _, _, tx = make(kind, 4)
   layout = checkpoint.describe_state(tx, PARAMS, make_mesh(4))
   save(tmp_path / "state", state)
@@ -134,7 +134,7 @@ def test_fewer_workers_continue_what_is_to_be_sent(kind, tmp_path):
   saved = restore(tmp_path / "state", like)
   resized = checkpoint.resize(tx, saved, PARAMS, layout, mesh)
   for a, b in zip(
-    jax.tree.leaves(resized), jax.tree.leaves(start[1]), strict=True
+    jax.tree.leaves(resized), jax.tree.leaves(start.opt_state), strict=True
   ):
     assert a.shape == b.shape
     assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
@@ -146,23 +146,22 @@ def test_fewer_workers_continue_what_is_to_be_sent(kind, tmp_path):
   for name in PARAMS:
     before, after = (optax.tree.get(s, "mu")[name] for s in (state, resized))
     np.testing.assert_array_equal(after, before)
-  held = restore(tmp_path / "params", abstract(start[0]))
+  held = restore(tmp_path / "params", abstract(start.params))
   assert_equal(held, params)
-  step(held, resized, batch_at(2))
+  step(start._replace(params=held, opt_state=resized), batch_at(2))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_state_of_other_workers_says_how_it_differs(kind):
-  (_, state), _ = trained(kind)
+  state = trained(kind)[0].opt_state
   init, step, tx = make(kind, 3)
-  start, _ = init(PARAMS)
-  host = jax.device_get(state)
+  host = init(PARAMS)._replace(opt_state=jax.device_get(state))
   with pytest.raises(
     ValueError,
     match=r"`opt_state` must be of the 3 workers .* shape \(4,.*"
     r"continue a state of other workers by `jaxmotion.checkpoint.resize`",
   ):
-    step(start, host, batch_at(2))
+    step(host, batch_at(2))
   layout = checkpoint.describe_state(tx, PARAMS, make_mesh(3))
   with pytest.raises(ValueError, match="`state` must be of `layout`"):
     checkpoint.resize(tx, state, PARAMS, layout, make_mesh(3))
@@ -175,13 +174,11 @@ def test_a_state_of_other_workers_says_how_it_differs(kind):
 def test_devices_that_remember_parts_keep_their_hosts():
   axes = ("host", "device")
   devices = np.array(jax.devices())
-  init, _ = jaxmotion.fully_sharded(
+  init, _ = jaxmotion.make_train_step(
     loss_fn,
-    ADAM,
+    jaxmotion.fully_sharded(ADAM, local_axis="device", error_feedback=True),
     Mesh(devices[:4].reshape(2, 2), axes),
-    axis_name="host",
-    local_axis="device",
-    error_feedback=True,
+    axis_name=axes,
   )
   two, four = (AbstractMesh((hosts, 2), axes) for hosts in (2, 4))
   layout = checkpoint.describe_state(init, PARAMS, two, axis_name=axes)

@@ -287,7 +287,7 @@ def test_a_layout_of_other_code_is_refused_by_what_differs():
   with pytest.raises(ValueError, match="version"):
     checkpoint.Layout.from_dict({})
   with pytest.raises(ValueError, match="KeyError: 'exchanges'"):
-    checkpoint.Layout.from_dict({"version": 2, "workers": {}, "model": {}})
+    checkpoint.Layout.from_dict({"version": 3, "workers": {}, "model": {}})
 
 
 def test_state_that_workers_share_is_kept_by_any_number():

@@ -187,24 +187,22 @@ def make_local(workers, weighted):
     transforms.exchange("data", codecs.feedback(codecs.sign())),
     optax.sgd(0.5, momentum=0.5),
   )
-  return transforms.local_updates(
+  return transforms.make_train_step(
     loss_fn,
-    optax.adam(0.1),
-    outer,
+    transforms.local_updates(
+      optax.adam(0.1), outer, every=4, fragments=2, delay=1
+    ),
     Mesh(np.array(jax.devices()[:workers]), ("data",)),
-    every=4,
-    fragments=2,
-    delay=1,
     weight_fn=jnp.sum if weighted else None,
   )
 
 
-def local_sums(state):
-  """What is still to be sent: changes by weight, and errors, leaf by leaf."""
+def local_sums(anchor, state):
+  """What is still to be sent: changes by weight, leaf by leaf."""
   owners = {"b": 1, "w": 0}
   changes = {}
   for name, leaf in state.params.value.items():
-    change = np.asarray(state.anchor[name], np.float64) - np.asarray(leaf)
+    change = np.asarray(anchor[name], np.float64) - np.asarray(leaf)
     weights = np.ones(leaf.shape[0])
     if state.weights:
       weights = np.asarray(state.weights.value[:, owners[name]], np.float64)
@@ -219,16 +217,18 @@ def test_local_updates_keep_what_workers_have_changed(weighted):
   if weighted:
     rows = jaxmotion.PerWorker(np.abs(first.weights.value) + 0.1)
     first = first._replace(weights=rows)
-  expected = local_sums(first)
+  rng = np.random.default_rng(1)
+  anchor = jax.tree.map(lambda a: rng.normal(size=a.shape), PARAMS)
+  expected = local_sums(anchor, first)
   for state, workers in zip(resize_all(init, first), COUNTS, strict=True):
     assert jax.tree.leaves(state.params)[0].shape[0] == workers
-    for kept in ("anchor", "flying", "count"):
+    for kept in ("flying", "count"):
       jax.tree.map(
         np.testing.assert_array_equal,
         getattr(state, kept),
         getattr(first, kept),
       )
-    found = local_sums(state)
+    found = local_sums(anchor, state)
     for name in PARAMS:
       np.testing.assert_allclose(found[name], expected[name], atol=2e-5)
     momenta = [jax.tree.leaves(s.outer[0][1]) for s in (state, first)]
@@ -245,7 +245,40 @@ def test_local_updates_train_on_with_other_workers():
   )
   init, step = make_local(2, False)
   mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
-  state = checkpoint.resize(init, state, PARAMS, layout, mesh)
+  own = checkpoint.resize(init, state.opt_state, PARAMS, layout, mesh)
+  state = init(state.params)._replace(opt_state=own)
   for _ in range(4):
     state, loss = step(state, batch)
-  assert np.isfinite(loss) and np.abs(state.anchor["w"]).min() > 0.01
+  assert np.isfinite(loss) and np.abs(state.params["w"]).min() > 0.01
+
+
+EF21_OF_TOPK = codecs.ef21(codecs.topk(density=0.5))
+EMPTY_LEAVES = {
+  "onebit": {"codec": codecs.onebit()},
+  "ef21": {"codec": codecs.ef21(codecs.sign())},
+  "two_phase": {
+    "codec": codecs.feedback(codecs.sign()),
+    "method": "two_phase",
+  },
+}
+
+
+@pytest.mark.parametrize("name", EMPTY_LEAVES)
+def test_arrays_without_elements_are_resized(name):
+  params = {"w": np.zeros(257, np.float32), "e": np.zeros((0, 3), np.float32)}
+  tx = transforms.exchange("data", **EMPTY_LEAVES[name])
+  layout = checkpoint.describe_state(tx, params, mesh_of(4))
+  like = checkpoint.saved_like(
+    tx, params, layout, Mesh(np.array(jax.devices()[:1]), ("data",))
+  )
+  state = jax.tree.map(lambda a: np.ones(a.shape, a.dtype), like)
+  for workers in (1, 2, 8):
+    found = checkpoint.resize(tx, state, params, layout, mesh_of(workers))
+    wanted = checkpoint.describe_state(tx, params, mesh_of(workers))
+    shapes = checkpoint.saved_like(
+      tx, params, wanted, Mesh(np.array(jax.devices()[:1]), ("data",))
+    )
+    assert core.same_shapes(found, shapes)
+    other = transforms.exchange("data", EF21_OF_TOPK)
+    if name == "ef21":
+      checkpoint.resize(other, state, params, layout, mesh_of(workers))

@@ -177,7 +177,10 @@ def test_another_codec_continues_the_memory_or_says_what_is_lost():
     checkpoint.resize(bare, state, SMALL, layout, mesh)
   theirs = checkpoint.describe_state(bare, SMALL, make_mesh(4))
   none = dataclasses.replace(state.master, value=(), dimensions=())
-  held = state._replace(master=none)
+  made_for = dataclasses.replace(state.made_for, weight_codec=None)
+  with pytest.raises(ValueError, match="`state` must be of `layout`, made for"):
+    checkpoint.resize(tx, state, SMALL, theirs, mesh)
+  held = state._replace(master=none, made_for=made_for)
   with pytest.raises(ValueError, match="0 of them, got 2. Give `weight_codec="):
     checkpoint.resize(tx, held, SMALL, theirs, mesh)
 
@@ -258,36 +261,40 @@ def read_model(tx, state, layout, kind):
   ("parts", "kind"), [(True, AxisType.Auto), (False, AxisType.Explicit)]
 )
 def test_workers_change_beside_an_axis_of_the_model(parts, kind):
-  given = SPECS if kind == AxisType.Auto else None
   if parts:
-    tx = make_tx(inner=optax.sgd(1.0), specs=given, gradient_codec=MEMORY)
+    tx = make_tx(inner=optax.sgd(1.0), gradient_codec=MEMORY)
   else:
-    exchange = jaxmotion.exchange("data", MEMORY, specs=given)
+    exchange = jaxmotion.exchange("data", MEMORY)
     tx = optax.chain(exchange, optax.sgd(1.0))
   rng, exact = np.random.default_rng(0), dict.fromkeys(MODEL, 0.0)
   params, state, layout = MODEL, None, None
   for workers in (2, 3):
     mesh = mesh_of(workers, 2, kind=kind)
     with jax.set_mesh(mesh):
-      init, step = jaxmotion.data_parallel(linear_loss, tx, mesh, specs=SPECS)
+      init, step = jaxmotion.make_train_step(linear_loss, tx, mesh, specs=SPECS)
       if state is None:
-        params, state = init(params)
+        state = init(params)
       else:
-        state = checkpoint.resize(tx, state, params, layout, mesh, specs=SPECS)
-        params = place_params(params, mesh)
+        held = checkpoint.resize(
+          tx, state.opt_state, params, layout, mesh, specs=SPECS
+        )
+        state = state._replace(
+          params=place_params(params, mesh), opt_state=held
+        )
       places = jax.tree.map(lambda a: a.sharding, state)
       layout = checkpoint.describe_state(tx, params, mesh, specs=SPECS)
       batch = draw_gradients(MODEL, 6, rng)
-      params, state, _ = step(params, state, batch)
+      state, _ = step(state, batch)
       for place, a in zip(
         jax.tree.leaves(places), jax.tree.leaves(state), strict=True
       ):
         assert a.sharding.is_equivalent_to(place, a.ndim)
-      params = jax.tree.map(np.asarray, params)
+      params = jax.tree.map(np.asarray, state.params)
       for k in exact:
         exact[k] += batch[k].astype(np.float64).mean(0)
   layout = checkpoint.Layout.from_dict(layout.to_dict())
   assert layout == checkpoint.describe_state(tx, MODEL, mesh, specs=SPECS)
+  state = state.opt_state
   left = read_model(tx, state, layout, kind)
   held = state.master.value if parts else params
   for k in MODEL:
@@ -314,8 +321,10 @@ def test_a_step_names_moments_that_other_workers_cut():
     layout = checkpoint.describe_state(tx, params, four)
     state = checkpoint.saved_like(tx, params, layout, make_mesh(1))
     state = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), state)
-    _, step = jaxmotion.data_parallel(
+    _, step = jaxmotion.make_train_step(
       lambda p, x: jnp.sum(p["p"] * jnp.mean(x)), tx, mesh, donate=False
     )
     with pytest.raises(ValueError, match=message):
-      step.lower(jax.tree.map(jnp.asarray, params), state, jnp.ones(6))
+      held = jax.tree.map(jnp.asarray, params)
+      state = transforms.TrainState(held, None, state)
+      step.lower(state, jnp.ones(6))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxmotion import codecs, testing
-from jaxmotion.codecs._low_rank import orthonormalize
+from jaxmotion.codecs.combinators._low_rank import orthonormalize
 
 RNG = np.random.default_rng(0)
 A = RNG.normal(size=(48, 3)).astype(np.float32)

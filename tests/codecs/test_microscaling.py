@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxmotion.codecs._microscaling import microscaling
+from jaxmotion.codecs.quantizers._microscaling import microscaling
 from jaxmotion.testing import check_codec
 
 NAMES = (

@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jaxmotion import codecs, make_key
@@ -93,6 +94,24 @@ def test_a_pattern_that_matches_no_leaf_is_named(late):
   with pytest.raises(ValueError, match="`rules` must match a leaf each") as e:
     codec.init(TREE)
   assert "'embed'" in str(e.value) and "'dense/kernel'" in str(e.value)
+
+
+def test_a_part_of_a_tree_need_not_use_all_patterns():
+  codec = codecs.buckets(codecs.rules([("^a", PLAIN), (".*", BF16)]))
+  leaf, mask = jax.ShapeDtypeStruct((8,), "float32"), optax.MaskedNode()
+  (group,) = partition(codec, {"a": mask, "b": leaf}).leaf_groups
+  assert group.codec == BF16
+  with pytest.raises(ValueError, match="`rules` must match a leaf each"):
+    partition(codec, {"b": leaf})
+
+
+def test_rules_of_rules_are_for_the_leaves_that_they_get():
+  inner = codecs.rules([("dense", PLAIN), (".*", BF16)])
+  codec = codecs.rules([("^a", inner), (".*", BF16)])
+  leaf = jax.ShapeDtypeStruct((8,), "float32")
+  partition(codec, {"a": {"dense": leaf}, "b": {"dense": leaf}})
+  with pytest.raises(ValueError, match="got 'dense', .* none of 'a/norm'"):
+    partition(codec, {"a": {"norm": leaf}, "b": {"dense": leaf}})
 
 
 def test_a_leaf_that_no_pattern_covers_is_named():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmotion.codecs._ternary import ternary
+from jaxmotion.codecs.quantizers._ternary import ternary
 from jaxmotion.core import make_key
 from jaxmotion.testing import check_unbiased
 

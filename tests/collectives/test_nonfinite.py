@@ -62,8 +62,3 @@ def test_zero_drops_the_element_and_nothing_else():
   expected, *_ = run(lambda x: exchange(x, "propagate"), cleaned, 4)
   assert ok and finite
   np.testing.assert_array_equal(y, expected)
-
-
-def test_an_unknown_policy_is_named():
-  with pytest.raises(ValueError, match="`policy` must be one of 'propagate"):
-    run(lambda x: exchange(x, "ignore"), X, 4)

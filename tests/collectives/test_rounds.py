@@ -211,12 +211,12 @@ def train(tx, shape=(4,), axes=("data",), **options):
     return jnp.mean((y - 1) ** 2) + params["empty"].sum()
 
   devices = np.array(jax.devices()[: np.prod(shape)]).reshape(shape)
-  init, step = jaxmotion.data_parallel(
+  init, step = jaxmotion.make_train_step(
     loss_fn, tx, Mesh(devices, axes), **options
   )
   rng = np.random.default_rng(0)
   batch = rng.normal(size=(16, 8)).astype(np.float32)
-  params, state = init(
+  state = init(
     {
       "w": rng.normal(size=(8, 16)).astype(np.float32),
       "k": rng.normal(size=(16, 4)).astype(np.float32),
@@ -225,9 +225,9 @@ def train(tx, shape=(4,), axes=("data",), **options):
   )
   losses = []
   for _ in range(5):
-    params, state, loss = step(params, state, batch)
+    state, loss = step(state, batch)
     losses.append(float(loss))
-  return losses, state
+  return losses, state.opt_state
 
 
 def shared_of(state):
@@ -272,9 +272,7 @@ def test_devices_of_a_host_share_what_their_shard_has():
 
 def test_shards_of_a_model_have_shared_state_of_their_own():
   specs = {"w": P(None, "model"), "k": P("model", None), "empty": P()}
-  tx = optax.chain(
-    jaxmotion.exchange("data", CODEC, specs=specs, start=1), optax.sgd(0.1)
-  )
+  tx = optax.chain(jaxmotion.exchange("data", CODEC, start=1), optax.sgd(0.1))
   losses, state = train(tx, (2, 2), ("data", "model"), specs=specs)
   assert losses[-1] < losses[0]
   assert [a.shape[0] for a in shared_of(state)] == [2, 2]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxmotion import codecs, make_key
-from jaxmotion.collectives import _rows
+from jaxmotion.collectives import _layout
 
 CODECS = {
   "int8": codecs.uniform(bits=8),
@@ -28,11 +28,11 @@ def test_shards_have_the_bits_of_padded_rows(name, shape, workers):
   x = np.random.default_rng(1).normal(size=shape).astype(np.float32)
 
   def encode_padded(x):
-    rows = _rows.pad_to_rows(x, workers)
-    return _rows.encode_rows(codec, rows, (), key)[0]
+    rows = _layout.pad_to_rows(x, workers)
+    return _layout.encode_rows(codec, rows, (), key)[0]
 
   def encode(x):
-    return _rows.encode_shards(codec, x, workers, (), key)[0]
+    return _layout.encode_shards(codec, x, workers, (), key)[0]
 
   found, expected = jax.jit(encode)(x), jax.jit(encode_padded)(x)
   jax.tree.map(np.testing.assert_array_equal, found, expected)
@@ -41,8 +41,8 @@ def test_shards_have_the_bits_of_padded_rows(name, shape, workers):
 def test_shards_of_a_codec_with_memory_remember_what_padded_rows_do():
   codec = codecs.feedback(codecs.uniform(bits=4))
   x = np.random.default_rng(1).normal(size=(512, 256)).astype(np.float32)
-  rows = _rows.pad_to_rows(x, 3)
+  rows = _layout.pad_to_rows(x, 3)
   state = jax.vmap(codec.init)(rows)
-  found = _rows.encode_shards(codec, x, 3, state, None)
-  expected = _rows.encode_rows(codec, rows, state, None)
+  found = _layout.encode_shards(codec, x, 3, state, None)
+  expected = _layout.encode_rows(codec, rows, state, None)
   jax.tree.map(np.testing.assert_array_equal, found, expected)

@@ -10,9 +10,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxmotion import codecs, collectives, make_key, wire
-from jaxmotion.collectives import _stacks
+from jaxmotion.collectives import _rounds
 from jaxmotion.collectives._methods import ReduceState, Reduction
-from jaxmotion.collectives._pieces import send_in_pieces
+from jaxmotion.hosts import Sending
 from tests.collectives.helpers import mesh
 
 RNG = np.random.default_rng(0)
@@ -67,8 +67,8 @@ def test_stacked_arrays_have_the_values_and_bytes_of_arrays_apart(
   name, method, monkeypatch
 ):
   tree, found = make_tree(3), []
-  for limit in (0, _stacks._MAX_SIZE):
-    monkeypatch.setattr(_stacks, "_MAX_SIZE", limit)
+  for limit in (0, _rounds._MAX_SIZE):
+    monkeypatch.setattr(_rounds, "_MAX_SIZE", limit)
     program = jax.jit(make_program(CODECS[name], method))
     ledger = wire.step_bytes(program, tree)
     found.append((jax.device_get(program(tree)), ledger.total_bytes))
@@ -95,12 +95,14 @@ def test_a_program_grows_little_with_the_number_of_equal_arrays(name, method):
   assert (many - few) / 10 < of_one / 4
 
 
-def stack_positions(*codecs_and_sizes, method="gather"):
+def stack_positions(*codecs_and_sizes, method="gather", pieces=0):
   reductions = [
     Reduction(codec, jnp.zeros(size), ReduceState((), ()), None, 4, "mean")
     for codec, size in codecs_and_sizes
   ]
-  return _stacks.find_stacks(reductions, [method] * len(reductions))
+  return _rounds.find_stacks(
+    reductions, [method] * len(reductions), Sending(pieces)
+  )
 
 
 def test_arrays_of_other_codecs_or_shapes_stay_apart():
@@ -111,7 +113,7 @@ def test_arrays_of_other_codecs_or_shapes_stay_apart():
 
 
 def test_large_arrays_stay_apart():
-  given = [(codecs.sign(), _stacks._MAX_SIZE + 1)] * 2
+  given = [(codecs.sign(), _rounds._MAX_SIZE + 1)] * 2
   assert stack_positions(*given) == [[0], [1]]
 
 
@@ -123,8 +125,7 @@ def test_sums_and_rounds_stay_apart(method):
 
 def test_arrays_that_are_sent_in_pieces_stay_apart():
   given = [(codecs.sign(), 64)] * 2
-  with send_in_pieces(3):
-    assert stack_positions(*given) == [[0], [1]]
+  assert stack_positions(*given, pieces=3) == [[0], [1]]
 
 
 def test_empty_arrays_and_scalars_are_stacked_too():

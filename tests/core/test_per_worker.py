@@ -61,14 +61,14 @@ def test_specs_split_only_what_differs_between_workers(axis):
     optax.adam(1e-3),
   )
   params = {"w": jnp.ones((4, 3)), "b": jnp.ones(3)}
-  init, _ = jaxmotion.data_parallel(lambda p, b: p["w"].sum(), tx, MESH)
-  _, state = init(params)
-  specs = state_specs(state, axis)
-  assert jax.tree.structure(specs) == jax.tree.structure(state)
-  own = {id(a) for a in jax.tree.leaves(state[1].codec_state)}
+  init, _ = jaxmotion.make_train_step(lambda p, b: p["w"].sum(), tx, MESH)
+  state = init(params)
+  specs = state_specs(state.opt_state, axis)
+  assert jax.tree.structure(specs) == jax.tree.structure(state.opt_state)
+  own = {id(a) for a in jax.tree.leaves(state.opt_state[1].codec_state)}
   assert len(own) == 8  # Of both arrays: count, value, words and scale.
   for leaf, spec in zip(
-    jax.tree.leaves(state), jax.tree.leaves(specs), strict=True
+    jax.tree.leaves(state.opt_state), jax.tree.leaves(specs), strict=True
   ):
     assert spec == (P(axis) if id(leaf) in own else P())
 

@@ -3,7 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmotion.core import trace_in_place, write_apart
+from jaxmotion.core import trace_in_place
+from jaxmotion.hosts import write_apart
 
 X = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
 

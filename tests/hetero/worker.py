@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import jaxmotion
@@ -18,28 +19,33 @@ X = np.random.default_rng(0).normal(size=(16, 130)).astype(np.float32)
 
 def loss_fn(w, batch):
   errors = (batch["x"] @ w - 1) ** 2
-  return jnp.sum(batch["valid"] * errors), jnp.sum(batch["valid"])
+  return jnp.sum(batch["valid"] * errors) / jnp.sum(batch["valid"])
 
 
-def run(mesh, seconds_of, feed):
+def run(mesh, find_seconds, feed):
   """Trains with shares that follow the speeds: counts, losses, parameters."""
   codec = codecs.feedback(codecs.sign())
   tx = optax.chain(jaxmotion.exchange("data", codec), optax.sgd(0.05))
-  uneven = hetero.uneven_data_parallel(loss_fn, tx, mesh)
+  init, step = jaxmotion.make_train_step(
+    loss_fn,
+    tx,
+    mesh,
+    weight_fn=lambda batch: jnp.sum(batch["valid"]),
+    microbatches=8,
+  )
   balance = hetero.rebalance(total=8, workers=2, window=1)
-  state, shares = uneven.init(np.zeros(130, np.float32)), balance.init()
+  state, shares = init(np.zeros(130, np.float32)), balance.init()
   counts, losses = [], []
   for _ in range(4):
     x, valid = hetero.assign_microbatches(
       {"x": X}, shares.counts, microbatch=2, max_microbatches=8
     )
     batch = jax.tree.map(feed, x | {"valid": valid})
-    work = uneven.work(state, batch, shares.counts)
-    seconds = np.float32(seconds_of(np.array(shares.counts)))
-    state, metrics = uneven.update(state, work, feed(seconds))
-    shares = balance.update(metrics.seconds.tolist(), shares)
+    state, loss = step(state, batch, counts=shares.counts)
+    seconds = find_seconds(np.array(shares.counts))
+    shares = balance.update(seconds.tolist(), shares)
     counts.append(shares.counts)
-    losses.append(float(metrics.loss))
+    losses.append(float(loss))
   own = np.asarray(state.params.addressable_data(0))
   return [counts, losses, own.astype(float).tolist()]
 
@@ -52,13 +58,13 @@ def main(index, address):
   rows = NamedSharding(mesh, P("data"))
 
   def feed(a):
-    own = a[index : index + 1]
+    own = np.split(a, 2)[index]
     return jax.make_array_from_process_local_data(rows, own, a.shape)
 
-  def seconds_of(counts):
-    return np.where(np.arange(2) == index, UNIT_S * counts, np.nan)
+  def find_seconds(counts):
+    return multihost_utils.process_allgather(UNIT_S[index] * counts[index])
 
-  print(json.dumps(run(mesh, seconds_of, feed)))
+  print(json.dumps(run(mesh, find_seconds, feed)))
 
 
 if __name__ == "__main__":

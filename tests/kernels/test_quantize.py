@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxmotion.core import make_key
-from jaxmotion.kernels._block_layout import block_shape
+from jaxmotion.kernels._block_op import block_shape
 from jaxmotion.kernels.pack import num_planes, unpack
 from jaxmotion.kernels.quantize import (
   absmax_decode,

@@ -41,8 +41,8 @@ def chain_of(codec, axis_name="data", **options):
 
 
 def fill_state(init, seed=0):
-  """A state with numbers in it, and nothing that was encoded."""
-  state = jax.eval_shape(init, PARAMS)
+  """An `opt_state` with numbers in it, and nothing that was encoded."""
+  state = jax.eval_shape(init, PARAMS).opt_state
   rng = np.random.default_rng(seed)
 
   def fill(a):
@@ -83,11 +83,10 @@ EXCHANGES = {
 @pytest.mark.parametrize("name", EXCHANGES)
 def test_wire_bytes_are_those_of_the_traced_step(name):
   tx = EXCHANGES[name]
-  init, step = jaxmotion.data_parallel(loss_fn, tx, MESH, mean_loss=False)
-  params, state = jax.eval_shape(init, PARAMS)
+  init, step = jaxmotion.make_train_step(loss_fn, tx, MESH, mean_loss=False)
   layout = checkpoint.describe_state(tx, PARAMS, MESH)
-  found = jaxmotion.metrics(fill_state(init)[1], layout)
-  ledger = wire.step_bytes(step, params, state, BATCH)
+  found = jaxmotion.metrics(fill_state(init), layout)
+  ledger = wire.step_bytes(step, jax.eval_shape(init, PARAMS), BATCH)
   assert found["exchange/wire_bytes"] == pytest.approx(ledger.total_bytes)
   plain = 2 * 3 / 4 * 4 * (40 + 64 * 48)
   # Whole small leaves of `sharded` travel as in an all-reduce.
@@ -100,9 +99,9 @@ def test_wire_bytes_of_several_hosts_are_those_between_hosts():
   axes = ("host", "device")
   mesh = mesh_of(2, 4, names=axes)
   tx = chain_of(INT4, "host", local_axis="device")
-  init, _ = jaxmotion.data_parallel(loss_fn, tx, mesh, axis_name=axes)
+  init, _ = jaxmotion.make_train_step(loss_fn, tx, mesh, axis_name=axes)
   layout = checkpoint.describe_state(tx, PARAMS, mesh, axis_name=axes)
-  state = fill_state(init)[1]
+  state = fill_state(init)
   found = jaxmotion.metrics(state, layout)
   assert 7 < found["exchange/ratio"] < 8
   # A device sends its quarter of the matrix, and whole what is too small.
@@ -113,7 +112,7 @@ def test_levels_choose_the_bytes_in_a_jitted_function():
   pair = [codecs.feedback(codecs.uniform(bits=n)) for n in (4, 8)]
   tx = chain_of(pair)
   layout = checkpoint.describe_state(tx, PARAMS, MESH)
-  state = fill_state(jaxmotion.data_parallel(loss_fn, tx, MESH)[0])[1]
+  state = fill_state(jaxmotion.make_train_step(loss_fn, tx, MESH)[0])
   read = jax.jit(lambda state, n: jaxmotion.metrics(state, layout, level=n))
   low, high = read(state, 0), read(state, 1)
   assert 7 < float(low["exchange/ratio"]) < 8
@@ -142,16 +141,17 @@ def train_constantly():
     )
   )
   mesh = mesh_of(2)
-  init, step = jaxmotion.data_parallel(constant_loss, tx, mesh)
-  params, state = init({"w": jnp.zeros(100)})
+  init, step = jaxmotion.make_train_step(constant_loss, tx, mesh)
+  state = init({"w": jnp.zeros(100)})
   g = np.random.default_rng(0).normal(size=100).astype(np.float32)
   batch = np.stack([g, np.zeros_like(g)])
   for _ in range(3):
-    params, state, _ = step(params, state, batch)
-  params, state, _ = step(params, state, batch * np.float32(np.nan))
+    state, _ = step(state, batch)
+  state, _ = step(state, batch * np.float32(np.nan))
+  params, _, opt_state = state
   error = 3 * g + 2 * np.asarray(params["w"])  # What has not been applied yet.
   layout = checkpoint.describe_state(init, params, mesh)
-  return layout, state, error, mesh
+  return layout, opt_state, error, mesh
 
 
 def test_the_error_norm_is_that_of_what_is_still_to_be_sent():
@@ -202,14 +202,16 @@ def gathered_loss(params, batch):
 
 
 def test_fully_sharded_states_have_error_norms_and_counted_bytes():
-  init, step = jaxmotion.fully_sharded(
+  init, step = jaxmotion.make_train_step(
     gathered_loss,
-    optax.adam(1e-3),
+    jaxmotion.fully_sharded(
+      optax.adam(1e-3),
+      gradient_codec=codecs.uniform(bits=4),
+      error_feedback=True,
+    ),
     MESH,
-    gradient_codec=codecs.uniform(bits=4),
-    error_feedback=True,
   )
-  state = fill_state(init)[1]
+  state = fill_state(init)
   layout = checkpoint.describe_state(init, PARAMS, MESH)
   found = jaxmotion.metrics(state, layout)
   rows = sum(
@@ -217,7 +219,7 @@ def test_fully_sharded_states_have_error_norms_and_counted_bytes():
   )
   assert found["exchange/error_norm"] == pytest.approx(np.sqrt(rows.mean()))
   assert "exchange/wire_bytes" not in found
-  sent = wire.step_bytes(step, *jax.eval_shape(init, PARAMS), BATCH)
+  sent = wire.step_bytes(step, jax.eval_shape(init, PARAMS), BATCH)
   found = jaxmotion.metrics(state, layout, sent=sent)
   weights = 3 / 4 * 4 * (64 * 48 + 40)  # Gathered once, by 4 workers.
   gradient = found["exchange/wire_bytes"] - weights
@@ -229,8 +231,12 @@ def test_fully_sharded_states_have_error_norms_and_counted_bytes():
 
 def test_local_updates_count_steps_and_send_all_fragments():
   codec = codecs.rules([("w", INT4), ("b", codecs.uniform(bits=8))])
-  init, _ = jaxmotion.local_updates(
-    loss_fn, optax.sgd(0.1), chain_of(codec), MESH, every=4, fragments=2
+  init, _ = jaxmotion.make_train_step(
+    loss_fn,
+    jaxmotion.local_updates(
+      optax.sgd(0.1), chain_of(codec), every=4, fragments=2
+    ),
+    MESH,
   )
   state = fill_state(init)
   outer = state.outer[0][0]._replace(count=jnp.int32(2))
@@ -243,7 +249,7 @@ def test_local_updates_count_steps_and_send_all_fragments():
   tx = chain_of(codec)
   whole = checkpoint.describe_state(tx, PARAMS, MESH)
   all_at_once = jaxmotion.metrics(
-    fill_state(jaxmotion.data_parallel(loss_fn, tx, MESH)[0])[1], whole
+    fill_state(jaxmotion.make_train_step(loss_fn, tx, MESH)[0]), whole
   )
   # A fragment of one small leaf has padding of its own.
   ratio = found["exchange/wire_bytes"] / all_at_once["exchange/wire_bytes"]
@@ -252,18 +258,18 @@ def test_local_updates_count_steps_and_send_all_fragments():
 
 @pytest.mark.parametrize("where", ["masked", "delayed", "per_worker"])
 def test_exchanges_are_found_wherever_they_are(where):
-  options = {}
   tx = chain_of(INT4)
   if where == "masked":
     tx = optax.masked(tx, {"b": False, "w": True})
   if where == "per_worker":
     tx = optax.chain(transforms.per_worker(optax.trace(0.9), "data"), tx)
   if where == "delayed":
-    options = dict(delay=1, overlap="program")
-  init, _ = jaxmotion.data_parallel(loss_fn, tx, MESH, **options)
+    tx = jaxmotion.delayed(tx)
+  init, _ = jaxmotion.make_train_step(loss_fn, tx, MESH)
   layout = checkpoint.describe_state(init, PARAMS, MESH)
   found = jax.eval_shape(
-    lambda s: jaxmotion.metrics(s, layout), jax.eval_shape(init, PARAMS)[1]
+    lambda s: jaxmotion.metrics(s, layout),
+    jax.eval_shape(init, PARAMS).opt_state,
   )
   assert {"exchange/ratio", "exchange/error_norm"} <= set(found)
 

@@ -80,37 +80,35 @@ def make_step(name, mesh):
   """Returns `init` and `step` of a preset on one or two axes."""
   outer, *inner = mesh.axis_names
   place = dict(local_axis=inner[0] if inner else None)
-  axis = dict(axis_name=outer)
-  rounds = dict(every=2, fragments=2, **axis)
+  axes = mesh.axis_names if inner else outer
+  rounds = dict(every=2, axis_name=outer, nonfinite="skip")
+  loss = loss_fn
   match name:
     case "diloco":
-      return presets.diloco(loss_fn, SGD, mesh, every=2, **axis)
+      scheme = presets.diloco(SGD, **rounds)
     case "muloco":
-      return presets.muloco(loss_fn, 0.02, mesh, every=2, **axis)
+      scheme = presets.muloco(0.02, **rounds)
     case "streaming_diloco":
-      return presets.streaming_diloco(loss_fn, SGD, mesh, **rounds)
+      scheme = presets.streaming_diloco(SGD, fragments=2, **rounds)
     case "streaming_as_coded":
-      return presets.streaming_diloco(
-        loss_fn, SGD, mesh, as_coded=True, **rounds
+      scheme = presets.streaming_diloco(
+        SGD, as_coded=True, fragments=2, **rounds
       )
     case "sparse_loco":
       tx = presets.sparse_loco(outer, nonfinite="propagate")
-      return jaxmotion.local_updates(loss_fn, SGD, tx, mesh, every=2, **axis)
+      scheme = jaxmotion.local_updates(SGD, tx, every=2, nonfinite="skip")
     case "sdp4bit":
-      tx = presets.sdp4bit(outer, SGD, nonfinite="skip", **place)
-      axes = mesh.axis_names if inner else outer
-      return jaxmotion.data_parallel(loss_fn, tx, mesh, axis_name=axes)
+      scheme = presets.sdp4bit(outer, SGD, nonfinite="skip", **place)
     case "zeropp" | "zeropp_layers":
       is_layered = name != "zeropp"
-      return presets.zeropp(
-        layered_loss if is_layered else gathered_loss,
+      loss = layered_loss if is_layered else gathered_loss
+      scheme = presets.zeropp(
         SGD,
-        mesh,
-        axis_name=outer,
         nonfinite="skip",
         stacked="matrix" if is_layered else None,
         **place,
       )
+  return jaxmotion.make_train_step(loss, scheme, mesh, axis_name=axes)
 
 
 def make_mesh(*shape):
@@ -135,8 +133,7 @@ def prepare(name, *shape):
   if name == "zeropp_layers":
     params = params | {"matrix": np.stack([params["matrix"]] * LAYERS)}
   state = jax.eval_shape(init, params)
-  state = state if type(state) is tuple else (state,)
-  return init, step, (*state, gradients(0, math.prod(shape), params))
+  return init, step, (state, gradients(0, math.prod(shape), params))
 
 
 @functools.cache
@@ -222,8 +219,8 @@ def run_steps(name, state, *batches):
   compiled = compile_step(name, *shape)
   state = jax.tree.map(jnp.copy, state)  # A step may take its buffers.
   for batch in batches:
-    *state, _ = compiled(*state, batch)
-  return tuple(state)
+    state, _ = compiled(state, batch)
+  return state
 
 
 def read_kept(name, state):
@@ -231,7 +228,7 @@ def read_kept(name, state):
   if name in DIVIDED:
     kept = jax.tree.leaves_with_path(state)
   else:
-    kept = jax.tree.leaves_with_path((state[0].anchor, state[0].outer))
+    kept = jax.tree.leaves_with_path((state.params, state.opt_state.outer))
   return {
     path: np.asarray(a).tobytes()
     for path, a in ((jax.tree_util.keystr(p), a) for p, a in kept)
@@ -242,10 +239,8 @@ def read_kept(name, state):
 @pytest.mark.parametrize("name", [*CODED, *DIVIDED])
 def test_bad_gradients_pass_and_replicas_stay_equal(name):
   init, _, _ = prepare(name, *((2, 2) if name in DIVIDED else (4,)))
-  first = init(PARAMS)
-  first = first if type(first) is tuple else (first,)
   good = [gradients(seed, 4) for seed in range(4)]
-  first = run_steps(name, first, *good[:2])
+  first = run_steps(name, init(PARAMS), *good[:2])
   for kind in BAD:
     bad = poison(gradients(4, 4), kind)
     # Local updates exchange in every second step, others in every one.
@@ -256,8 +251,7 @@ def test_bad_gradients_pass_and_replicas_stay_equal(name):
     for path, a in jax.tree.leaves_with_path(state):
       where = f"{kind}: {jax.tree_util.keystr(path)}"
       assert np.isfinite(a).all(), where
-    held = state[0] if name in DIVIDED else state[0].anchor
-    for a in jax.tree.leaves(held):
+    for a in jax.tree.leaves(state.params):
       if a.is_fully_replicated:
         copies = {np.asarray(s.data).tobytes() for s in a.addressable_shards}
         assert len(copies) == 1, kind

@@ -7,7 +7,7 @@ import optax
 import pytest
 from jax.sharding import Mesh
 
-from jaxmotion import presets, wire
+from jaxmotion import presets, transforms, wire
 from tests.transforms import local_reference as reference
 from tests.transforms.test_local_updates import (
   INNER,
@@ -39,7 +39,8 @@ BUILDERS = {
 )
 def test_at_full_precision_it_is_the_reference(name, options, own):
   steps = 13
-  state = run(*BUILDERS[name](loss_fn, INNER, MESH, **options), steps)
+  scheme = BUILDERS[name](INNER, **options)
+  state = run(*transforms.make_train_step(loss_fn, scheme, MESH), steps)
   options = {k: v for k, v in options.items() if k != "codec"}
   anchor, _ = reference.train(
     reference.make_params(),
@@ -48,7 +49,7 @@ def test_at_full_precision_it_is_the_reference(name, options, own):
     **options,
     **own,
   )
-  assert_trees_close(state.anchor, anchor)
+  assert_trees_close(state.params, anchor)
 
 
 def test_the_default_schedules_are_the_papers():
@@ -59,7 +60,9 @@ def test_the_default_schedules_are_the_papers():
   def quadratic(params, batch):
     return sum(jnp.sum((a - batch[0]) ** 2) for a in jax.tree.leaves(params))
 
-  init, step = presets.streaming_diloco(quadratic, optax.sgd(0.0), mesh)
+  init, step = transforms.make_train_step(
+    quadratic, presets.streaming_diloco(optax.sgd(0.0)), mesh
+  )
   state = init(params)
   batch = jnp.ones((2, 64, 64))
   compiled = step.lower(state, batch).compile()
@@ -86,21 +89,23 @@ def test_the_papers_format_is_gathered_and_added_at_full_precision():
   rng = np.random.default_rng(0)
   mesh = Mesh(np.array(jax.devices()[:8]), ("data",))
   targets = rng.normal(size=(8, 16, 8)).astype(np.float32)
-  init, step = presets.streaming_diloco(
+  init, step = transforms.make_train_step(
     lambda w, target: jnp.sum((w[None] - target) ** 2) / 2,
-    optax.sgd(1.0),
+    presets.streaming_diloco(
+      optax.sgd(1.0),
+      every=1,
+      fragments=1,
+      delay=0,
+      mix=0.0,
+      outer_rate=1.0,
+      outer_momentum=0.0,
+      as_coded=True,
+    ),
     mesh,
-    every=1,
-    fragments=1,
-    delay=0,
-    mix=0.0,
-    outer_rate=1.0,
-    outer_momentum=0.0,
-    as_coded=True,
   )
   state, _ = step(init(jnp.zeros((16, 8))), targets)
   expected = -np.mean([round_to_e3m0(-target) for target in targets], 0)
-  np.testing.assert_allclose(state.anchor, expected, rtol=1e-6, atol=1e-7)
+  np.testing.assert_allclose(state.params, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_muon_learns_in_two_bits():
@@ -111,19 +116,21 @@ def test_muon_learns_in_two_bits():
     return jnp.mean((batch["x"] @ params["w"] - batch["y"]) ** 2)
 
   # Without outer momentum, which overshoots in so few rounds.
-  init, step = presets.muloco(
+  init, step = transforms.make_train_step(
     distance,
-    optax.cosine_decay_schedule(0.05, 60),
+    presets.muloco(
+      optax.cosine_decay_schedule(0.05, 60),
+      every=4,
+      outer_rate=1.0,
+      outer_momentum=0.0,
+    ),
     MESH,
-    every=4,
-    outer_rate=1.0,
-    outer_momentum=0.0,
   )
   state = init({"w": jnp.zeros((16, 8))})
   for _ in range(60):
     x = rng.normal(size=(8 * WORKERS, 16)).astype(np.float32)
     state, _ = step(state, {"x": x, "y": x @ target})
-  error = np.linalg.norm(np.asarray(state.anchor["w"]) - target)
+  error = np.linalg.norm(np.asarray(state.params["w"]) - target)
   assert error < 0.2 * np.linalg.norm(target)
   batch = {"x": x, "y": x @ target}
   compiled = step.lower(state, batch).compile()
@@ -151,4 +158,4 @@ def test_muon_learns_in_two_bits():
 )
 def test_wrong_arguments_are_refused(name, options, error, match):
   with pytest.raises(error, match=match):
-    BUILDERS[name](loss_fn, INNER, MESH, **options)
+    BUILDERS[name](INNER, **options)

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import jaxmotion
-from jaxmotion import presets
+from jaxmotion import presets, transforms
 from jaxmotion.transforms.extend import trace_state
 
 RNG = np.random.default_rng(0)
@@ -23,13 +23,13 @@ KINDS = (AxisType.Auto, AxisType.Auto)
 MESH = jax.make_mesh((2, 2), ("data", "model"), axis_types=KINDS)
 ALONE = Mesh(np.array(jax.devices()[:2]), ("data",))
 EVERY_STEP = {
-  "power_sgd": lambda specs: presets.power_sgd("data", rank=1, specs=specs),
-  "dgc": lambda specs: presets.dgc("data", min_size=0, specs=specs),
-  "ef21_sgdm": lambda specs: presets.ef21_sgdm("data", specs=specs),
-  "onebit_adam": lambda specs: presets.onebit_adam("data", 0.1, specs=specs),
-  "demo": lambda specs: presets.demo("data", 0.1, chunk=8, specs=specs),
-  "signum": lambda specs: presets.signum("data", 0.1, specs=specs),
-  "sparse_loco": lambda specs: presets.sparse_loco("data", specs=specs),
+  "power_sgd": presets.power_sgd("data", rank=1),
+  "dgc": presets.dgc("data", min_size=0),
+  "ef21_sgdm": presets.ef21_sgdm("data"),
+  "onebit_adam": presets.onebit_adam("data", 0.1),
+  "demo": presets.demo("data", 0.1, chunk=8),
+  "signum": presets.signum("data", 0.1),
+  "sparse_loco": presets.sparse_loco("data"),
 }
 
 
@@ -54,13 +54,14 @@ def assert_equal_on_shards(found, expected):
 @pytest.mark.parametrize("name", EVERY_STEP)
 def test_a_step_of_shards_is_typed_as_one_of_whole_parameters(name):
   """Traced only: the exchange of shards is tested with its transformation."""
-  tx = EVERY_STEP[name](SPECS)
-  state = trace_state(tx, PARAMS, MESH, "data", SPECS).state
-  _, step = jaxmotion.data_parallel(loss_fn, tx, MESH, specs=SPECS)
-  params, after, loss = jax.eval_shape(step, PARAMS, state, BATCH)
+  tx = EVERY_STEP[name]
+  opt_state = trace_state(tx, PARAMS, MESH, "data", SPECS).state
+  _, step = jaxmotion.make_train_step(loss_fn, tx, MESH, specs=SPECS)
+  state = transforms.TrainState(PARAMS, None, opt_state)
+  after, loss = jax.eval_shape(step, state, BATCH)
   assert jax.tree.structure(after) == jax.tree.structure(state)
-  found = [(a.shape, a.dtype) for a in jax.tree.leaves((params, after))]
-  assert found == [(a.shape, a.dtype) for a in jax.tree.leaves((PARAMS, state))]
+  found = [(a.shape, a.dtype) for a in jax.tree.leaves(after)]
+  assert found == [(a.shape, a.dtype) for a in jax.tree.leaves(state)]
   assert loss.shape == ()
 
 
@@ -70,12 +71,12 @@ def test_votes_on_shards_are_those_on_whole_parameters():
     (MESH, SPECS, place(PARAMS)),
     (ALONE, None, PARAMS),
   ]:
-    tx = presets.lion("data", 0.1, specs=specs)
-    init, step = jaxmotion.data_parallel(loss_fn, tx, mesh, specs=specs)
-    params, state = init(params)
+    tx = presets.lion("data", 0.1)
+    init, step = jaxmotion.make_train_step(loss_fn, tx, mesh, specs=specs)
+    state = init(params)
     for _ in range(2):
-      params, state, _ = step(params, state, BATCH)
-    found.append(params)
+      state, _ = step(state, BATCH)
+    found.append(state.params)
   assert_equal_on_shards(*found)
 
 
@@ -85,24 +86,26 @@ def test_local_updates_of_shards_are_those_of_whole_parameters():
     (MESH, SPECS, place(PARAMS)),
     (ALONE, None, PARAMS),
   ]:
-    init, step = presets.streaming_diloco(
+    init, step = transforms.make_train_step(
       loss_fn,
-      optax.adamw(0.01),
+      presets.streaming_diloco(
+        optax.adamw(0.01), every=4, fragments=2, codec=None
+      ),
       mesh,
-      every=4,
-      fragments=2,
-      codec=None,
       specs=specs,
     )
     state = init(params)
     for _ in range(5):
       state, _ = step(state, BATCH)
-    found.append(state.anchor)
+    found.append(state.params)
   assert_equal_on_shards(*found)
-  assert state.skipped == 0
+  assert state.opt_state.skipped == 0
 
 
 def test_muon_is_refused_on_explicit_axes():
   mesh = jax.make_mesh((2, 2), ("data", "model"))
+  init, _ = jaxmotion.make_train_step(
+    loss_fn, presets.muloco(0.1), mesh, specs=SPECS
+  )
   with pytest.raises(ValueError, match="`mesh` must have Auto axes"):
-    presets.muloco(loss_fn, 0.1, mesh, specs=SPECS)
+    jax.eval_shape(init, PARAMS)

@@ -9,6 +9,7 @@ import pytest
 
 from jaxmotion import presets, transforms, wire
 from tests.presets.helpers import (
+  BOTH,
   MESH,
   PARAMS,
   check_mean,
@@ -24,14 +25,17 @@ def gathered_loss(params, batch):
 
 @functools.cache
 def compiled():
-  init, step = presets.zeropp(gathered_loss, optax.sgd(1.0), MESH)
-  args = init(PARAMS)
-  return args, step.lower(*args, normal_gradients()).compile()
+  init, step = transforms.make_train_step(
+    gathered_loss, presets.zeropp(optax.sgd(1.0)), MESH, axis_name=BOTH
+  )
+  state = init(PARAMS)
+  return state, step.lower(state, normal_gradients()).compile()
 
 
 def update(batch):
-  args, program = compiled()
-  return program(*jax.tree.map(jax.numpy.copy, args), batch)[0]
+  state, program = compiled()
+  state, _ = program(jax.tree.map(jax.numpy.copy, state), batch)
+  return state.params
 
 
 def test_it_sends_the_mean_of_matrices_and_vectors_alike():
@@ -54,4 +58,4 @@ def test_few_bytes_cross_between_hosts():
 
 def test_options_that_it_sets_are_refused_by_name():
   with pytest.raises(TypeError, match="`regather` must not be given"):
-    presets.zeropp(gathered_loss, optax.sgd(1.0), MESH, regather=True)
+    presets.zeropp(optax.sgd(1.0), regather=True)

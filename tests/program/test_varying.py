@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec as P
 
 from jaxmotion.program import find_varying
 
@@ -55,6 +57,36 @@ def test_calls_are_entered():
     return a, jax.checkpoint(jnp.sin)(b), jax.vmap(jnp.cos)(jnp.stack([own]))
 
   assert varying(fun) == (False, False, True)
+
+
+def test_values_of_given_names_count_as_equal():
+  mesh = jax.sharding.AbstractMesh((2,), ("model",))
+
+  def name(x, name="gathered"):
+    return checkpoint_name(x, name)
+
+  def double(x):
+    return jax.shard_map(
+      lambda a: 2 * a, mesh=mesh, in_specs=P("model"), out_specs=P("model")
+    )(x)
+
+  def fun(own):
+    return (
+      name(own),
+      name(own) + own,
+      name(own, "other"),
+      lax.scan(lambda c, x: (c + name(x), x), 0.0, own),
+      lax.cond(True, name, jnp.sin, own),
+      # Inside of a map over the model, an array has another shape.
+      double(name(own)),
+      double(own),
+    )
+
+  jaxpr, shapes = jax.make_jaxpr(fun, return_shape=True)(jnp.ones(4))
+  found = find_varying(jaxpr, [DATA], DATA, frozenset({"gathered"}))
+  assert jax.tree.unflatten(
+    jax.tree.structure(shapes), list(map(bool, found))
+  ) == (False, True, True, (False, True), True, False, True)
 
 
 def test_carries_of_loops_are_followed_to_the_end():

@@ -9,16 +9,16 @@ from tests.compilations import compilations
 
 def train(loss, tx, mesh, params, batch, *, axis_name="data", steps=4, **extra):
   """Trains some steps: (params, state, losses). Only the first compiles."""
-  init, step = jaxmotion.data_parallel(loss, tx, mesh, axis_name=axis_name)
-  params, state = init(params)
+  init, step = jaxmotion.make_train_step(loss, tx, mesh, axis_name=axis_name)
+  state = init(params)
   losses = []
   for i in range(steps):
     before = compilations()
-    params, state, value = step(params, state, batch, **extra)
+    state, value = step(state, batch, **extra)
     # Tracing may compile operations of its own the first time.
     assert i == 0 or compilations() == before
     losses.append(float(value))
-  return params, state, losses
+  return state.params, state.opt_state, losses
 
 
 def bits(tree):

@@ -132,10 +132,10 @@ def test_a_compressed_run_learns():
 
 def test_no_float_all_reduce_of_gradients_is_left_in_a_compressed_step():
   tx = optax.chain(jaxmotion.exchange("data", INT4), optax.sgd(0.1))
-  init, step = jaxmotion.data_parallel(loss_fn, tx, MESH)
-  params, state = init(PARAMS)
-  traced = wire.step_bytes(step, params, state, BATCH)
-  compiled = wire.compiled_bytes(step.lower(params, state, BATCH).compile())
+  init, step = jaxmotion.make_train_step(loss_fn, tx, MESH)
+  state = init(PARAMS)
+  traced = wire.step_bytes(step, state, BATCH)
+  compiled = wire.compiled_bytes(step.lower(state, BATCH).compile())
   for ledger in (traced, compiled):
     floats = [m for m in ledger.moves if m.dtype.startswith(("f", "bf"))]
     assert sum(m.payload_bytes * m.count for m in floats) == 4  # the loss
@@ -253,14 +253,14 @@ def test_accumulation_goes_around_the_exchange():
 def test_one_program_serves_every_level():
   levels = [codecs.feedback(codecs.uniform(bits=b)) for b in (2, 8)]
   tx = optax.chain(jaxmotion.exchange("data", levels), optax.sgd(0.1))
-  init, step = jaxmotion.data_parallel(loss_fn, tx, MESH)
+  init, step = jaxmotion.make_train_step(loss_fn, tx, MESH)
   errors, compiled = [], []
   for level in (jnp.int32(0), jnp.int32(1)):
-    params, state = init(PARAMS)
+    state = init(PARAMS)
     before = compilations()
-    _, state, _ = step(params, state, BATCH, level=level)
+    state, _ = step(state, BATCH, level=level)
     compiled.append(compilations() - before)
-    states = state[0].codec_state.value
+    states = state.opt_state[0].codec_state.value
     errors.append(
       max(float(jnp.abs(s.first.memory.value).max()) for s in states)
     )
@@ -284,7 +284,7 @@ def test_the_first_updates_are_plain_and_leave_error_memory_alone():
 
 def test_a_schedule_chooses_the_level_of_each_update():
   codec = [codecs.identity(), codecs.uniform(bits=2)]
-  tx = jaxmotion.exchange("data", codec, level=lambda count: count // 2)
+  tx = jaxmotion.exchange("data", codec, schedule=lambda count: count // 2)
   plain = optax.chain(pmean_transform(), optax.sgd(0.1))
   scheduled = optax.chain(tx, optax.sgd(0.1))
   assert bits(train(scheduled, steps=2)[0]) == bits(train(plain, steps=2)[0])
@@ -350,7 +350,7 @@ def test_weights_make_the_mean_exact_for_uneven_shares():
       "`op` must be one of 'mean', 'sum', got 'max'",
     ),
     (
-      lambda: jaxmotion.data_parallel(
+      lambda: jaxmotion.make_train_step(
         loss_fn, optax.sgd(0.1), MESH, axis_name="model"
       ),
       ValueError,
@@ -360,7 +360,7 @@ def test_weights_make_the_mean_exact_for_uneven_shares():
       lambda: jaxmotion.exchange("data", INT4).init(PARAMS),
       ValueError,
       "`axis_name` must name an axis of the enclosing shard_map or pmap, got "
-      "'data': train by jaxmotion.data_parallel, or .*bind_mesh",
+      "'data': train by jaxmotion.make_train_step, or .*bind_mesh",
     ),
     (
       lambda: train(
@@ -370,14 +370,14 @@ def test_weights_make_the_mean_exact_for_uneven_shares():
       "`level` must be given if `codec` is a sequence",
     ),
     (
-      lambda: jaxmotion.exchange("data", INT4, level=lambda count: count),
+      lambda: jaxmotion.exchange("data", INT4, schedule=lambda count: count),
       ValueError,
-      "`level` must be None for one codec",
+      "`schedule` must be None for one codec",
     ),
     (
-      lambda: jaxmotion.exchange("data", [INT4], level=0),
+      lambda: jaxmotion.exchange("data", [INT4], schedule=0),
       TypeError,
-      "`level` must be a function",
+      "`schedule` must be a function",
     ),
     (
       lambda: train(optax.chain(jaxmotion.exchange("rows"), optax.sgd(0.1))),

@@ -98,10 +98,10 @@ def test_hosts_exchange_words_alone_and_little_else_in_full():
     jaxmotion.exchange(BOTH, codec, method="gather"),
   ):
     chain = optax.chain(tx, optax.sgd(0.1))
-    init, step = jaxmotion.data_parallel(loss_fn, chain, MESH, axis_name=BOTH)
-    params, state = init(PARAMS)
-    programs.append(wire.step_bytes(step, params, state, BATCH))
-    compiled = step.lower(params, state, BATCH).compile()
+    init, step = jaxmotion.make_train_step(loss_fn, chain, MESH, axis_name=BOTH)
+    state = init(PARAMS)
+    programs.append(wire.step_bytes(step, state, BATCH))
+    compiled = step.lower(state, BATCH).compile()
     total = wire.compiled_bytes(compiled).total_bytes
     assert total == programs[-1].total_bytes
   ours, flat = programs

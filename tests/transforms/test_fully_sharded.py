@@ -69,12 +69,10 @@ OPTIONS = {
 def make(name):
   """(init, step) of one setting; nothing is compiled yet."""
   block = gather_block(use_layer, regather=name != "packed")
-  return jaxmotion.fully_sharded(
+  return jaxmotion.make_train_step(
     loss_of(block, gather_params),
-    ADAMW,
+    jaxmotion.fully_sharded(ADAMW, stacked="layers/", **OPTIONS[name]),
     mesh_of(WORKERS),
-    stacked="layers/",
-    **OPTIONS[name],
   )
 
 
@@ -83,7 +81,7 @@ def compiled(name):
   """What `init` returns, the compiled step, and the bytes that it traces."""
   init, step = make(name)
   start = init(PARAMS)
-  args = (*start, jax.tree.map(jnp.asarray, batch_at(0)))
+  args = (start, jax.tree.map(jnp.asarray, batch_at(0)))
   traced = wire.step_bytes(step, *args).total_bytes
   return start, step.lower(*args).compile(), traced
 
@@ -91,12 +89,12 @@ def compiled(name):
 @functools.cache
 def train(name):
   """(params, state, losses) of 8 steps; what is run is what is counted."""
-  (params, state), program, _ = compiled(name)
+  state, program, _ = compiled(name)
   losses = []
   for i in range(8):
-    params, state, loss = program(params, state, batch_at(i))
+    state, loss = program(state, batch_at(i))
     losses.append(float(loss))
-  return params, state, losses
+  return state.params, state.opt_state, losses
 
 
 def test_without_codecs_it_is_training_on_one_device():
@@ -141,7 +139,7 @@ def test_codecs_train_and_remember_what_they_left_out():
 
 
 def arguments(init):
-  return *jax.eval_shape(init, PARAMS), jax.tree.map(jnp.asarray, batch_at(0))
+  return jax.eval_shape(init, PARAMS), jax.tree.map(jnp.asarray, batch_at(0))
 
 
 def test_bytes_are_those_traced_and_compiled_and_few():
@@ -171,16 +169,20 @@ def test_a_device_holds_its_part_and_the_blocks_at_work():
 
 def test_an_optimizer_that_looks_across_a_leaf_is_refused():
   loss_fn = loss_of(gather_block(use_layer), gather_params)
-  init, step = jaxmotion.fully_sharded(
-    loss_fn, optax.lamb(1e-3), mesh_of(WORKERS), stacked="layers/"
+  init, step = jaxmotion.make_train_step(
+    loss_fn,
+    jaxmotion.fully_sharded(optax.lamb(1e-3), stacked="layers/"),
+    mesh_of(WORKERS),
   )
   with pytest.raises(ValueError, match="`tx` must treat every element"):
     step.eval_shape(*arguments(init))
 
 
 def test_a_pattern_that_matches_no_leaf_is_named():
-  init, _ = jaxmotion.fully_sharded(
-    loss_of(use_layer, gather_params), ADAMW, mesh_of(2), stacked="blocks/"
+  init, _ = jaxmotion.make_train_step(
+    loss_of(use_layer, gather_params),
+    jaxmotion.fully_sharded(ADAMW, stacked="blocks/"),
+    mesh_of(2),
   )
   with pytest.raises(ValueError, match="`stacked` must match .* 'blocks/'"):
     init(PARAMS)

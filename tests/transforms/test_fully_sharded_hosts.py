@@ -50,16 +50,14 @@ def loss_of(block):
   return loss_fn
 
 
-def make(name, **options):
-  return jaxmotion.fully_sharded(
+def make(name):
+  return jaxmotion.make_train_step(
     loss_of(gather_block(use_layer)),
-    optax.sgd(1.0),
+    jaxmotion.fully_sharded(
+      optax.sgd(1.0), local_axis="device", stacked="w", **OPTIONS[name]
+    ),
     MESH,
-    axis_name="host",
-    local_axis="device",
-    stacked="w",
-    **OPTIONS[name],
-    **options,
+    axis_name=BOTH,
   )
 
 
@@ -67,7 +65,7 @@ def make(name, **options):
 def compiled(name):
   """What `init` returns, the compiled step and the traced ledger."""
   init, step = make(name)
-  args = (*init(PARAMS), jax.tree.map(jnp.asarray, BATCH))
+  args = (init(PARAMS), jax.tree.map(jnp.asarray, BATCH))
   return args, step.lower(*args).compile(), wire.step_bytes(step, *args)
 
 
@@ -81,8 +79,9 @@ def gradient(name):
   """The gradient of one step: SGD at a rate of 1 subtracts it."""
   args, program, _ = compiled(name)
   copies = jax.tree.map(jnp.copy, args)
-  params, state, _ = program(*copies)
-  return jax.tree.map(lambda a, b: a - np.asarray(b), PARAMS, params), state
+  state, _ = program(*copies)
+  found = jax.tree.map(lambda a, b: a - np.asarray(b), PARAMS, state.params)
+  return found, state.opt_state
 
 
 def test_without_codecs_the_gradient_is_the_mean_of_all_workers():
@@ -146,6 +145,19 @@ def test_sent_and_remembered_means_of_hosts_are_the_gradient():
 
 def test_gathering_within_a_host_needs_hosts():
   with pytest.raises(ValueError, match="`regather` must be .* `local_axis`"):
-    jaxmotion.fully_sharded(
-      loss_of(use_layer), optax.sgd(1.0), MESH, axis_name=BOTH, regather="local"
-    )
+    jaxmotion.fully_sharded(optax.sgd(1.0), regather="local")
+
+
+def test_a_codec_within_a_host_needs_hosts():
+  with pytest.raises(ValueError, match="`local_codec` must be None unless"):
+    jaxmotion.fully_sharded(optax.sgd(1.0), local_codec=INT8)
+
+
+@pytest.mark.parametrize("axes", ["host", ("device", "host"), "device"])
+def test_devices_of_a_host_are_the_last_axis_of_the_step(axes):
+  scheme = jaxmotion.fully_sharded(optax.sgd(1.0), local_axis="device")
+  init, _ = jaxmotion.make_train_step(
+    loss_of(use_layer), scheme, MESH, axis_name=axes
+  )
+  with pytest.raises(ValueError, match="`axis_name` must be .* hosts and then"):
+    init(PARAMS)

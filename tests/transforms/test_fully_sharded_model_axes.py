@@ -55,13 +55,13 @@ def loss_of(wrap, gather):
 @functools.cache
 def make(name):
   """(init, step) of one setting; nothing is compiled yet."""
-  return jaxmotion.fully_sharded(
+  return jaxmotion.make_train_step(
     loss_of(gather_block, gather_params),
-    optax.sgd(1.0, momentum=0.9),
+    jaxmotion.fully_sharded(
+      optax.sgd(1.0, momentum=0.9), stacked="layers/", **OPTIONS[name]
+    ),
     MESH,
-    stacked="layers/",
     specs=SPECS,
-    **OPTIONS[name],
   )
 
 
@@ -70,10 +70,10 @@ def step_once(name):
   """(start, gradient, state, program): SGD at a rate of 1 subtracts it."""
   init, step = make(name)
   start = init(PARAMS)
-  program = step.lower(*start, BATCH).compile()
-  params, state, _ = program(*jax.tree.map(jnp.copy, start), BATCH)
-  gradient = jax.tree.map(lambda a, b: a - np.asarray(b), PARAMS, params)
-  return start, gradient, state, program
+  program = step.lower(start, BATCH).compile()
+  state, _ = program(jax.tree.map(jnp.copy, start), BATCH)
+  gradient = jax.tree.map(lambda a, b: a - np.asarray(b), PARAMS, state.params)
+  return start, gradient, state.opt_state, program
 
 
 @functools.cache
@@ -93,7 +93,7 @@ def test_without_codecs_the_gradient_is_that_of_whole_weights():
 
 
 def test_workers_and_the_model_cut_other_dimensions():
-  (params, state), _, after, _ = step_once("int4")
+  (params, _, state), _, after, _ = step_once("int4")
   for tree in (params, state.inner.value[0].trace, after.inner.value[0].trace):
     up, down = tree["layers"]["up"], tree["layers"]["down"]
     assert up.sharding.spec == P(None, "data", "model")
@@ -142,8 +142,10 @@ def test_a_state_goes_on_with_another_number_of_workers():
 
 
 def test_parameters_that_are_sharded_without_specs_are_refused():
-  init, _ = jaxmotion.fully_sharded(
-    loss_of(gather_block, gather_params), optax.sgd(1.0), MESH
+  init, _ = jaxmotion.make_train_step(
+    loss_of(gather_block, gather_params),
+    jaxmotion.fully_sharded(optax.sgd(1.0)),
+    MESH,
   )
   place = lambda a, spec: jax.device_put(a, NamedSharding(MESH, spec))
   with pytest.raises(

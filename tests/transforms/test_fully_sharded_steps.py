@@ -58,16 +58,19 @@ SHARED = dict(has_aux=True, weight_fn=count_real, donate=False)
 
 @functools.cache
 def steps(name):
-  """(init, step) of both builders; nothing is compiled yet."""
+  """(init, step) of both schemes; nothing is compiled yet."""
   adam = optax.adam(1e-2)
   plain = optax.chain(jaxmotion.exchange("data"), adam)
   options = SHARED | OPTIONS[name]
   nonfinite = "skip" if name == "mean" else "zero"
   return (
-    jaxmotion.fully_sharded(
-      loss_fn, adam, MESH, nonfinite=nonfinite, **options
+    jaxmotion.make_train_step(
+      loss_fn,
+      jaxmotion.fully_sharded(adam, nonfinite=nonfinite),
+      MESH,
+      **options,
     ),
-    jaxmotion.data_parallel(loss_fn, plain, MESH, **options),
+    jaxmotion.make_train_step(loss_fn, plain, MESH, **options),
   )
 
 
@@ -75,12 +78,10 @@ def steps(name):
 def test_it_trains_as_data_parallel_does(name):
   results = []
   for init, step in steps(name):
-    params, model, state = init(PARAMS, STATE)
+    state = init(PARAMS, STATE)
     for i in range(2):
-      params, model, state, metrics = step(
-        params, model, state, batch_at(i), key=KEY
-      )
-    results.append((params, model, metrics))
+      state, metrics = step(state, batch_at(i), key=KEY)
+    results.append((state.params, state.model_state, metrics))
   for a, b in zip(*map(jax.tree.leaves, results), strict=True):
     np.testing.assert_allclose(a, b, atol=1e-6)
 
@@ -90,11 +91,11 @@ def test_a_step_that_is_not_finite_on_one_worker_changes_nothing():
   before = init(PARAMS, STATE)
   batch = batch_at(0)
   batch["x"][1] = np.nan
-  *after, _ = step(*before, batch, key=KEY)
-  state = after[2]
+  after, _ = step(before, batch, key=KEY)
+  state = after.opt_state
   assert int(state.skipped) == 1 and int(state.count) == 1
   assert bits(after[:2]) == bits(before[:2])
-  assert bits(state.inner) == bits(before[2].inner)
+  assert bits(state.inner) == bits(before.opt_state.inner)
 
 
 def sign_step(**options):
@@ -103,13 +104,15 @@ def sign_step(**options):
   def loss_fn(w, batch):
     return jnp.sum(gather_params(w) * batch[0])
 
-  return jaxmotion.fully_sharded(
+  return jaxmotion.make_train_step(
     loss_fn,
-    optax.sgd(1.0),
+    jaxmotion.fully_sharded(
+      optax.sgd(1.0),
+      gradient_codec=codecs.sign(),
+      error_feedback=True,
+      **options,
+    ),
     MESH,
-    gradient_codec=codecs.sign(),
-    error_feedback=True,
-    **options,
   )
 
 
@@ -119,7 +122,7 @@ def test_nan_of_one_worker_is_found_or_made_zero():
   params = np.zeros((12, 16), np.float32)
   for policy in ("skip", "zero"):
     init, step = sign_step(nonfinite=policy)
-    held, state, _ = step(*init(params), own)
+    (held, _, state), _ = step(init(params), own)
     assert np.all(np.isfinite(jax.tree.leaves(state.error)[0]))
     assert int(state.skipped) == (policy == "skip")
     if policy == "skip":
@@ -131,13 +134,36 @@ def test_nan_of_one_worker_is_found_or_made_zero():
       np.testing.assert_allclose(sent, expected.mean(0), atol=1e-6)
 
 
+def test_without_their_mean_each_worker_returns_its_own_loss():
+  results = []
+  for mean_loss in (True, False):
+    init, step = jaxmotion.make_train_step(
+      lambda w, x: (jnp.mean(x @ gather_params(w)), {"rows": len(x)}),
+      jaxmotion.fully_sharded(optax.adam(1e-2)),
+      MESH,
+      has_aux=True,
+      mean_loss=mean_loss,
+    )
+    x = batch_at(0)["x"]
+    state, (loss, aux) = step(init(PARAMS["w"]), x)
+    assert aux["rows"].tolist() == [4] * WORKERS
+    results.append((state, loss))
+  (expected, mean), (state, losses) = results
+  own = (x.reshape(WORKERS, 4, 12) @ PARAMS["w"]).mean((1, 2))
+  np.testing.assert_allclose(losses, own, rtol=1e-5)
+  np.testing.assert_allclose(np.mean(losses), mean, rtol=1e-5)
+  assert bits(state) == bits(expected)
+
+
 def test_a_chain_that_needs_the_loss_gets_it():
   tx = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau())
-  init, step = jaxmotion.fully_sharded(lambda w, x: jnp.mean(x), tx, MESH)
-  params, state = init(jnp.zeros(5))
-  _, state, loss = step(params, state, jnp.arange(6.0))
+  init, step = jaxmotion.make_train_step(
+    lambda w, x: jnp.mean(x), jaxmotion.fully_sharded(tx), MESH
+  )
+  state = init(jnp.zeros(5))
+  state, loss = step(state, jnp.arange(6.0))
   assert float(loss) == 2.5
-  assert optax.tree.get(state.inner.value, "best_value") == 2.5
+  assert optax.tree.get(state.opt_state.inner.value, "best_value") == 2.5
 
 
 def test_a_penalty_on_parts_that_were_not_gathered_is_refused():
@@ -145,26 +171,55 @@ def test_a_penalty_on_parts_that_were_not_gathered_is_refused():
     loss = jnp.mean(batch @ gather_params(params["w"])) + jnp.sum(params["b"])
     return loss + sum(jnp.sum(a**2) for a in jax.tree.leaves(params))
 
-  init, step = jaxmotion.fully_sharded(loss_fn, optax.sgd(0.1), MESH)
-  args = *jax.eval_shape(init, PARAMS), jnp.ones((6, 12))
+  init, step = jaxmotion.make_train_step(
+    loss_fn, jaxmotion.fully_sharded(optax.sgd(0.1)), MESH
+  )
+  args = jax.eval_shape(init, PARAMS), jnp.ones((6, 12))
   with pytest.raises(ValueError, match="`loss_fn` must gather `params/w`"):
     step.eval_shape(*args)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_trace_runs_the_loss_once(microbatches):
+  calls = []
+
+  def loss_fn(w, x):
+    calls.append(x.shape)
+    return jnp.mean(x @ gather_params(w))
+
+  init, step = jaxmotion.make_train_step(
+    loss_fn,
+    jaxmotion.fully_sharded(optax.sgd(0.1)),
+    MESH,
+    microbatches=microbatches,
+  )
+  step.lower(jax.eval_shape(init, PARAMS["w"]), jnp.ones((12, 12)))
+  assert calls == [(4 // microbatches, 12)]
 
 
 def test_a_state_of_other_memory_is_refused():
   init, _ = sign_step()
   state = jax.eval_shape(init, jnp.zeros((12, 16)))
-  _, step = jaxmotion.fully_sharded(lambda w, x: 0.0, optax.sgd(1.0), MESH)
-  with pytest.raises(ValueError, match="`opt_state/error` must be like"):
-    step.eval_shape(*state, jnp.ones((3, 12, 16)))
+  _, step = jaxmotion.make_train_step(
+    lambda w, x: 0.0, jaxmotion.fully_sharded(optax.sgd(1.0)), MESH
+  )
+  with pytest.raises(
+    ValueError, match="for the error_feedback of .* False, got"
+  ):
+    step.eval_shape(state, jnp.ones((3, 12, 16)))
+  other = state._replace(opt_state=optax.EmptyState())
+  with pytest.raises(TypeError, match="`state/opt_state` must be what `init`"):
+    step.eval_shape(other, jnp.ones((3, 12, 16)), key=KEY)
 
 
 def test_arguments_that_do_nothing_are_refused_by_name():
   init, step = sign_step()
-  args = *jax.eval_shape(init, jnp.zeros((12, 16))), jnp.ones((3, 12, 16))
-  with pytest.raises(ValueError, match="`weight` must be given by `weight_fn`"):
+  args = jax.eval_shape(init, jnp.zeros((12, 16))), jnp.ones((3, 12, 16))
+  with pytest.raises(ValueError, match="`weight` must not be given.*weight_fn"):
     step.eval_shape(*args, weight=2.0)
   chain = optax.chain(jaxmotion.exchange("data"), optax.sgd(0.1))
-  init, _ = jaxmotion.fully_sharded(lambda w, x: 0.0, chain, MESH)
+  init, _ = jaxmotion.make_train_step(
+    lambda w, x: 0.0, jaxmotion.fully_sharded(chain), MESH
+  )
   with pytest.raises(ValueError, match="`tx` must have no exchange"):
     init(PARAMS)

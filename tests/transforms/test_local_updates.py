@@ -33,10 +33,15 @@ def make_outer(codec=None, **options):
   )
 
 
-def make_steps(inner=INNER, outer=None, mesh=MESH, **options):
-  return jaxmotion.local_updates(
-    loss_fn, inner, make_outer() if outer is None else outer, mesh, **options
-  )
+OF_THE_STEP = ("weight_fn", "mean_loss", "overlap", "donate", "model_state")
+
+
+def make_steps(inner=INNER, outer=None, mesh=MESH, loss=loss_fn, **options):
+  own = {name: options.pop(name) for name in OF_THE_STEP if name in options}
+  outer = make_outer() if outer is None else outer
+  options = {"nonfinite": "skip"} | options
+  scheme = jaxmotion.local_updates(inner, outer, **options)
+  return jaxmotion.make_train_step(loss, scheme, mesh, **own)
 
 
 def run(init, step, steps, start=0):
@@ -47,7 +52,9 @@ def run(init, step, steps, start=0):
 
 
 def own_params(state, worker):
-  return jax.tree.map(lambda a: np.asarray(a)[worker], state.params.value)
+  return jax.tree.map(
+    lambda a: np.asarray(a)[worker], state.opt_state.params.value
+  )
 
 
 def assert_trees_close(found, expected, tolerance=1e-6):
@@ -70,7 +77,7 @@ def check_against_numpy(every, fragments, delay, mix, weighted=False, steps=15):
     weighted=weighted,
     **options,
   )
-  assert_trees_close(state.anchor, anchor)
+  assert_trees_close(state.params, anchor)
   for r in range(WORKERS):
     assert_trees_close(own_params(state, r), own[r])
 
@@ -94,14 +101,13 @@ def test_it_is_the_reference_in_numpy(case, weighted):
 
 def test_an_exchange_at_every_step_is_data_parallel_training():
   outer = optax.chain(jaxmotion.exchange("data"), optax.sgd(1.0))
-  state = run(*make_steps(optax.sgd(0.1), outer, every=1), 5)
+  found = run(*make_steps(optax.sgd(0.1), outer, every=1), 5)
   tx = optax.chain(jaxmotion.exchange("data"), optax.sgd(0.1))
-  init, step = jaxmotion.data_parallel(loss_fn, tx, MESH)
-  params, opt_state = init(reference.make_params())
+  init, step = jaxmotion.make_train_step(loss_fn, tx, MESH)
+  state = init(reference.make_params())
   for i in range(5):
-    batch = reference.make_batch(i, ROWS)
-    params, opt_state, _ = step(params, opt_state, batch)
-  assert_trees_close(state.anchor, params)
+    state, _ = step(state, reference.make_batch(i, ROWS))
+  assert_trees_close(found.params, state.params)
 
 
 def test_a_quiet_step_sends_the_loss_and_a_due_one_a_fragment():
@@ -124,7 +130,7 @@ def test_a_quiet_step_sends_the_loss_and_a_due_one_a_fragment():
   assert loss == 2 * 3 / 4 * 4
   assert bytes_of[True, 1] == bytes_of[False, 1] + loss
   # The same exchange at every step, of one leaf after the other.
-  init, step = jaxmotion.data_parallel(
+  init, step = jaxmotion.make_train_step(
     lambda params, batch: sum(
       jnp.sum(a * batch["x"].sum()) for a in jax.tree.leaves(params)
     ),
@@ -137,7 +143,7 @@ def test_a_quiet_step_sends_the_loss_and_a_due_one_a_fragment():
     MESH,
     mean_loss=False,
   )
-  compiled = step.lower(*init(params), batch).compile()
+  compiled = step.lower(init(params), batch).compile()
   plain = wire.compiled_bytes(compiled).total_bytes
   assert bytes_of[False, 1] == plain > 0
 
@@ -158,23 +164,23 @@ def test_a_worker_that_is_not_finite_begins_at_the_anchor_alone():
   init, step = make_coded()
   before = run(init, step, 3)
   state, loss = step(before, poisoned(3, worker=2))
-  assert not np.isfinite(loss) and int(state.skipped) == 1
-  assert tree_bits((state.anchor, state.outer)) == tree_bits(
-    (before.anchor, before.outer)
+  assert not np.isfinite(loss) and int(state.opt_state.skipped) == 1
+  assert tree_bits((state.params, state.opt_state.outer)) == tree_bits(
+    (before.params, before.opt_state.outer)
   )
-  anchor = jax.tree.map(np.asarray, state.anchor)
+  anchor = jax.tree.map(np.asarray, state.params)
   for worker in range(WORKERS):
     own = own_params(state, worker)
     is_anchor = tree_bits(own) == tree_bits(anchor)
     assert is_anchor == (worker == 2)
     assert all(np.isfinite(a).all() for a in jax.tree.leaves(own))
-  fresh = jax.tree.map(lambda a: np.asarray(a)[2], state.inner.value)
+  fresh = jax.tree.map(lambda a: np.asarray(a)[2], state.opt_state.inner.value)
   assert not any(np.any(a) for a in jax.tree.leaves(fresh))
   for i in range(4, 6):
     state, loss = step(state, reference.make_batch(i, ROWS))
-  assert np.isfinite(loss) and int(state.skipped) == 1
-  assert tree_bits(state.anchor) != tree_bits(anchor)
-  assert all(np.isfinite(a).all() for a in jax.tree.leaves(state.anchor))
+  assert np.isfinite(loss) and int(state.opt_state.skipped) == 1
+  assert tree_bits(state.params) != tree_bits(anchor)
+  assert all(np.isfinite(a).all() for a in jax.tree.leaves(state.params))
 
 
 def test_a_fragment_that_was_not_sent_does_not_land():
@@ -183,25 +189,28 @@ def test_a_fragment_that_was_not_sent_does_not_land():
   before = run(init, step, 1)
   # Sent at step 2 is fragment 0, which would land at step 5.
   state, _ = step(before, poisoned(1, worker=1))
-  assert int(state.skipped) == 1 and state.flying[1].tolist() == [False] * 2
+  assert (
+    int(state.opt_state.skipped) == 1
+    and state.opt_state.flying[1].tolist() == [False] * 2
+  )
   for i in range(2, 5):
     state, _ = step(state, reference.make_batch(i, ROWS))
-  assert state.flying[1].tolist() == [False, True]
+  assert state.opt_state.flying[1].tolist() == [False, True]
   moved = {
     name: bool(np.any(np.asarray(a) != reference.make_params()[name]))
-    for name, a in state.anchor.items()
+    for name, a in state.params.items()
   }
   assert not any(moved.values())
   for i in range(5, 9):
     state, _ = step(state, reference.make_batch(i, ROWS))
-  assert all(np.isfinite(a).all() for a in jax.tree.leaves(state.anchor))
-  assert tree_bits(state.anchor) != tree_bits(before.anchor)
+  assert all(np.isfinite(a).all() for a in jax.tree.leaves(state.params))
+  assert tree_bits(state.params) != tree_bits(before.params)
 
 
 def test_all_workers_hold_the_same_anchor_and_go_on_from_a_copy():
   init, step = make_coded()
   state = run(init, step, 3)
-  for leaf in jax.tree.leaves(state.anchor):
+  for leaf in jax.tree.leaves(state.params):
     shards = {np.asarray(s.data).tobytes() for s in leaf.addressable_shards}
     assert len(shards) == 1
   saved = jax.tree.map(np.asarray, state)
@@ -238,7 +247,7 @@ def test_a_thread_computes_what_one_program_computes(options):
       seen.append(jax.tree.map(np.array, (loss, state)))
       if i == 2:
         state = seen[-1][1]
-    assert int(state.skipped) == 1
+    assert int(state.opt_state.skipped) == 1
     found[overlap] = tree_bits(seen)
   assert found["program"] == found["thread"]
 
@@ -257,7 +266,7 @@ def test_rules_and_masks_see_the_paths_of_the_whole_tree():
   params = reference.make_params()
   moved = {
     name: bool(np.any(np.asarray(a) != params[name]))
-    for name, a in state.anchor.items()
+    for name, a in state.params.items()
   }
   assert moved == {"kernel": True, "scale": False, "shift": True}
   wrong = codecs.rules([("kernle", INT4), (".*", INT4)])
@@ -271,12 +280,10 @@ def test_keys_auxiliary_values_and_parts_of_a_batch():
     noise = jax.random.uniform(key)
     return loss_fn(params, batch), {"noise": noise, "rows": len(batch["x"])}
 
-  init, step = jaxmotion.local_updates(
+  init, step = jaxmotion.make_train_step(
     noisy_loss,
-    INNER,
-    make_outer(),
+    jaxmotion.local_updates(INNER, make_outer(), every=2),
     jax.make_mesh((WORKERS,), ("data",)),
-    every=2,
     has_aux=True,
     microbatches=2,
     mean_loss=False,
@@ -289,6 +296,42 @@ def test_keys_auxiliary_values_and_parts_of_a_batch():
     assert loss.shape == (WORKERS,)
     seen.append(np.asarray(aux["noise"]))
   assert len({float(a) for noise in seen for a in noise.ravel()}) == 2 * WORKERS
+
+
+def stateful_loss(params, model_state, batch):
+  """Adds up rows, whose number all workers share, and their mean."""
+  mean = 0.5 * model_state["mean"] + batch["x"].mean(0)
+  rows = model_state["rows"] + len(batch["x"])
+  return loss_fn(params, batch), {"mean": mean, "rows": rows}
+
+
+@pytest.mark.parametrize("kind", ["mean", "local"])
+def test_model_state_is_averaged_or_each_workers_own(kind):
+  init, step = make_steps(loss=stateful_loss, every=2, model_state=kind)
+  params, steps = reference.make_params(), 3
+  state = init(params, {"mean": np.zeros(5, np.float32), "rows": np.int32(0)})
+  expected = np.zeros((WORKERS, 5))
+  for i in range(steps):
+    batch = reference.make_batch(i, ROWS)
+    state, _ = step(state, batch)
+    rows = batch["x"].reshape(WORKERS, ROWS // WORKERS, 5)
+    expected = 0.5 * expected + rows.mean(1)
+  read = lambda model: model.value if kind == "local" else model
+  found = jax.tree.map(np.array, read(state.model_state))
+  if kind == "mean":
+    expected = expected.mean(0)
+  np.testing.assert_allclose(found["mean"], expected, atol=1e-6)
+  assert set(np.ravel(found["rows"])) == {steps * ROWS // WORKERS}
+  # What the loss returns beside itself does not change how parameters go.
+  plain = run(*make_steps(every=2), steps)
+  assert_trees_close(state.params, plain.params)
+  # Only a worker's own state is kept where it would not be finite.
+  state, _ = step(state, poisoned(steps, worker=2))
+  kept = np.asarray(read(state.model_state)["mean"])
+  assert np.isfinite(kept).all()
+  if kind == "local":
+    is_kept = (kept == found["mean"]).all(1)
+    assert is_kept.tolist() == [r == 2 for r in range(WORKERS)]
 
 
 @pytest.mark.parametrize(
@@ -304,7 +347,7 @@ def test_keys_auxiliary_values_and_parts_of_a_batch():
     (
       {"every": 4, "overlap": "thread"},
       ValueError,
-      "must be None without a `d",
+      "`overlap` must be 'program' without a `delay`",
     ),
     (
       {"every": 4, "delay": 1, "overlap": "thread"},
@@ -350,5 +393,15 @@ def test_a_donated_state_is_refused():
   step(state, batch)
   with pytest.raises(ValueError, match="`state/.*` must be .* still exists"):
     step(state, batch)
-  with pytest.raises(TypeError, match="`state` must be what `init` returned"):
+  with pytest.raises(TypeError, match="`state` must be the TrainState that"):
     step({"w": 1.0}, batch)
+
+
+@pytest.mark.parametrize("overlap", ["program", "thread"])
+def test_a_state_of_another_scheme_is_refused(overlap):
+  mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+  options = dict(every=2, delay=1, overlap=overlap)
+  init, step = make_steps(mesh=mesh, **options)
+  state = init(reference.make_params())._replace(opt_state=optax.EmptyState())
+  with pytest.raises(TypeError, match="`state/opt_state` must be what `init`"):
+    step(state, reference.make_batch(0, ROWS), key=jax.random.key(0))

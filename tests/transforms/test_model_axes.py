@@ -42,8 +42,8 @@ def place(tree, mesh, specs=SPECS):
   )
 
 
-def make_tx(codec=None, specs=SPECS, **options):
-  exchange = jaxmotion.exchange("data", codec, specs=specs, **options)
+def make_tx(codec=None, **options):
+  exchange = jaxmotion.exchange("data", codec, **options)
   return optax.chain(exchange, optax.adam(0.05))
 
 
@@ -88,16 +88,16 @@ def list_collectives(compiled, axis):
 
 def test_identity_is_the_plain_step_of_jit():
   mesh = make_mesh()
-  init, step = jaxmotion.data_parallel(loss_fn, make_tx(), mesh, specs=SPECS)
-  params, opt_state = init(place(PARAMS, mesh))
-  compiled = step.lower(params, opt_state, BATCH).compile()
+  init, step = jaxmotion.make_train_step(loss_fn, make_tx(), mesh, specs=SPECS)
+  state = init(place(PARAMS, mesh))
+  compiled = step.lower(state, BATCH).compile()
   for _ in range(2):
-    params, opt_state, loss = step(params, opt_state, BATCH)
+    state, loss = step(state, BATCH)
   expected, expected_loss, plain = plain_step()
   np.testing.assert_allclose(loss, expected_loss, rtol=1e-6)
   for name, spec in SPECS.items():
-    np.testing.assert_allclose(params[name], expected[name], atol=1e-6)
-    for a in (params[name], optax.tree.get(opt_state, "mu")[name]):
+    np.testing.assert_allclose(state.params[name], expected[name], atol=1e-6)
+    for a in (state.params[name], optax.tree.get(state.opt_state, "mu")[name]):
       assert a.sharding.is_equivalent_to(NamedSharding(mesh, spec), a.ndim)
   assert list_collectives(compiled, "model") == list_collectives(plain, "model")
 
@@ -114,10 +114,10 @@ INT4 = codecs.uniform(bits=4, block=32)
 )
 def test_a_device_sends_its_own_shard_and_nothing_else(codec, method):
   tx = make_tx(codec, method=method)
-  init, step = jaxmotion.data_parallel(loss_fn, tx, make_mesh(), specs=SPECS)
-  args = init(PARAMS)
-  traced = wire.step_bytes(step, *args, BATCH)
-  compiled = step.lower(*args, BATCH).compile()
+  init, step = jaxmotion.make_train_step(loss_fn, tx, make_mesh(), specs=SPECS)
+  state = init(PARAMS)
+  traced = wire.step_bytes(step, state, BATCH)
+  compiled = step.lower(state, BATCH).compile()
   plain = plain_step()[2]
   assert list_collectives(compiled, "model") == list_collectives(plain, "model")
   # What the model sends: float32, all-reduced between two devices.
@@ -148,18 +148,18 @@ def explicit_loss(params, batch):
 
 def test_types_of_explicit_axes_tell_the_exchange_what_is_sharded():
   mesh = make_mesh(AxisType.Explicit)
-  tx = make_tx(specs=None)
-  init, step = jaxmotion.data_parallel(explicit_loss, tx, mesh, specs=SPECS)
-  params, opt_state = init(place(PARAMS, mesh))
+  tx = make_tx()
+  init, step = jaxmotion.make_train_step(explicit_loss, tx, mesh, specs=SPECS)
+  state = init(place(PARAMS, mesh))
   for _ in range(2):
-    params, opt_state, loss = step(params, opt_state, BATCH)
+    state, loss = step(state, BATCH)
   expected, expected_loss, _ = plain_step()
   np.testing.assert_allclose(loss, expected_loss, rtol=1e-6)
   for name, spec in SPECS.items():
-    np.testing.assert_allclose(params[name], expected[name], atol=1e-6)
-    sharding = params[name].sharding
+    np.testing.assert_allclose(state.params[name], expected[name], atol=1e-6)
+    sharding = state.params[name].sharding
     assert sharding.is_equivalent_to(
-      NamedSharding(mesh, spec), params[name].ndim
+      NamedSharding(mesh, spec), state.params[name].ndim
     )
 
 
@@ -170,7 +170,7 @@ def test_devices_of_a_worker_agree_on_what_they_share():
   )
   tx = make_tx(codec, nonfinite="skip")
   mesh = make_mesh()
-  init, step = jaxmotion.data_parallel(
+  init, step = jaxmotion.make_train_step(
     lambda params, batch: (
       loss_fn(params, batch["ok"])
       + jnp.sum(params["w1"][0, 0] * jnp.sum(batch["add"]))
@@ -181,21 +181,23 @@ def test_devices_of_a_worker_agree_on_what_they_share():
     donate=False,
   )
   add = np.zeros(8, np.float32)
-  params, opt_state = init(PARAMS)
-  memory = optax.tree.get(opt_state, "codec_state")
+  state = init(PARAMS)
+  memory = optax.tree.get(state.opt_state, "codec_state")
   for a in jax.tree.leaves(memory):
     assert a.sharding.spec[0] == ("data", "model") and a.shape[0] == 4
-  params, opt_state, _ = step(params, opt_state, {"ok": BATCH, "add": add})
-  first, *others = [np.asarray(s.data) for s in params["b"].addressable_shards]
+  state, _ = step(state, {"ok": BATCH, "add": add})
+  first, *others = [
+    np.asarray(s.data) for s in state.params["b"].addressable_shards
+  ]
   for other in others:
     np.testing.assert_array_equal(first, other)
   # One element of one shard on one worker is not finite.
   bad = {"ok": BATCH, "add": np.r_[add[1:], np.inf].astype(np.float32)}
-  _, after, _ = step(params, opt_state, bad)
-  assert int(optax.tree.get(after, "skipped")) == 1
+  after, _ = step(state, bad)
+  assert int(optax.tree.get(after.opt_state, "skipped")) == 1
   for a, b in zip(
-    jax.tree.leaves(optax.tree.get(opt_state, "codec_state")),
-    jax.tree.leaves(optax.tree.get(after, "codec_state")),
+    jax.tree.leaves(optax.tree.get(state.opt_state, "codec_state")),
+    jax.tree.leaves(optax.tree.get(after.opt_state, "codec_state")),
     strict=True,
   ):
     np.testing.assert_array_equal(a, b)
@@ -203,8 +205,8 @@ def test_devices_of_a_worker_agree_on_what_they_share():
 
 def test_a_state_for_ones_own_step_is_sharded_alike():
   mesh, tx = make_mesh(), make_tx(codecs.feedback(INT4))
-  init, _ = jaxmotion.data_parallel(loss_fn, tx, mesh, specs=SPECS)
-  _, expected = init(PARAMS)
+  init, _ = jaxmotion.make_train_step(loss_fn, tx, mesh, specs=SPECS)
+  expected = init(PARAMS).opt_state
   state = transforms.init_state(tx, PARAMS, mesh, specs=SPECS)
   for a, b in zip(
     jax.tree.leaves(state), jax.tree.leaves(expected), strict=True
@@ -219,12 +221,6 @@ BUCKETS = codecs.buckets(codecs.uniform(bits=8), max_leaf_size=1024)
 @pytest.mark.parametrize(
   ("tx", "specs", "message"),
   [
-    (
-      make_tx(specs=None),
-      SPECS,
-      "`specs` must say .* axes .'model',., got None",
-    ),
-    (make_tx(specs={}), SPECS, "`specs` must be a PartitionSpec or a tree"),
     (make_tx(), {"b": P()}, "`specs` must be a PartitionSpec or a tree"),
     (make_tx(), P("pipe"), r"must name axes of the mesh .* \['pipe'\]"),
     (make_tx(), P("data"), "must name axes of the model, not .* workers"),
@@ -234,27 +230,39 @@ BUCKETS = codecs.buckets(codecs.uniform(bits=8), max_leaf_size=1024)
 )
 def test_specs_that_do_not_fit_are_refused(tx, specs, message):
   with pytest.raises(ValueError, match=message):
-    init, step = jaxmotion.data_parallel(loss_fn, tx, make_mesh(), specs=specs)
-    jax.eval_shape(step, *jax.eval_shape(init, PARAMS), BATCH)
+    init, step = jaxmotion.make_train_step(
+      loss_fn, tx, make_mesh(), specs=specs
+    )
+    jax.eval_shape(step, jax.eval_shape(init, PARAMS), BATCH)
+
+
+def test_a_state_of_whole_parameters_is_refused():
+  mesh, tx = make_mesh(), make_tx()
+  _, step = jaxmotion.make_train_step(loss_fn, tx, mesh, specs=SPECS)
+  opt_state = transforms.init_state(tx, PARAMS, mesh)
+  state = transforms.TrainState(PARAMS, None, opt_state)
+  message = "`specs` must say .* axes .'model',., got None"
+  with pytest.raises(ValueError, match=message):
+    jax.eval_shape(step, state, BATCH)
 
 
 def test_sharded_parameters_without_specs_are_refused():
   mesh = make_mesh()
-  tx = make_tx(specs=None)
-  init, _ = jaxmotion.data_parallel(loss_fn, tx, mesh)
+  tx = make_tx()
+  init, _ = jaxmotion.make_train_step(loss_fn, tx, mesh)
   message = "`specs` must say .* got None for params/w1 of .*'model'"
   with pytest.raises(ValueError, match=message):
     init(place(PARAMS, mesh))
   with pytest.raises(ValueError, match=message):
     transforms.init_state(tx, place(PARAMS, mesh), mesh)
   with pytest.raises(TypeError, match="`specs` must be a tree of Partition"):
-    jaxmotion.exchange("data", specs={"w": "model"})
+    transforms.bind_mesh(tx, mesh, specs={"w": "model"})
 
 
 @pytest.mark.parametrize("specs", (SPECS, None))
 def test_a_step_on_every_worker_leaves_other_axes_to_the_model(specs):
   mesh = make_mesh()
-  tx = make_tx(specs=specs)
+  tx = make_tx()
   tx = transforms.bind_mesh(tx, mesh, specs=specs)
 
   @transforms.parallelize_step(mesh)

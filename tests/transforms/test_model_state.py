@@ -1,4 +1,4 @@
-"""Model state in a data-parallel step: statistics, counters and keys."""
+"""Model state in a training step: statistics, counters and keys."""
 
 import functools
 
@@ -49,12 +49,12 @@ def make_mesh(kind=AxisType.Auto):
 @functools.cache
 def trained(model_state, kind=AxisType.Auto):
   """State and loss after two steps, and the step."""
-  init, step = jaxmotion.data_parallel(
+  init, step = jaxmotion.make_train_step(
     loss_fn, TX, make_mesh(kind), model_state=model_state, donate=False
   )
   state = init(PARAMS, STATS)
   for _ in range(2):
-    *state, loss = step(*state, BATCH)
+    state, loss = step(state, BATCH)
   return state, loss, step
 
 
@@ -104,8 +104,8 @@ def test_mean_statistics_are_those_of_a_step_written_by_hand(kind):
 
 def test_mean_statistics_travel_with_the_loss_in_one_sum():
   state, _, step = trained("mean")
-  traced = wire.step_bytes(step, *state, BATCH)
-  compiled = wire.compiled_bytes(step.lower(*state, BATCH).compile())
+  traced = wire.step_bytes(step, state, BATCH)
+  compiled = wire.compiled_bytes(step.lower(state, BATCH).compile())
   floats = 2 * 4 + 1  # Mean and variance of 4 features, and the loss.
   sums = [m for m in traced.moves if m.payload_bytes == 4 * floats]
   assert len(sums) == 1
@@ -133,7 +133,7 @@ def test_integers_and_keys_are_taken_as_equal_only_if_they_are():
     def loss(params, model_state, batch):
       return jnp.mean(batch["x"] @ params), new_state(model_state, batch)
 
-    return jaxmotion.data_parallel(loss, TX, make_mesh(), model_state="mean")
+    return jaxmotion.make_train_step(loss, TX, make_mesh(), model_state="mean")
 
   model = {"key": jax.random.key(0), "n": jnp.zeros((), int)}
 
@@ -145,8 +145,8 @@ def test_integers_and_keys_are_taken_as_equal_only_if_they_are():
     }
 
   init, step = make_step(count_steps)
-  args = init(jnp.ones(3), model | {"bf16": jnp.zeros((), jnp.bfloat16)})
-  _, new, _, _ = step(*args, BATCH)
+  state = init(jnp.ones(3), model | {"bf16": jnp.zeros((), jnp.bfloat16)})
+  new = step(state, BATCH)[0].model_state
   assert int(new["n"]) == 3 and new["bf16"].dtype == jnp.bfloat16
   assert new["key"] == jax.random.split(jax.random.key(0))[0]
   np.testing.assert_allclose(new["bf16"], BATCH["x"].mean(), rtol=1e-2)
@@ -156,9 +156,9 @@ def test_integers_and_keys_are_taken_as_equal_only_if_they_are():
     lambda state, batch: state | {"n": lax.axis_index("data")},
   ):
     init, step = make_step(count_own)
-    args = init(jnp.ones(3), model)
+    state = init(jnp.ones(3), model)
     with pytest.raises(ValueError, match="`model_state/n` .*'local'"):
-      step(*args, BATCH)
+      step(state, BATCH)
 
 
 def test_auxiliary_values_come_beside_the_model_state():
@@ -166,15 +166,15 @@ def test_auxiliary_values_come_beside_the_model_state():
     y = batch["x"] @ params
     return jnp.mean(y), (model_state + 1, {"norm": jnp.mean(y**2), "y": y})
 
-  init, step = jaxmotion.data_parallel(
+  init, step = jaxmotion.make_train_step(
     loss, TX, make_mesh(), model_state="mean", has_aux=True, donate=False
   )
-  _, state, _, (value, aux) = step(*init(jnp.ones(3), jnp.zeros(2)), BATCH)
+  state, (value, aux) = step(init(jnp.ones(3), jnp.zeros(2)), BATCH)
   y = BATCH["x"].sum(1)
   np.testing.assert_allclose(value, y.mean(), rtol=1e-6)
   np.testing.assert_allclose(aux["norm"], (y**2).mean(), rtol=1e-6)
   np.testing.assert_allclose(aux["y"], y.reshape(WORKERS, 2), rtol=1e-6)
-  np.testing.assert_array_equal(state, [1, 1])
+  np.testing.assert_array_equal(state.model_state, [1, 1])
 
 
 def test_a_skipped_step_keeps_the_statistics():
@@ -185,14 +185,14 @@ def test_a_skipped_step_keeps_the_statistics():
   bad = BATCH | {"x": BATCH["x"].copy()}
   bad["x"][0] = np.nan
   for mode, tx in txs.items():
-    init, step = jaxmotion.data_parallel(
+    init, step = jaxmotion.make_train_step(
       loss_fn, tx, make_mesh(), model_state=mode, donate=False
     )
-    args = init(PARAMS, STATS)
-    _, stats, opt_state, _ = step(*args, bad)
-    assert int(opt_state.skipped) == 1
+    old = init(PARAMS, STATS)
+    new, _ = step(old, bad)
+    assert int(new.opt_state.skipped) == 1
     for a, b in zip(
-      jax.tree.leaves(stats), jax.tree.leaves(args[1]), strict=True
+      *map(jax.tree.leaves, (new.model_state, old.model_state)), strict=True
     ):
       if jnp.issubdtype(a.dtype, jnp.floating):
         np.testing.assert_array_equal(a, b)
@@ -207,11 +207,11 @@ def test_a_skipped_step_keeps_the_statistics():
   ],
 )
 def test_another_result_of_the_loss_is_refused(result, message):
-  init, step = jaxmotion.data_parallel(
+  init, step = jaxmotion.make_train_step(
     lambda params, state, batch: result(jnp.mean(params), state),
     TX,
     make_mesh(),
     model_state="mean",
   )
   with pytest.raises(ValueError, match=message):
-    jax.eval_shape(step, *init(jnp.ones(3), jnp.zeros(())), BATCH)
+    jax.eval_shape(step, init(jnp.ones(3), jnp.zeros(())), BATCH)

@@ -41,7 +41,7 @@ def by_label(train):
 
 
 def make(tx):
-  init, step = jaxmotion.data_parallel(loss_fn, tx, MESH, donate=False)
+  init, step = jaxmotion.make_train_step(loss_fn, tx, MESH, donate=False)
   return step, init(PARAMS)
 
 
@@ -52,12 +52,12 @@ def lora_alone():
   def loss(params, batch):
     return loss_fn({"base": PARAMS["base"], **params}, batch)
 
-  init, step = jaxmotion.data_parallel(
+  init, step = jaxmotion.make_train_step(
     loss, chain(optax.adam(0.1)), MESH, donate=False
   )
-  args = init({"lora": PARAMS["lora"]})
-  params, _, _ = step(*args, BATCH)
-  return params, wire.step_bytes(step, *args, BATCH).total_bytes
+  state = init({"lora": PARAMS["lora"]})
+  new, _ = step(state, BATCH)
+  return new.params, wire.step_bytes(step, state, BATCH).total_bytes
 
 
 def masked(train):
@@ -71,22 +71,22 @@ def masked(train):
 @pytest.mark.parametrize("wrap", [by_label, masked])
 def test_frozen_leaves_stay_and_send_nothing(wrap, lora_alone):
   expected, wire_bytes = lora_alone
-  step, args = make(wrap(chain(optax.adam(0.1))))
-  params, _, _ = step(*args, BATCH)
+  step, state = make(wrap(chain(optax.adam(0.1))))
+  params = step(state, BATCH)[0].params
   assert bits(params["base"]) == bits(PARAMS["base"])
   np.testing.assert_allclose(params["lora"], expected["lora"], rtol=1e-6)
-  assert wire.step_bytes(step, *args, BATCH).total_bytes == wire_bytes
+  assert wire.step_bytes(step, state, BATCH).total_bytes == wire_bytes
 
 
 def test_a_skipped_step_skips_each_group_and_freezes_the_rest():
   bad = (BATCH[0], BATCH[1].copy())
   bad[1][5] = np.nan
   tx = jaxmotion.skip_nonfinite(by_label(chain(optax.adam(0.1))), "data")
-  step, args = make(tx)
-  params, state, _ = step(*args, bad)
-  assert bits(params) == bits(PARAMS)
-  assert bits(state.inner) == bits(args[1].inner)
-  params, _, _ = step(params, state, BATCH)
+  step, old = make(tx)
+  state, _ = step(old, bad)
+  assert bits(state.params) == bits(PARAMS)
+  assert bits(state.opt_state.inner) == bits(old.opt_state.inner)
+  params = step(state, BATCH)[0].params
   assert bits(params["base"]) == bits(PARAMS["base"])
   assert bits(params["lora"]) != bits(PARAMS["lora"])
 
@@ -117,11 +117,11 @@ def test_an_update_that_differs_between_workers_is_refused(own):
   by_worker = optax.GradientTransformation(lambda p: optax.EmptyState(), update)
   rest = by_worker if own == "by worker" else optax.identity()
   labels = {"base": "rest", "lora": "train"}
-  step, args = make(
+  step, state = make(
     optax.partition({"train": chain(optax.sgd(0.1)), "rest": rest}, labels)
   )
   with pytest.raises(ValueError, match="got `params/base` that differs.*zero"):
-    step.eval_shape(*args, BATCH)
+    step.eval_shape(state, BATCH)
 
 
 @pytest.mark.parametrize(
@@ -152,32 +152,32 @@ def test_an_exchange_that_does_not_always_run_is_refused(wrap, remedy):
 
 
 def test_workers_count_nonfinite_steps_alike_behind_the_exchange():
-  step, args = make(chain(optax.apply_if_finite(optax.adam(0.1), 3)))
+  step, state = make(chain(optax.apply_if_finite(optax.adam(0.1), 3)))
   bad = (BATCH[0], BATCH[1].copy())
   bad[1][5] = np.inf
-  params, state, _ = step(*args, bad)
-  assert bits(params) == bits(PARAMS)
-  counts = state[1].total_notfinite
+  state, _ = step(state, bad)
+  assert bits(state.params) == bits(PARAMS)
+  counts = state.opt_state[1].total_notfinite
   assert [int(s.data) for s in counts.addressable_shards] == [1] * WORKERS
-  params, state, _ = step(params, state, BATCH)
-  assert np.isfinite(params["lora"]).all()
-  for leaf in jax.tree.leaves(params):
+  state, _ = step(state, BATCH)
+  assert np.isfinite(state.params["lora"]).all()
+  for leaf in jax.tree.leaves(state.params):
     assert len({s.data.tobytes() for s in leaf.addressable_shards}) == 1
 
 
 def test_mini_steps_behind_the_exchange_accumulate_its_means():
-  step, args = make(chain(optax.MultiSteps(optax.sgd(0.1), 2)))
-  half, state, _ = step(*args, BATCH)
-  assert bits(half) == bits(PARAMS)
-  twice, _, _ = step(half, state, BATCH)
-  assert bits(twice) != bits(PARAMS)
+  step, state = make(chain(optax.MultiSteps(optax.sgd(0.1), 2)))
+  state, _ = step(state, BATCH)
+  assert bits(state.params) == bits(PARAMS)
+  state, _ = step(state, BATCH)
+  assert bits(state.params) != bits(PARAMS)
 
 
 def test_state_before_the_exchange_is_each_workers_own():
   momentum = optax.trace(0.9)
-  step, args = make(optax.chain(momentum, chain(optax.sgd(0.1))))
+  step, state = make(optax.chain(momentum, chain(optax.sgd(0.1))))
   with pytest.raises(ValueError, match="`opt_state/0/trace/base` .*per_worker"):
-    step.eval_shape(*args, BATCH)
+    step.eval_shape(state, BATCH)
   exact = codecs.identity()
   own = jaxmotion.per_worker(momentum, "data")
   local, state, _ = train(
@@ -202,39 +202,47 @@ def test_state_before_the_exchange_is_each_workers_own():
 
 
 def test_a_chain_that_needs_the_loss_gets_the_workers_mean():
-  step, args = make(chain(optax.polyak_sgd(), codec=None))
-  told, _, loss = step(*args, BATCH)
-  init, without = jaxmotion.data_parallel(
+  step, state = make(chain(optax.polyak_sgd(), codec=None))
+  told, loss = step(state, BATCH)
+  init, without = jaxmotion.make_train_step(
     loss_fn,
     chain(optax.polyak_sgd(), codec=None),
     MESH,
     mean_loss=False,
     donate=False,
   )
-  with pytest.raises(
-    TypeError, match=r"none for `value`: call step\(\.\.\., va"
-  ):
-    without.eval_shape(*args, BATCH)
-  given, _, _ = without(*init(PARAMS), BATCH, value=loss)
-  np.testing.assert_allclose(told["lora"], given["lora"], rtol=1e-6)
-  # One that takes no extra arguments gets none.
+  with pytest.raises(TypeError, match=r"(?s)'value'.*`step\(\.\.\., name=\)`"):
+    without.eval_shape(state, BATCH)
+  given, _ = without(init(PARAMS), BATCH, value=loss)
+  np.testing.assert_allclose(
+    told.params["lora"], given.params["lora"], rtol=1e-6
+  )
+
+
+def test_one_that_takes_no_extra_arguments_gets_none():
   sam = optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1))
-  step, args = make(chain(sam))
-  step.eval_shape(*args, BATCH)
+  step, state = make(chain(optax.GradientTransformation(*sam)))
+  step.eval_shape(state, BATCH)
+  # It says that it takes them, and refuses those that it does not know.
+  step, state = make(chain(sam))
+  with pytest.raises(TypeError, match=r"optax\.GradientTransformation\(\*tx\)"):
+    step.eval_shape(state, BATCH)
 
 
 def test_a_line_search_is_refused_and_lbfgs_without_one_is_not():
-  step, args = make(chain(optax.lbfgs()))
-  with pytest.raises(TypeError, match="needs `value`, .*linesearch=None"):
-    step.eval_shape(*args, BATCH)
+  step, state = make(chain(optax.lbfgs()))
+  with pytest.raises(
+    TypeError, match="without a line search, .*linesearch=None"
+  ):
+    step.eval_shape(state, BATCH)
   with pytest.raises(TypeError, match="`value_fn` must be a tree of arrays"):
-    step(*args, BATCH, value_fn=loss_fn)
-  step, args = make(chain(optax.lbfgs(0.1, linesearch=None)))
-  step.eval_shape(*args, BATCH)
+    step(state, BATCH, value_fn=loss_fn)
+  step, state = make(chain(optax.lbfgs(0.1, linesearch=None)))
+  step.eval_shape(state, BATCH)
 
 
 @pytest.mark.parametrize("leaf", [np.zeros(3, np.int32), True, np.int64(1)])
 def test_a_parameter_without_a_gradient_is_named(leaf):
-  init, _ = jaxmotion.data_parallel(loss_fn, chain(optax.sgd(0.1)), MESH)
+  init, _ = jaxmotion.make_train_step(loss_fn, chain(optax.sgd(0.1)), MESH)
   with pytest.raises(TypeError, match="`params/table/0` must be a floating-p"):
     init({**PARAMS, "table": [leaf]})

@@ -66,15 +66,15 @@ def expected():
 def test_loops_and_branches_train_on_every_mesh(kind, expected):
   mesh = make_mesh(kind)
   tx = optax.chain(jaxmotion.exchange("data"), optax.sgd(0.1))
-  init, step = jaxmotion.data_parallel(loop_loss, tx, mesh, donate=False)
-  args = init(PARAMS)
+  init, step = jaxmotion.make_train_step(loop_loss, tx, mesh, donate=False)
+  state = init(PARAMS)
   placed = jax.device_put(BATCH, NamedSharding(mesh, P("data")))
   within = jax.set_mesh(mesh) if "model" in kind else contextlib.nullcontext()
   with within:
     for batch in (BATCH, jax.tree.map(jnp.asarray, BATCH), placed):
-      params, _, _ = step(*args, batch)
+      new, _ = step(state, batch)
       for a, b in zip(
-        jax.tree.leaves(params), jax.tree.leaves(expected), strict=True
+        jax.tree.leaves(new.params), jax.tree.leaves(expected), strict=True
       ):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
         assert a.sharding.is_fully_replicated
@@ -83,10 +83,10 @@ def test_loops_and_branches_train_on_every_mesh(kind, expected):
 def test_nothing_is_summed_at_full_precision_beside_the_exchange():
   codec = codecs.feedback(codecs.uniform(bits=8, block=4))
   tx = optax.chain(jaxmotion.exchange("data", codec), optax.sgd(0.1))
-  init, step = jaxmotion.data_parallel(loop_loss, tx, make_mesh("explicit"))
-  params, state = init(PARAMS)
-  traced = wire.step_bytes(step, params, state, BATCH)
-  compiled = wire.compiled_bytes(step.lower(params, state, BATCH).compile())
+  init, step = jaxmotion.make_train_step(loop_loss, tx, make_mesh("explicit"))
+  state = init(PARAMS)
+  traced = wire.step_bytes(step, state, BATCH)
+  compiled = wire.compiled_bytes(step.lower(state, BATCH).compile())
   data = perfmodel.builtin_platform("ethernet_1gbit").resize(data=4)
   exchanged = perfmodel.exchange_ledger(PARAMS, data.axis("data"), codec)
   assert traced.total_bytes == compiled.total_bytes
@@ -110,18 +110,18 @@ def test_a_constraint_on_the_other_axis_stays_the_models():
     )
   )
   tx = optax.chain(jaxmotion.exchange("data"), optax.sgd(0.1))
-  init, step = jaxmotion.data_parallel(loss_fn, tx, mesh)
-  params, _, _ = step(*init(PARAMS), BATCH)
+  init, step = jaxmotion.make_train_step(loss_fn, tx, mesh)
+  params = step(init(PARAMS), BATCH)[0].params
   plain = plain_step(make_loss(lambda h: h))
   np.testing.assert_allclose(params["w"], plain["w"], rtol=1e-5, atol=1e-6)
 
 
-def test_a_state_for_ones_own_step_is_that_of_data_parallel():
+def test_a_state_for_ones_own_step_is_that_of_a_made_step():
   mesh = make_mesh("explicit")
   codec = codecs.feedback(codecs.sign())
   tx = optax.chain(jaxmotion.exchange("data", codec), optax.adam(0.1))
-  init, _ = jaxmotion.data_parallel(loop_loss, tx, mesh)
-  _, expected = init(PARAMS)
+  init, _ = jaxmotion.make_train_step(loop_loss, tx, mesh)
+  expected = init(PARAMS).opt_state
   state = transforms.init_state(tx, PARAMS, mesh)
   assert jax.tree.structure(state) == jax.tree.structure(expected)
   for a, b in zip(
@@ -144,10 +144,10 @@ def test_only_floating_point_scalars_are_averaged():
     return jnp.mean(logits**2), aux
 
   tx = optax.chain(jaxmotion.exchange("data"), optax.sgd(0.1))
-  init, step = jaxmotion.data_parallel(
+  init, step = jaxmotion.make_train_step(
     loss_fn, tx, make_mesh("auto"), has_aux=True
   )
-  _, _, (loss, aux) = step(*init(PARAMS), BATCH)
+  _, (loss, aux) = step(init(PARAMS), BATCH)
   logits = (BATCH["x"][:, 0] @ PARAMS["u"]).reshape(4, 2, 4)
   np.testing.assert_allclose(loss, (logits**2).mean(), rtol=1e-6)
   np.testing.assert_allclose(aux["mean"], logits.mean(), rtol=1e-5, atol=1e-7)

@@ -22,40 +22,44 @@ def plain_loss(params, batch):
   return jnp.mean((batch @ params["w"]) ** 2)
 
 
-def train_by_data_parallel(params, batch):
-  init, step = jaxmotion.data_parallel(
+def train_by_exchange(params, batch):
+  init, step = jaxmotion.make_train_step(
     plain_loss, optax.chain(jaxmotion.exchange("data"), optax.sgd(0.1)), MESH
   )
-  return step(*init(params), batch)[0]
+  return step(init(params), batch)[0].params
 
 
 def train_with_model_state(params, batch):
   def loss_fn(params, state, batch):
     return plain_loss(params, batch) + 0 * state["w"].sum(), state
 
-  init, step = jaxmotion.data_parallel(
+  init, step = jaxmotion.make_train_step(
     loss_fn,
     optax.chain(jaxmotion.exchange("data"), optax.sgd(0.1)),
     MESH,
     model_state="mean",
   )
-  return step(*init(params, {"w": params["w"] + 0}), batch)[0]
+  return step(init(params, {"w": params["w"] + 0}), batch)[0].params
 
 
 def train_by_local_updates(params, batch):
-  init, step = jaxmotion.local_updates(
+  init, step = jaxmotion.make_train_step(
     plain_loss,
-    optax.sgd(0.1),
-    optax.chain(jaxmotion.exchange("data"), optax.sgd(1.0)),
+    jaxmotion.local_updates(
+      optax.sgd(0.1),
+      optax.chain(jaxmotion.exchange("data"), optax.sgd(1.0)),
+      every=1,
+    ),
     MESH,
-    every=1,
   )
-  return step(init(params), batch)[0].anchor
+  return step(init(params), batch)[0].params
 
 
 def train_fully_sharded(params, batch):
-  init, step = jaxmotion.fully_sharded(loss_fn, optax.sgd(0.1), MESH)
-  return step(*init(params), batch)[0]
+  init, step = jaxmotion.make_train_step(
+    loss_fn, jaxmotion.fully_sharded(optax.sgd(0.1)), MESH
+  )
+  return step(init(params), batch)[0].params
 
 
 def train_a_step_of_ones_own(params, batch):
@@ -72,7 +76,7 @@ def train_a_step_of_ones_own(params, batch):
 
 
 TRAINERS = [
-  train_by_data_parallel,
+  train_by_exchange,
   train_with_model_state,
   train_by_local_updates,
   train_fully_sharded,
@@ -102,6 +106,6 @@ def test_a_batch_on_another_device_is_refused_by_name(train):
 def test_a_batch_on_the_mesh_is_taken():
   batch = jax.device_put(BATCH, jax.NamedSharding(MESH, P("data")))
   params = {"w": jnp.ones((2, 3))}
-  found = train_by_data_parallel(params, batch)
-  expected = train_by_data_parallel(params, BATCH)
+  found = train_by_exchange(params, batch)
+  expected = train_by_exchange(params, BATCH)
   np.testing.assert_array_equal(found["w"], expected["w"])

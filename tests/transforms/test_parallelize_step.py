@@ -41,12 +41,13 @@ def trace(fun, *args, **options):
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_step_is_that_of_data_parallel(nested):
+def test_a_step_is_that_of_a_made_step(nested):
   tx = optax.chain(jaxmotion.exchange("data", INT8), optax.sgd(0.1))
-  init, step = jaxmotion.data_parallel(
+  init, step = jaxmotion.make_train_step(
     lambda p, b: jnp.mean((b["x"] @ p["w"] - b["y"]) ** 2), tx, MESH
   )
-  expected = step(*init(jax.tree.map(jnp.asarray, PARAMS)), BATCH)
+  made, loss = step(init(PARAMS), BATCH)
+  expected = made.params, made.opt_state, loss
   bound = jaxmotion.bind_mesh(tx, MESH)
   train_step = make_step(bound)
   state = bound.init(PARAMS)

@@ -1,4 +1,4 @@
-"""Steps of every builder, run by workers that are processes."""
+"""Steps of every scheme, run by workers that are processes."""
 
 import functools
 import json

@@ -145,13 +145,13 @@ def trained_network():
   tx = jaxmotion.sharded(
     "data", optax.adamw(1e-2), gradient_codec=ROTATED, weight_codec=INT4
   )
-  init, step = jaxmotion.data_parallel(loss_fn, tx, mesh_of(4))
-  params, state = init(START)
+  init, step = jaxmotion.make_train_step(loss_fn, tx, mesh_of(4))
+  state = init(START)
   losses = []
   for i in range(30):
-    params, state, loss = step(params, state, batch_at(i))
+    state, loss = step(state, batch_at(i))
     losses.append(float(loss))
-  return params, state, losses
+  return state.params, state.opt_state, losses
 
 
 def test_a_network_learns_through_4_bits_and_replicas_follow_the_master():
@@ -195,8 +195,8 @@ def test_bytes_are_those_predicted_traced_and_compiled():
   def loss_fn(params, batch):
     return jnp.mean((batch @ params["w"] @ params["v"]) ** 2)
 
-  init, step = jaxmotion.data_parallel(loss_fn, tx, mesh_of(workers))
-  args = (*jax.eval_shape(init, params), jnp.zeros((8, 256)))
+  init, step = jaxmotion.make_train_step(loss_fn, tx, mesh_of(workers))
+  args = (jax.eval_shape(init, params), jnp.zeros((8, 256)))
   loss_bytes = 2 * 3 / 4 * 4
   predicted = loss_bytes + sum(
     sent_bytes(codec, leaf, workers)
@@ -369,7 +369,7 @@ def test_optimizers_that_treat_elements_by_themselves_are_taken(name):
 
 def test_it_may_not_be_inside_of_what_runs_it_at_some_steps():
   tx = optax.MultiSteps(jaxmotion.sharded("data", optax.adam(1e-3)), 2)
-  init, _ = jaxmotion.data_parallel(loss_fn, tx, mesh_of(2))
+  init, _ = jaxmotion.make_train_step(loss_fn, tx, mesh_of(2))
   with pytest.raises(ValueError, match="`tx` must have no exchange inside"):
     jax.eval_shape(init, START)
 
@@ -388,7 +388,9 @@ def test_wrong_uses_say_what_is_wrong():
   tx = jaxmotion.sharded("data", adam, weight_codec=INT4)
   with pytest.raises(ValueError, match="`params` must be given"):
     update_shape(tx._replace(update=lambda g, s, p: tx.update(g, s)))
-  with pytest.raises(ValueError, match="`state` must be made for these"):
+  with pytest.raises(
+    ValueError, match="`state` must be made for the weight_codec"
+  ):
     update_shape(tx, jaxmotion.sharded("data", adam).init)
 
 

@@ -12,6 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 import jaxmotion
 from jaxmotion import codecs, transforms, wire
 from jaxmotion.memory import compress_state
+from jaxmotion.transforms import _init_state
 from tests.transforms.test_model_axes import (
   BATCH,
   PARAMS,
@@ -29,9 +30,9 @@ CUTS = {"b": P(), "w1": P("data", "model"), "w2": P("model", "data")}
 ADAM = optax.adam(0.05)
 
 
-def make_tx(specs=SPECS, **options):
+def make_tx(**options):
   options = {"weight_codec": codecs.identity()} | options
-  return jaxmotion.sharded("data", ADAM, specs=specs, **options)
+  return jaxmotion.sharded("data", ADAM, **options)
 
 
 def check_trained(params, loss, mesh):
@@ -55,14 +56,14 @@ def check_state(state, mesh):
 
 def test_identity_is_the_plain_step_of_jit():
   mesh, tx = make_mesh(), make_tx(weight_codec=None)
-  init, step = jaxmotion.data_parallel(loss_fn, tx, mesh, specs=SPECS)
-  args = init(place(PARAMS, mesh))
-  check_state(args[1], mesh)
-  compiled = step.lower(*args, BATCH).compile()
+  init, step = jaxmotion.make_train_step(loss_fn, tx, mesh, specs=SPECS)
+  state = init(place(PARAMS, mesh))
+  check_state(state.opt_state, mesh)
+  compiled = step.lower(state, BATCH).compile()
   for _ in range(2):
-    *args, loss = step(*args, BATCH)
-  check_trained(args[0], loss, mesh)
-  check_state(args[1], mesh)
+    state, loss = step(state, BATCH)
+  check_trained(state.params, loss, mesh)
+  check_state(state.opt_state, mesh)
   plain = plain_step()[2]
   assert list_collectives(compiled, "model") == list_collectives(plain, "model")
 
@@ -82,33 +83,32 @@ def linear_loss(params, batch):
 
 @functools.cache
 def train_coded():
-  """(state, compiled step, traced bytes, replicas, skipped) through 4 bits."""
+  """(state, compiled step, traced bytes, skipped state) through 4 bits."""
   codec = codecs.uniform(bits=4, block=32, rounding="stochastic")
   tx = jaxmotion.sharded(
     "data",
     optax.sgd(1.0),
-    specs=SPECS,
     gradient_codec=codecs.feedback(codec),
     weight_codec=codec,
     nonfinite="skip",
   )
   mesh, grads = make_mesh(), draw_gradients(3)
-  init, step = jaxmotion.data_parallel(
+  init, step = jaxmotion.make_train_step(
     linear_loss, tx, mesh, specs=SPECS, donate=False
   )
-  params, state = init(place(PARAMS, mesh))
-  traced = wire.step_bytes(step, params, state, grads[0])
-  compiled = step.lower(params, state, grads[0]).compile()
+  state = init(place(PARAMS, mesh))
+  traced = wire.step_bytes(step, state, grads[0])
+  compiled = step.lower(state, grads[0]).compile()
   for batch in grads:
-    params, state, _ = step(params, state, batch)
+    state, _ = step(state, batch)
   # One element of one shard on one worker is not finite.
   bad = grads[0] | {"w1": grads[0]["w1"].copy()}
   bad["w1"][0, 0, 0] = np.nan
-  return params, state, compiled, traced, step(params, state, bad)
+  return state, compiled, traced, step(state, bad)[0]
 
 
 def test_codecs_conserve_what_came_in():
-  _, state, _, _, _ = train_coded()
+  state = train_coded()[0].opt_state
   exact = {
     k: sum(g[k].astype(np.float64).mean(0) for g in draw_gradients(3))
     for k in PARAMS
@@ -130,7 +130,7 @@ def test_codecs_conserve_what_came_in():
 
 
 def test_a_device_sends_its_own_part_and_nothing_else():
-  _, _, compiled, traced, _ = train_coded()
+  _, compiled, traced, _ = train_coded()
   # Each of two workers sends one part of two, and then its own part.
   parts = {"w1": jnp.zeros((4, 16)), "w2": jnp.zeros((16, 4))}
   codec = codecs.uniform(bits=4, block=32)
@@ -143,7 +143,7 @@ def test_a_device_sends_its_own_part_and_nothing_else():
 
 
 def test_devices_of_a_worker_agree_on_what_they_share():
-  params, state, _, _, (skipped, after, _) = train_coded()
+  (params, _, state), _, _, (skipped, _, after) = train_coded()
   first, *others = [np.asarray(s.data) for s in params["b"].addressable_shards]
   for other in others:
     np.testing.assert_array_equal(first, other)
@@ -158,7 +158,7 @@ def test_devices_of_a_worker_agree_on_what_they_share():
 
 @pytest.mark.parametrize("bound", [False, True])
 def test_types_of_explicit_axes_tell_what_is_sharded(bound):
-  mesh, tx = make_mesh(AxisType.Explicit), make_tx(specs=None)
+  mesh, tx = make_mesh(AxisType.Explicit), make_tx()
   params = place(PARAMS, mesh)
   if bound:  # A step of one's own, whose state is made beside it.
     tx = transforms.bind_mesh(tx, mesh, specs=SPECS)
@@ -169,16 +169,21 @@ def test_types_of_explicit_axes_tell_what_is_sharded(bound):
       updates, state = tx.update(grads, state, params)
       return optax.apply_updates(params, updates), state, loss
 
-    state = tx.init(params)
+    state = params, tx.init(params)
   else:
-    init, step = jaxmotion.data_parallel(explicit_loss, tx, mesh, specs=SPECS)
-    params, state = init(params)
-  check_state(state, mesh)
+    init, train = jaxmotion.make_train_step(
+      explicit_loss, tx, mesh, specs=SPECS
+    )
+    state = init(params)
+  check_state(state[-1], mesh)
   with jax.set_mesh(mesh):
     for _ in range(2):
-      params, state, loss = step(params, state, BATCH)
-  check_trained(params, loss, mesh)
-  check_state(state, mesh)
+      if bound:
+        *state, loss = step(*state, BATCH)
+      else:
+        state, loss = train(state, BATCH)
+  check_trained(state[0], loss, mesh)
+  check_state(state[-1], mesh)
 
 
 def trace_update(tx, specs=SPECS, params=PARAMS, axis_names=("data",)):
@@ -189,14 +194,16 @@ def trace_update(tx, specs=SPECS, params=PARAMS, axis_names=("data",)):
     grads = jax.tree.map(
       lambda a: jax.lax.pcast(a, varying, to="varying"), params
     )
-    return tx.update(grads, tx.init(params), params)[0]
+    state = _init_state.shard_states(tx.init(params), params, specs)
+    return tx.update(grads, state, params)[0]
 
   full = "model" in axis_names
+  own = SPECS if specs is None else specs
   mapped = jax.shard_map(
     update,
     mesh=make_mesh(),
-    in_specs=(specs if full else P(),),
-    out_specs=specs if full else P(),
+    in_specs=(own if full else P(),),
+    out_specs=own if full else P(),
     axis_names=set(axis_names),
   )
   return jax.eval_shape(mapped, jax.tree.map(jnp.asarray, params))
@@ -206,22 +213,22 @@ def test_a_map_over_all_axes_wants_specs_too():
   both = ("data", "model")
   assert trace_update(make_tx(), axis_names=both)["w1"].shape == (8, 32)
   with pytest.raises(ValueError, match="`specs` must say .*'model'.* `w1`"):
-    trace_update(make_tx(specs=None), axis_names=both)
+    trace_update(make_tx(), None, axis_names=both)
 
 
 def test_updates_that_look_across_a_shard_of_the_model_are_refused():
   # Workers do not cut the only dimension, which the model's axis shards.
   params, specs = {"b": np.zeros(256, np.float32)}, {"b": P("model")}
   for inner in (optax.lamb(1e-3), optax.clip_by_global_norm(1.0)):
-    tx = jaxmotion.sharded("data", inner, specs=specs)
+    tx = jaxmotion.sharded("data", inner)
     with pytest.raises(ValueError, match="`tx` must treat every element"):
       trace_update(tx, specs, params)
-  trace_update(jaxmotion.sharded("data", ADAM, specs=specs), specs, params)
+  trace_update(jaxmotion.sharded("data", ADAM), specs, params)
 
 
 def test_encoded_moments_are_each_devices_own():
   inner = compress_state(ADAM, min_leaf_size=64)
-  tx = jaxmotion.sharded("data", inner, specs=SPECS)
+  tx = jaxmotion.sharded("data", inner)
   state = jax.eval_shape(
     lambda: transforms.init_state(tx, PARAMS, make_mesh(), specs=SPECS)
   )
@@ -240,15 +247,15 @@ def test_encoded_moments_are_each_devices_own():
 
 def test_the_clip_takes_the_norm_over_workers_and_the_model():
   clip = transforms.clip_by_global_norm(0.5, "data")
-  tx = jaxmotion.sharded("data", optax.chain(clip, optax.sgd(1.0)), specs=SPECS)
+  tx = jaxmotion.sharded("data", optax.chain(clip, optax.sgd(1.0)))
   (grads,) = draw_gradients(1)
-  init, step = jaxmotion.data_parallel(
+  init, step = jaxmotion.make_train_step(
     linear_loss, tx, make_mesh(), specs=SPECS
   )
-  params, _, _ = step(*init(PARAMS), grads)
+  state, _ = step(init(PARAMS), grads)
   means = {k: g.mean(0) for k, g in grads.items()}
   norm = np.sqrt(sum(np.sum(g**2) for g in means.values()))
   for name, mean in means.items():
     np.testing.assert_allclose(
-      params[name], PARAMS[name] - 0.5 * mean / norm, atol=1e-6
+      state.params[name], PARAMS[name] - 0.5 * mean / norm, atol=1e-6
     )

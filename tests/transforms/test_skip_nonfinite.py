@@ -20,11 +20,11 @@ def loss_fn(params, batch):
 
 
 def steps(tx, batches):
-  init, step = jaxmotion.data_parallel(loss_fn, tx, MESH)
-  params, state = init(PARAMS)
+  init, step = jaxmotion.make_train_step(loss_fn, tx, MESH)
+  state = init(PARAMS)
   for batch in batches:
-    params, state, _ = step(params, state, batch)
-  return params, state
+    state, _ = step(state, batch)
+  return state.params, state.opt_state
 
 
 GOOD = jnp.asarray(
@@ -109,8 +109,8 @@ def weighted_steps(tx, weights):
 def test_two_guards_agree_by_one_sum_once_compiled():
   chain = jaxmotion.exchange("data", CODEC, nonfinite="skip")
   tx = jaxmotion.skip_nonfinite(optax.chain(chain, optax.sgd(1e-2)), "data")
-  init, step = jaxmotion.data_parallel(loss_fn, tx, MESH)
-  args = (*init(PARAMS), GOOD)
+  init, step = jaxmotion.make_train_step(loss_fn, tx, MESH)
+  args = (init(PARAMS), GOOD)
   traced = wire.step_bytes(step, *args).select(dtype="int32")
   compiled = wire.compiled_bytes(step.lower(*args).compile())
   assert [(m.payload_bytes, m.count) for m in traced.moves] == [(4, 2)]

@@ -27,28 +27,28 @@ def plain_loss(params, batch):
   return jnp.mean((batch["scale"] * y - batch["shift"]) ** 2)
 
 
-def train_by_data_parallel(batch, **options):
-  init, step = jaxmotion.data_parallel(plain_loss, TX, MESH, **options)
-  return step(*init(PARAMS), batch)[0]
+def train_by_exchange(batch, **options):
+  init, step = jaxmotion.make_train_step(plain_loss, TX, MESH, **options)
+  return step(init(PARAMS), batch)[0].params
 
 
 def train_in_microbatches(batch):
-  return train_by_data_parallel(batch, microbatches=2)
+  return train_by_exchange(batch, microbatches=2)
 
 
 def train_fully_sharded(batch):
-  init, step = jaxmotion.fully_sharded(
-    loss_fn, optax.sgd(0.1), MESH, microbatches=2
+  init, step = jaxmotion.make_train_step(
+    loss_fn, jaxmotion.fully_sharded(optax.sgd(0.1)), MESH, microbatches=2
   )
-  return step(*init(PARAMS), batch)[0]
+  return step(init(PARAMS), batch)[0].params
 
 
 def train_by_local_updates(batch):
   outer = optax.chain(jaxmotion.exchange("data"), optax.sgd(1.0))
-  init, step = jaxmotion.local_updates(
-    plain_loss, optax.sgd(0.1), outer, MESH, every=1
+  init, step = jaxmotion.make_train_step(
+    plain_loss, jaxmotion.local_updates(optax.sgd(0.1), outer, every=1), MESH
   )
-  return step(init(PARAMS), batch)[0].anchor
+  return step(init(PARAMS), batch)[0].params
 
 
 def train_a_step_of_ones_own(batch):
@@ -64,7 +64,7 @@ def train_a_step_of_ones_own(batch):
 
 
 TRAINERS = [
-  train_by_data_parallel,
+  train_by_exchange,
   train_in_microbatches,
   train_fully_sharded,
   train_by_local_updates,
@@ -92,8 +92,8 @@ def test_keys_of_the_examples_are_split():
     seen.append(batch["key"].shape)
     return plain_loss(params, batch)
 
-  init, step = jaxmotion.data_parallel(loss, TX, MESH)
-  step(*init(PARAMS), BATCH | {"key": jax.random.split(jax.random.key(0), 16)})
+  init, step = jaxmotion.make_train_step(loss, TX, MESH)
+  step(init(PARAMS), BATCH | {"key": jax.random.split(jax.random.key(0), 16)})
   assert set(seen) == {(4,)}
 
 
@@ -106,7 +106,7 @@ def test_an_argument_that_workers_do_not_divide_is_named():
     step(1.0, np.ones(8), np.ones(6))
 
 
-@pytest.mark.parametrize("build", ["data_parallel", "fully_sharded", "local"])
+@pytest.mark.parametrize("build", ["exchange", "fully_sharded", "local"])
 @pytest.mark.parametrize(
   ("result", "message"),
   [
@@ -120,26 +120,43 @@ def test_a_loss_that_is_no_scalar_is_refused(build, result, message):
   def loss_fn(params, batch):
     return result(jnp.mean(batch["x"] @ transforms.gather_params(params)["w"]))
 
-  def plain_loss(params, batch):
-    return result(jnp.mean(batch["x"] @ params["w"]))
-
-  if build == "data_parallel":
-    init, step = jaxmotion.data_parallel(plain_loss, TX, MESH)
-  elif build == "fully_sharded":
-    init, step = jaxmotion.fully_sharded(loss_fn, optax.sgd(0.1), MESH)
-  else:
-    outer = optax.chain(jaxmotion.exchange("data"), optax.sgd(1.0))
-    inner = optax.sgd(0.1)
-    init, step = jaxmotion.local_updates(
-      plain_loss, inner, outer, MESH, every=1
-    )
+  outer = optax.chain(jaxmotion.exchange("data"), optax.sgd(1.0))
+  schemes = {
+    "exchange": TX,
+    "fully_sharded": jaxmotion.fully_sharded(optax.sgd(0.1)),
+    "local": jaxmotion.local_updates(optax.sgd(0.1), outer, every=1),
+  }
+  init, step = jaxmotion.make_train_step(loss_fn, schemes[build], MESH)
   state = init(PARAMS)
-  args = state if isinstance(state, tuple) and len(state) == 2 else (state,)
   with pytest.raises(ValueError, match="`loss_fn` must return .*" + message):
-    jax.eval_shape(step, *args, BATCH)
+    jax.eval_shape(step, state, BATCH)
 
 
 def test_a_key_among_the_parameters_is_refused_by_name():
-  init, _ = jaxmotion.data_parallel(plain_loss, TX, MESH)
+  init, _ = jaxmotion.make_train_step(plain_loss, TX, MESH)
   with pytest.raises(TypeError, match=r"`params/key` must .* got key<fry>\[\]"):
     init(PARAMS | {"key": jax.random.key(0)})
+
+
+def add_bonus():
+  """A transformation of a user, which reads an argument of its own."""
+
+  def update(updates, state, params=None, *, bonus=0.0, **extra_args):
+    return jax.tree.map(lambda u: u + bonus, updates), state
+
+  return optax.GradientTransformationExtraArgs(
+    lambda params: optax.EmptyState(), update
+  )
+
+
+@pytest.mark.parametrize("name", ["keys", "wieght", "bonuses"])
+def test_an_extra_argument_that_nothing_reads_is_refused(name):
+  tx = optax.chain(jaxmotion.exchange("data"), add_bonus(), optax.sgd(0.1))
+  init, step = jaxmotion.make_train_step(
+    lambda w, x: jnp.mean((x - w) ** 2), tx, MESH, donate=False
+  )
+  state, batch = init(jnp.zeros(())), np.ones(MESH.size, np.float32)
+  with pytest.raises(TypeError, match=f"`{name}` must be an argument of the"):
+    step(state, batch, **{name: np.float32(1)})
+  new, _ = step(state, batch, bonus=np.float32(1))
+  assert float(new.params) == pytest.approx(0.2 - 0.1)

@@ -1,4 +1,4 @@
-"""Keys of a data-parallel step: each worker and each step has its own."""
+"""Keys of a training step: each worker and each step has its own."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,9 @@ def loss_fn(params, batch, key):
 
 def make_step(tx=TX, kind=AxisType.Auto):
   mesh = jax.make_mesh((WORKERS,), ("data",), axis_types=(kind,))
-  return jaxmotion.data_parallel(loss_fn, tx, mesh, has_aux=True, donate=False)
+  return jaxmotion.make_train_step(
+    loss_fn, tx, mesh, has_aux=True, donate=False
+  )
 
 
 def expected_masks(key, count):
@@ -38,10 +40,10 @@ def expected_masks(key, count):
 @pytest.mark.parametrize("make_key", (jax.random.key, jax.random.PRNGKey))
 def test_every_worker_and_step_draws_its_own_mask(kind, make_key):
   init, step = make_step(kind=kind)
-  params, state = init(jnp.ones(()))
+  state = init(jnp.ones(()))
   key, masks = make_key(7), []
   for count in range(2):
-    params, state, (_, mask) = step(params, state, BATCH, key=key)
+    state, (_, mask) = step(state, BATCH, key=key)
     np.testing.assert_array_equal(mask, expected_masks(key, count))
     masks += [m.tobytes() for m in np.asarray(mask)]
   assert len(set(masks)) == 2 * WORKERS
@@ -60,9 +62,9 @@ SHARDED = jaxmotion.sharded("data", optax.sgd(0.0))
 @pytest.mark.parametrize("tx", (WRAPPED, SHARDED), ids=("wrapped", "sharded"))
 def test_the_count_is_found_inside_of_wrappers_and_of_sharded(tx):
   init, step = make_step(tx)
-  args, key = init(jnp.ones(())), jax.random.key(3)
-  *args, _ = step(*args, BATCH, key=key)
-  _, _, (_, mask) = step(*args, BATCH, key=key)
+  state, key = init(jnp.ones(())), jax.random.key(3)
+  state, _ = step(state, BATCH, key=key)
+  _, (_, mask) = step(state, BATCH, key=key)
   np.testing.assert_array_equal(mask, expected_masks(key, 1))
 
 
@@ -73,4 +75,4 @@ def test_the_count_is_found_inside_of_wrappers_and_of_sharded(tx):
 def test_what_is_no_key_is_refused(key):
   init, step = make_step()
   with pytest.raises(TypeError, match=r"`key` must be .*jax\.random\.key"):
-    step(*init(jnp.ones(())), BATCH, key=key)
+    step(init(jnp.ones(())), BATCH, key=key)

@@ -1,4 +1,4 @@
-"""Weights of workers and microbatches in a data-parallel step."""
+"""Weights of workers and microbatches in a training step."""
 
 import functools
 
@@ -35,13 +35,13 @@ def loss_fn(params, batch):
 def make_step(tx=TX, **options):
   mesh = jax.make_mesh((WORKERS,), ("data",))
   options = {"has_aux": True, "donate": False} | options
-  return jaxmotion.data_parallel(loss_fn, tx, mesh, **options)
+  return jaxmotion.make_train_step(loss_fn, tx, mesh, **options)
 
 
 @pytest.mark.parametrize("microbatches", (1, 2, 4))
 def test_padded_batches_give_the_token_mean_of_the_whole_batch(microbatches):
   init, step = make_step(weight_fn=count_tokens, microbatches=microbatches)
-  params, _, (loss, aux) = step(*init(PARAMS), BATCH)
+  state, (loss, aux) = step(init(PARAMS), BATCH)
   (expected, _), grads = jax.jit(jax.value_and_grad(loss_fn, has_aux=True))(
     PARAMS, BATCH
   )
@@ -51,25 +51,24 @@ def test_padded_batches_give_the_token_mean_of_the_whole_batch(microbatches):
   np.testing.assert_array_equal(aux["tokens"], np.squeeze(tokens))
   for name, grad in grads.items():
     np.testing.assert_allclose(
-      params[name], PARAMS[name] - grad, rtol=1e-6, atol=1e-6
+      state.params[name], PARAMS[name] - grad, rtol=1e-6, atol=1e-6
     )
 
 
 def test_nothing_but_padding_changes_nothing():
   init, step = make_step(weight_fn=count_tokens, microbatches=2)
-  args = init(PARAMS)
   empty = BATCH | {"mask": np.zeros_like(BATCH["mask"])}
-  params, _, (loss, _) = step(*args, empty)
+  state, (loss, _) = step(init(PARAMS), empty)
   assert float(loss) == 0
   for name in PARAMS:
-    np.testing.assert_array_equal(params[name], PARAMS[name])
+    np.testing.assert_array_equal(state.params[name], PARAMS[name])
 
 
 def test_the_weight_travels_with_the_loss():
   plain, weighted = make_step(), make_step(weight_fn=count_tokens)
   sums = []
   for init, step in (plain, weighted):
-    traced = wire.step_bytes(step, *init(PARAMS), BATCH)
+    traced = wire.step_bytes(step, init(PARAMS), BATCH)
     sums.append(sum(move.payload_bytes * move.count for move in traced.moves))
   # The exchange sums the weight, and so does the loss.
   assert sums[1] - sums[0] == 2 * 4
@@ -81,9 +80,9 @@ def test_microbatches_send_the_same_bytes():
   ledgers = []
   for microbatches in (1, 4):
     init, step = make_step(tx, microbatches=microbatches)
-    args = init(PARAMS)
-    ledgers.append(wire.step_bytes(step, *args, BATCH))
-    compiled = wire.compiled_bytes(step.lower(*args, BATCH).compile())
+    state = init(PARAMS)
+    ledgers.append(wire.step_bytes(step, state, BATCH))
+    compiled = wire.compiled_bytes(step.lower(state, BATCH).compile())
     assert compiled.total_bytes == ledgers[-1].total_bytes
   assert ledgers[0] == ledgers[1]
 
@@ -96,17 +95,17 @@ def test_model_state_and_keys_go_through_the_microbatches():
     return params * jnp.mean(batch), (state, {"draw": draw[None]})
 
   mesh = jax.make_mesh((WORKERS,), ("data",))
-  init, step = jaxmotion.data_parallel(
+  init, step = jaxmotion.make_train_step(
     loss, TX, mesh, has_aux=True, model_state="mean", microbatches=2
   )
   x, key = X[:, 0, 0], jax.random.key(5)
-  args = init(jnp.ones(()), {"mean": jnp.ones(()), "seen": jnp.zeros((), int)})
-  _, state, _, (value, aux) = step(*args, x, key=key)
+  model = {"mean": jnp.ones(()), "seen": jnp.zeros((), int)}
+  state, (value, aux) = step(init(jnp.ones(()), model), x, key=key)
   means = x.reshape(WORKERS, 2, 2).mean(2)
   np.testing.assert_allclose(value, x.mean(), rtol=1e-5)
   expected = (0.25 + 0.25 * means[:, 0] + 0.5 * means[:, 1]).mean()
-  np.testing.assert_allclose(state["mean"], expected, rtol=1e-5)
-  assert int(state["seen"]) == 2
+  np.testing.assert_allclose(state.model_state["mean"], expected, rtol=1e-5)
+  assert int(state.model_state["seen"]) == 2
   of_worker = jax.random.fold_in(jax.random.fold_in(key, 0), 3)
   draw = jax.random.uniform(jax.random.fold_in(of_worker, 1))
   draws = np.asarray(aux["draw"])
@@ -119,10 +118,10 @@ def test_gradients_of_microbatches_add_up_in_float32():
     return jnp.sum(params.astype(jnp.float32) * jnp.mean(batch))
 
   mesh = jax.make_mesh((WORKERS,), ("data",))
-  init, step = jaxmotion.data_parallel(loss, TX, mesh, microbatches=64)
+  init, step = jaxmotion.make_train_step(loss, TX, mesh, microbatches=64)
   # 64 values that bfloat16 cannot add up one by one.
   batch = np.tile(np.r_[256, np.ones(63)], WORKERS).astype(np.float32)
-  params, _, _ = step(*init(jnp.zeros(1, jnp.bfloat16)), batch)
+  params = step(init(jnp.zeros(1, jnp.bfloat16)), batch)[0].params
   mean = jnp.bfloat16(319 / 64)
   assert params.dtype == jnp.bfloat16 and params[0] == -mean
 
@@ -131,7 +130,7 @@ def test_a_batch_that_microbatches_do_not_divide_is_refused():
   init, step = make_step(microbatches=3)
   message = "`microbatches` must divide the 4 examples of a worker, got 3"
   with pytest.raises(ValueError, match=message):
-    step(*init(PARAMS), BATCH)
+    step(init(PARAMS), BATCH)
 
 
 @pytest.mark.parametrize(
@@ -148,10 +147,10 @@ def test_a_batch_that_microbatches_do_not_divide_is_refused():
 def test_a_weight_that_is_no_number_is_refused(weight, message):
   init, step = make_step(weight_fn=weight)
   with pytest.raises(TypeError, match=f"`weight_fn` {message}"):
-    jax.eval_shape(step, *init(PARAMS), BATCH)
+    jax.eval_shape(step, init(PARAMS), BATCH)
 
 
 def test_two_weights_are_refused():
   init, step = make_step(weight_fn=count_tokens)
   with pytest.raises(ValueError, match="`weight` must not be given"):
-    step(*init(PARAMS), BATCH, weight=1.0)
+    step(init(PARAMS), BATCH, weight=1.0)

@@ -1,4 +1,4 @@
-"""One of several processes: index, count, address, builders."""
+"""One of several processes: index, count, address, schemes."""
 
 import faulthandler
 import hashlib
@@ -55,12 +55,12 @@ def feed(mesh):
 
 
 def chain(specs=None):
-  exchange = jaxmotion.exchange("data", CODEC, specs=specs)
+  exchange = jaxmotion.exchange("data", CODEC)
   return optax.chain(exchange, optax.sgd(0.1, 0.9))
 
 
 def make_averaged(mesh, wide):
-  init, step = jaxmotion.data_parallel(
+  init, step = jaxmotion.make_train_step(
     loss_of_state,
     chain(),
     mesh,
@@ -71,7 +71,7 @@ def make_averaged(mesh, wide):
 
 
 def make_wide(mesh, wide):
-  init, step = jaxmotion.data_parallel(
+  init, step = jaxmotion.make_train_step(
     loss_fn, chain(SPECS), wide, specs=SPECS, weight_fn=count_examples
   )
   return step, init(PARAMS), wide
@@ -80,11 +80,12 @@ def make_wide(mesh, wide):
 def make_own(mesh, wide):
   tx = jaxmotion.bind_mesh(chain(), mesh)
 
-  @jaxmotion.parallelize_step(mesh, donate_argnames=("params", "opt_state"))
-  def step(params, opt_state, batch):
+  @jaxmotion.parallelize_step(mesh, donate_argnames="state")
+  def step(state, batch):
+    params, opt_state = state
     loss, grads = jax.value_and_grad(loss_fn)(params, batch)
     updates, opt_state = tx.update(grads, opt_state, params)
-    return optax.apply_updates(params, updates), opt_state, loss
+    return (optax.apply_updates(params, updates), opt_state), loss
 
   return step, (PARAMS, tx.init(PARAMS)), mesh
 
@@ -93,33 +94,34 @@ def make_sharded(mesh, wide):
   tx = jaxmotion.sharded(
     "data", optax.sgd(0.1, 0.9), gradient_codec=CODEC, weight_codec=BF16
   )
-  init, step = jaxmotion.data_parallel(loss_fn, tx, mesh)
+  init, step = jaxmotion.make_train_step(loss_fn, tx, mesh)
   return step, init(PARAMS), mesh
 
 
 def make_fully_sharded(mesh, wide):
-  init, step = transforms.fully_sharded(
-    loss_fn,
+  scheme = jaxmotion.fully_sharded(
     optax.sgd(0.1, 0.9),
-    mesh,
     weight_codec=BF16,
     gradient_codec=BF16,
     error_feedback=True,
   )
+  init, step = jaxmotion.make_train_step(loss_fn, scheme, mesh)
   return step, init(PARAMS), mesh
 
 
 def make_delayed(mesh, wide):
-  init, step = jaxmotion.data_parallel(
-    loss_fn, chain(), mesh, delay=1, weight_fn=count_examples
+  scheme = jaxmotion.delayed(chain(), is_weighted=True)
+  init, step = jaxmotion.make_train_step(
+    loss_fn, scheme, mesh, weight_fn=count_examples
   )
   return step, init(PARAMS), mesh
 
 
 def make_delayed_wide(mesh, wide):
   """Two hosts share a model, so that computations send too."""
-  init, step = jaxmotion.data_parallel(
-    loss_fn, chain(SPECS), wide, specs=SPECS, delay=1, weight_fn=count_examples
+  scheme = jaxmotion.delayed(chain(SPECS), is_weighted=True)
+  init, step = jaxmotion.make_train_step(
+    loss_fn, scheme, wide, specs=SPECS, weight_fn=count_examples
   )
   return step, init(PARAMS), wide
 
@@ -128,18 +130,13 @@ def make_flights(mesh, wide):
   # Products with powers of two are exact: one program and several compute the
   # same bits, whatever XLA joins to a product and a sum with one rounding.
   outer = optax.chain(jaxmotion.exchange("data", CODEC), optax.sgd(0.5, 0.5))
-  init, step = jaxmotion.local_updates(
-    loss_fn,
-    optax.sgd(0.125, 0.5),
-    outer,
-    mesh,
-    every=2,
-    fragments=2,
-    delay=1,
-    mix=0.5,
-    weight_fn=count_examples,
+  scheme = jaxmotion.local_updates(
+    optax.sgd(0.125, 0.5), outer, every=2, fragments=2, delay=1, mix=0.5
   )
-  return step, (init(PARAMS),), mesh
+  init, step = jaxmotion.make_train_step(
+    loss_fn, scheme, mesh, weight_fn=count_examples
+  )
+  return step, init(PARAMS), mesh
 
 
 BUILDERS = {
@@ -155,7 +152,7 @@ BUILDERS = {
 
 
 def run(names):
-  """Losses and model state, and the last state, of each builder by name."""
+  """Losses and model state, and the last state, of each scheme by name."""
   auto = (AxisType.Auto,)
   mesh = jax.make_mesh((4,), ("data",), axis_types=auto)
   wide = jax.make_mesh((2, 2), ("data", "model"), axis_types=auto * 2)
@@ -164,10 +161,11 @@ def run(names):
     step, state, used = BUILDERS[name](mesh, wide)
     means = []
     for _ in range(STEPS):
-      *state, loss = step(*state, feed(used))
+      state, loss = step(state, feed(used))
       means.append(float(loss))
     if name == "averaged":  # Statistics are means too, summed in any order.
-      means += np.asarray(state.pop(1).addressable_data(0)).tolist()
+      means += np.asarray(state.model_state.addressable_data(0)).tolist()
+      state = state._replace(model_state=None)
     found[name] = [means, describe_state(state)]
   return found
 

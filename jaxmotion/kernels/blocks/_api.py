@@ -1,5 +1,6 @@
 """Public functions of the block passes, which choose an implementation."""
 
+import functools
 from typing import Any
 
 from jaxmotion import core
@@ -9,7 +10,6 @@ from jaxmotion.kernels.blocks import (
   _pallas_mosaic,
   _pallas_tpu,
   _pallas_triton,
-  _passes,
   _reference,
 )
 
@@ -17,6 +17,21 @@ from jaxmotion.kernels.blocks import (
 # codes, writes the sum with the error in between, and copies each worker's part
 # of the payloads before it adds them up.
 _GPU = ("pallas_triton",)
+_BACKENDS = {
+  "reference": _reference,
+  "pallas_triton": _pallas_triton,
+  "pallas_mosaic": _pallas_mosaic,
+  "pallas_tpu": _pallas_tpu,
+}
+# Without checks: codecs check what they are given.
+encode_pass, encode_error_pass, sum_pass, mean_pass = (
+  functools.partial(
+    _dispatch.dispatch,
+    {key: getattr(own, name) for key, own in _BACKENDS.items()},
+    gpu=_GPU,
+  )
+  for name in ("encode", "encode_error", "sum_decoded", "encode_mean")
+)
 
 
 def encode(
@@ -47,19 +62,7 @@ def encode(
     (1, 1, 1)
   """
   _check_array(op, x, key)
-  return _dispatch.dispatch(
-    {
-      "reference": _reference.encode,
-      "pallas_triton": _pallas_triton.encode,
-      "pallas_mosaic": _pallas_mosaic.encode,
-      "pallas_tpu": _pallas_tpu.encode,
-    },
-    x,
-    key,
-    gpu=_GPU,
-    implementation=implementation,
-    op=op,
-  )
+  return encode_pass(x, key, op=op, implementation=implementation)
 
 
 def encode_error(
@@ -86,20 +89,13 @@ def encode_error(
     of `memory` if that is donated.
   """
   _check_array(op, x, key)
-  _checks.check_memory(x, memory, _passes.describe_payload(op, x), decay)
-  return _dispatch.dispatch(
-    {
-      "reference": _reference.encode_error,
-      "pallas_triton": _pallas_triton.encode_error,
-      "pallas_mosaic": _pallas_mosaic.encode_error,
-      "pallas_tpu": _pallas_tpu.encode_error,
-    },
+  _checks.check_memory(x, memory, _block_op.describe_payload(op, x), decay)
+  return encode_error_pass(
     x,
     memory,
     key,
-    gpu=_GPU,
-    implementation=implementation,
     op=op,
+    implementation=implementation,
     decay=decay,
   )
 
@@ -119,7 +115,7 @@ def payload_like(op: _block_op.BlockOp, like: ShapedLike) -> PyTree:
   """
   core.check_instance("op", op, _block_op.BlockOp, "a BlockOp")
   core.check_float("like", like)
-  return _passes.describe_payload(op, like)
+  return _block_op.describe_payload(op, like)
 
 
 def decode(op: _block_op.BlockOp, payload: PyTree, like: ShapedLike) -> Array:
@@ -135,9 +131,9 @@ def decode(op: _block_op.BlockOp, payload: PyTree, like: ShapedLike) -> Array:
   """
   core.check_instance("op", op, _block_op.BlockOp, "a BlockOp")
   core.check_float("like", like)
-  right = _passes.describe_payload(op, like)
+  right = _block_op.describe_payload(op, like)
   _checks.check_payload("payload", payload, right)
-  return _reference.decode(payload, op=op, like=like)
+  return _reference.decode_pass(payload, op=op, like=like)
 
 
 def sum_decoded(
@@ -159,19 +155,7 @@ def sum_decoded(
     The sum in the order of workers, in float32 or the wider dtype of `like`.
   """
   _check_payloads(op, payloads, like)
-  return _dispatch.dispatch(
-    {
-      "reference": _reference.sum_decoded,
-      "pallas_triton": _pallas_triton.sum_decoded,
-      "pallas_mosaic": _pallas_mosaic.sum_decoded,
-      "pallas_tpu": _pallas_tpu.sum_decoded,
-    },
-    payloads,
-    gpu=_GPU,
-    implementation=implementation,
-    op=op,
-    like=like,
-  )
+  return sum_pass(payloads, op=op, implementation=implementation, like=like)
 
 
 def encode_mean(
@@ -196,18 +180,11 @@ def encode_mean(
   """
   _check_payloads(op, payloads, like)
   _checks.check_key(key, op.needs_key)
-  return _dispatch.dispatch(
-    {
-      "reference": _reference.encode_mean,
-      "pallas_triton": _pallas_triton.encode_mean,
-      "pallas_mosaic": _pallas_mosaic.encode_mean,
-      "pallas_tpu": _pallas_tpu.encode_mean,
-    },
+  return mean_pass(
     payloads,
     key,
-    gpu=_GPU,
-    implementation=implementation,
     op=op,
+    implementation=implementation,
     like=like,
   )
 
@@ -221,5 +198,5 @@ def _check_array(op: Any, x: Any, key: Any) -> None:
 def _check_payloads(op: Any, payloads: Any, like: Any) -> None:
   core.check_instance("op", op, _block_op.BlockOp, "a BlockOp")
   core.check_float("like", like)
-  right = _passes.describe_payload(op, like)
+  right = _block_op.describe_payload(op, like)
   _checks.check_payload("payloads", payloads, right, workers=True)

@@ -146,7 +146,7 @@ def make_grid(
       f"a plane must have at least {group} blocks, got {blocks}"
     )
   return Grid(
-    layout, group, span, _passes.describe_payload(op, like), interpret
+    layout, group, span, _block_op.describe_payload(op, like), interpret
   )
 
 

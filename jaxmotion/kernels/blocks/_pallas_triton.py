@@ -236,13 +236,16 @@ def _make_grid(op: _block_op.BlockOp, like: ShapedLike) -> _Grid:
   while group > 1 and layout.blocks % group:
     # A group that divides the blocks needs no mask, which would narrow loads.
     group //= 2
-  payload = _passes.describe_payload(op, like)
+  payload = _block_op.describe_payload(op, like)
   tiles = -(-layout.blocks // group)
   return _Grid(layout, (planes, group, width), payload, tiles)
 
 
 def _encode_tile(
-  op: _block_op.BlockOp, values: Array, tile: _block_op.Tile, seed: Array | None
+  op: _block_op.BlockOp,
+  values: Array,
+  tile: _block_op.Tile,
+  seed: Array | None,
 ) -> tuple[list[Array], ...]:
   """Encodes a tile by the op's own method, traced once for a type of tile."""
   # Arrays of many shapes have tiles of few types. From JAX 0.12 on, a tile is

@@ -1,6 +1,5 @@
 """Parts of the block passes that kernels of every device share."""
 
-import functools
 from typing import Any
 
 import jax
@@ -9,9 +8,6 @@ import jax.numpy as jnp
 from jaxmotion import core
 from jaxmotion.core import Array, PyTree, ShapedLike
 from jaxmotion.kernels import _block_op
-
-# Shape of the array whose payload shows the layout of all payloads.
-_SAMPLE_SHAPE = (64, 1024)
 
 
 def check_values(like: ShapedLike) -> None:
@@ -32,52 +28,6 @@ def check_mean(workers: int, like: ShapedLike) -> None:
       "the mean must be float32, of a power of two of workers, got "
       f"{jnp.dtype(like.dtype).name} of {workers}"
     )
-
-
-def describe_payload(op: _block_op.BlockOp, like: ShapedLike) -> PyTree:
-  """Returns the payload of an array, its leaves as ShapeDtypeStructs."""
-  # A program has arrays of many shapes, and to trace an encoder takes 10 ms. So
-  # where the payload of one sample is laid out in blocks, only the sample is
-  # traced.
-  return _describe(op, tuple(like.shape), jnp.dtype(like.dtype).name)
-
-
-@functools.lru_cache(maxsize=4096)
-def _describe(
-  op: _block_op.BlockOp, shape: tuple[int, ...], dtype: str
-) -> PyTree:
-  try:
-    shapes = _leaf_shapes(op, shape)
-    sample_shapes = _leaf_shapes(op, _SAMPLE_SHAPE)
-  except NotImplementedError:
-    return _trace_payload(op, shape, dtype)
-  leaves, tree = jax.tree.flatten(_trace_payload(op, _SAMPLE_SHAPE, dtype))
-  if [leaf.shape for leaf in leaves] != sample_shapes:
-    return _trace_payload(op, shape, dtype)
-  pairs = zip(leaves, shapes, strict=True)
-  found = [jax.ShapeDtypeStruct(shape, leaf.dtype) for leaf, shape in pairs]
-  return jax.tree.unflatten(tree, found)
-
-
-@functools.lru_cache(maxsize=4096)
-def _trace_payload(
-  op: _block_op.BlockOp, shape: tuple[int, ...], dtype: str
-) -> PyTree:
-  found = jax.eval_shape(
-    lambda x, seed: op.encode(x, core.Key(seed, seed)),
-    jax.ShapeDtypeStruct(shape, dtype),
-    jax.ShapeDtypeStruct((), jnp.uint32),
-  )
-  # The types of a map's mesh belong to this call; the shapes hold for all.
-  return jax.tree.map(core.shape_dtype, found)
-
-
-def _leaf_shapes(
-  op: _block_op.BlockOp, shape: tuple[int, ...]
-) -> list[tuple[int, ...]]:
-  """Returns the shapes of a payload that is laid out in blocks."""
-  layout = op.layout(shape)
-  return [layout.leaf_shape(leaf) for leaf in op.leaf_layouts()]
 
 
 def count_workers(payloads: PyTree) -> int:

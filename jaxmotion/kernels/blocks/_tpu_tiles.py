@@ -105,7 +105,7 @@ def make_grid(
   columns, rest = divmod(like.shape[-1], width)
   if not by_rows or rest or blocks % columns:
     columns = 1
-  payload = _passes.describe_payload(op, like)
+  payload = _block_op.describe_payload(op, like)
   rows = blocks // columns
   return Grid(layout, rows, columns, min(group, rows), payload)
 
@@ -132,7 +132,11 @@ def values_operand(x: ShapedLike, grid: Grid) -> Operand:
 
 
 def payload_operands(
-  payload: PyTree, op: _block_op.BlockOp, grid: Grid, *, stacked: bool = False
+  payload: PyTree,
+  op: _block_op.BlockOp,
+  grid: Grid,
+  *,
+  stacked: bool = False,
 ) -> list[Operand]:
   """Returns the operands of a payload, or of payloads of several workers."""
 

@@ -7,8 +7,8 @@ access, no gather. A width that is no power of two is split into widths that
 are (3 = 2 + 1), each packed into words of its own.
 """
 
+import functools
 from collections.abc import Sequence
-from functools import reduce
 
 import jax.numpy as jnp
 from jax import lax
@@ -20,6 +20,7 @@ from jaxmotion.core import Array
 _MAX_SUM, _MAX_SUM_OF_MANY = 4, 8
 
 
+@functools.cache
 def field_widths(bits: int) -> tuple[int, ...]:
   """Splits a width into powers of two, widest first.
 
@@ -30,6 +31,7 @@ def field_widths(bits: int) -> tuple[int, ...]:
   return tuple(f for f in (32, 16, 8, 4, 2, 1) if bits & f)
 
 
+@functools.cache
 def num_planes(bits: int) -> int:
   """Returns the number of planes that codes of this width are divided into.
 
@@ -65,7 +67,7 @@ def pack_cut(codes: Sequence[tuple[slice, Array]], bits: int) -> Array:
     sum_planes(part << (_field_shifts(part, bits) + jnp.uint32(s.start * bits)))
     for s, part in codes
   ]
-  return reduce(jnp.add, sums)[None]
+  return functools.reduce(jnp.add, sums)[None]
 
 
 def _pack_fields(codes: Array, bits: int) -> Array:
@@ -102,7 +104,7 @@ def sum_planes(terms: Array, at_once: int = _MAX_SUM) -> Array:
     jnp.sum(terms[i : i + most], axis=0, dtype=jnp.uint32)
     for i in range(0, count, most)
   ]
-  return reduce(jnp.add, sums)
+  return functools.reduce(jnp.add, sums)
 
 
 def _pack_mixed(codes: Array, bits: int) -> Array:
@@ -124,7 +126,7 @@ def _pack_mixed(codes: Array, bits: int) -> Array:
         group, place = divmod(start + i, per)
         part = (whole[group] >> (place * bits + low)) & jnp.uint32(2**f - 1)
         parts.append(part << (i * f))
-      rows.append(reduce(jnp.bitwise_or, parts))
+      rows.append(functools.reduce(jnp.bitwise_or, parts))
     low += f
   return jnp.stack(rows)
 
@@ -133,31 +135,30 @@ def unpack(words: Array, bits: int) -> Array:
   """Returns the codes of packed words, uint32[P, ...]."""
   codes: Array | None = None
   row, low = 0, 0
+  # The compiler looks through concatenations before it looks at products, but
+  # through broadcasts later. Products with weights that are sharded would
+  # decide how the codes are partitioned, and these would be moved.
+  joins = core.is_compiler_partitioned(words)
   for f in reversed(field_widths(bits)):
-    count = num_planes(bits) * f // 32
-    field = _unpack_field(words[row : row + count], f)
+    count, per = num_planes(bits) * f // 32, 32 // f
+    rows = words[row : row + count]
+    if per == 1:
+      field = rows
+    else:
+      shape = (count, per, *rows.shape[1:])
+      spread = (
+        jnp.concatenate([rows[:, None]] * per, 1)
+        if joins
+        else jnp.broadcast_to(rows[:, None], shape)
+      )
+      field = spread >> _field_shifts(spread[0], f)[None]
+      field = field & jnp.uint32(2**f - 1)
+      field = field.reshape(count * per, *rows.shape[1:])
     row += count
     codes = field << low if codes is None else codes | (field << low)
     low += f
   assert codes is not None
   return codes
-
-
-def _unpack_field(words: Array, f: int) -> Array:
-  """Returns the fields of words: uint32[rows * 32 / f, ...]."""
-  if f == 32:
-    return words
-  if core.is_compiler_partitioned(words):
-    # The compiler looks through concatenations before it looks at products, but
-    # through broadcasts later. Products with weights that are sharded would
-    # decide how the codes are partitioned, and these would be moved.
-    spread = jnp.concatenate([words[:, None]] * (32 // f), 1)
-  else:
-    spread = jnp.broadcast_to(
-      words[:, None], (words.shape[0], 32 // f, *words.shape[1:])
-    )
-  codes = (spread >> _field_shifts(spread[0], f)[None]) & jnp.uint32(2**f - 1)
-  return codes.reshape(words.shape[0] * (32 // f), *words.shape[1:])
 
 
 def _field_shifts(field: Array, f: int) -> Array:

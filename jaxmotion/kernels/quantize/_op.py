@@ -7,7 +7,7 @@ from jax import lax
 
 from jaxmotion import core
 from jaxmotion.core import Array, ShapedLike
-from jaxmotion.kernels import _block_layout, _block_op, _checks, pack
+from jaxmotion.kernels import _block_op, _checks, pack
 from jaxmotion.kernels.quantize import _reference
 
 
@@ -46,7 +46,7 @@ class UniformOp(_block_op.BlockOp):
 
   def decoded_shape(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
     """Returns the planes, the blocks of a plane and their width."""
-    return _block_layout.block_shape(shape, self.planes, self.block)
+    return _block_op.block_shape(shape, self.planes, self.block)
 
   def _random_words(
     self, seed: Array | None, tile: _block_op.Tile

@@ -15,7 +15,7 @@ from jax import lax
 
 from jaxmotion import core
 from jaxmotion.core import Array, ShapedLike
-from jaxmotion.kernels import _block_layout
+from jaxmotion.kernels import _block_op
 from jaxmotion.kernels.pack import _reference
 
 # A scale below this is too near the subnormals, which backends may flush to
@@ -67,8 +67,8 @@ def absmax_encode(
     block: maximum number of elements under one scale.
     key: rounds stochastically by `key.worker`; None rounds to nearest.
   """
-  peak = _block_layout.reduce_blocks(
-    x, _reference.num_planes(bits), block, _block_layout.max_magnitude
+  peak = _block_op.reduce_blocks(
+    x, _reference.num_planes(bits), block, _block_op.max_magnitude
   )
   scale = absmax_scale(peak, bits)
   codes = [
@@ -109,7 +109,7 @@ def absmax_values(codes: Array, bits: int) -> Array:
 def absmax_decode(payload: Symmetric, like: ShapedLike, bits: int) -> Array:
   """Inverts `absmax_encode` up to rounding."""
   y = absmax_values(_reference.unpack_to_float(payload.words, bits), bits)
-  return _block_layout.from_blocks(y * payload.scale[..., None], like)
+  return _block_op.from_blocks(y * payload.scale[..., None], like)
 
 
 def minmax_encode(
@@ -124,8 +124,8 @@ def minmax_encode(
     key: rounds stochastically by `key.worker`; None rounds to nearest.
   """
   least, greatest = (
-    _block_layout.reduce_blocks(x, _reference.num_planes(bits), block, reduce)
-    for reduce in (_block_layout.min_element, _block_layout.max_element)
+    _block_op.reduce_blocks(x, _reference.num_planes(bits), block, reduce)
+    for reduce in (_block_op.min_element, _block_op.max_element)
   )
   low, scale = minmax_scale(least, greatest, bits)
   codes = [
@@ -166,7 +166,7 @@ def minmax_decode(payload: MinMax, like: ShapedLike, bits: int) -> Array:
   """Inverts `minmax_encode` up to rounding."""
   codes = _reference.unpack_to_float(payload.words, bits)
   y = minmax_values(codes, payload.scale[..., None], payload.low[..., None])
-  return _block_layout.from_blocks(y, like)
+  return _block_op.from_blocks(y, like)
 
 
 def minmax_values(codes: Array, scale: Array, low: Array) -> Array:
@@ -181,8 +181,8 @@ def _cut(
   """Returns numbers of planes and their blocks, as `pack_cut` takes codes."""
   planes = _reference.num_planes(bits)
   if key is None and bits == min(_reference.field_widths(bits)):
-    return _block_layout.cut_planes(x, planes, block)
-  return [(slice(0, planes), _block_layout.to_blocks(x, planes, block))]
+    return _block_op.cut_planes(x, planes, block)
+  return [(slice(0, planes), _block_op.to_blocks(x, planes, block))]
 
 
 def _scale_of(scale: Array, planes: slice) -> Array:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion import core
+from jaxmotion import core, hosts
 from jaxmotion.core import Array, ShapedLike
 
 
@@ -35,7 +35,7 @@ def hadamard(rows: Array) -> Array:
   for i, some in enumerate(passes):
     before = first if i == 0 else 1.0
     after = last if i == len(passes) - 1 else 1.0
-    y = core.write_apart(functools.partial(_add_pairs, some, before, after), y)
+    y = hosts.write_apart(functools.partial(_add_pairs, some, before, after), y)
   return y
 
 

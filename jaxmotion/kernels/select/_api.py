@@ -4,7 +4,7 @@ from typing import Any
 
 from jaxmotion import core
 from jaxmotion.core import Array, ShapedLike
-from jaxmotion.kernels import _block_layout, _checks, _dispatch
+from jaxmotion.kernels import _block_op, _checks, _dispatch
 from jaxmotion.kernels.select import _pallas_triton, _reference
 
 # XLA:GPU makes a loop of kernels of each value kept, and loads a sum's payloads
@@ -147,6 +147,6 @@ def _check_selected(
   core.check_int("planes", planes, 1, _MAX_PLANES)
   core.check_float("like", like)
   core.check_float("values", values)
-  lanes = _block_layout.plane_length(tuple(like.shape), planes)
+  lanes = _block_op.plane_length(tuple(like.shape), planes)
   _checks.check_shape("values", values, (*lead, "k", lanes), "float")
   _checks.check_words("places", places, tuple(values.shape))

@@ -16,7 +16,7 @@ from jax import lax
 
 from jaxmotion import core
 from jaxmotion.core import Array, ShapedLike
-from jaxmotion.kernels import _block_layout, _error_memory, _triton
+from jaxmotion.kernels import _block_op, _error_memory, _triton
 from jaxmotion.kernels.select import _reference
 
 # Elements per tile, four per thread: 16 bytes per load or store.
@@ -41,7 +41,7 @@ def topk_select(
   """Selects the k elements of largest magnitude in every lane."""
   if k > _MAX_K:
     raise NotImplementedError(f"`k` must be at most {_MAX_K}, got {k}")
-  lanes = _block_layout.plane_length(x.shape, planes)
+  lanes = _block_op.plane_length(x.shape, planes)
   groups = _count_groups(lanes, planes)
   tile = min(_TILE // groups, _triton.power_of_two(lanes))
   rounds = -(-planes // groups)

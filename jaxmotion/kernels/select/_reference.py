@@ -10,9 +10,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion import core
+from jaxmotion import hosts
 from jaxmotion.core import Array, ShapedLike
-from jaxmotion.kernels import _block_layout, _error_memory
+from jaxmotion.kernels import _block_op, _error_memory
 
 # Up to this many elements take one reduction each; more, XLA's own selection.
 _MAX_REDUCE = 8
@@ -28,7 +28,7 @@ def topk_select(x: Array, *, k: int, planes: int) -> tuple[Array, Array]:
   planes."""
   # Up to `_MAX_REDUCE` of them, each is one reduction over planes that skips
   # what was found before; beyond, XLA selects them itself.
-  lanes = _block_layout.plane_length(x.shape, planes)
+  lanes = _block_op.plane_length(x.shape, planes)
   if k > _MAX_REDUCE:
     cut = _pad_flat(x, planes * lanes).reshape(planes, lanes)
     _, places = lax.top_k(_to_ordered_floats(cut).T, k)
@@ -57,7 +57,7 @@ def topk_scatter(
   """Puts selected values back where they stood, with zeros elsewhere."""
   shape = planes, 1, values.shape[-1]
   scatter = lambda payload, like: _scatter(payload, like, planes)
-  return _block_layout.read_blocks(scatter, (values, places), shape, like)
+  return _block_op.read_blocks(scatter, (values, places), shape, like)
 
 
 def topk_sum(
@@ -71,7 +71,7 @@ def topk_sum(
     )
 
   shape = planes, 1, values.shape[-1]
-  return _block_layout.read_blocks(add_up, (values, places), shape, like)
+  return _block_op.read_blocks(add_up, (values, places), shape, like)
 
 
 def _scatter(
@@ -84,7 +84,7 @@ def _scatter(
     dense = jnp.zeros((planes, lanes), jnp.float32)
     rows = places.astype(jnp.uint32)
     dense = dense.at[rows, jnp.arange(lanes)[None]].set(values)
-    return _block_layout.from_blocks(dense, like)
+    return _block_op.from_blocks(dense, like)
   # In rows of the array if lanes are whole rows: XLA:CPU then divides once a
   # row to find an element's plane, and else once an element.
   shape = (lanes // minor, minor) if minor and not lanes % minor else (lanes,)
@@ -97,14 +97,14 @@ def _scatter(
   plane = plane.reshape(planes, *(1 for _ in shape))
   for i in range(k):
     dense = jnp.where(plane == places[i, None], values[i, None], dense)
-  return _block_layout.from_blocks(dense, like)
+  return _block_op.from_blocks(dense, like)
 
 
 def _pad_flat(x: Array, size: int) -> Array:
   """Returns the flat array, float32, with zeros up to a size."""
   flat = x.reshape(-1).astype(jnp.float32)
   if padding := size - x.size:
-    flat = core.pad_apart(
+    flat = hosts.pad_apart(
       flat, padding, jnp.float32(0)
     )  # Several loops read it.
   return flat

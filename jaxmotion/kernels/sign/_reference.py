@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxmotion.core import Array, ShapedLike
-from jaxmotion.kernels import _block_layout
+from jaxmotion.kernels import _block_op
 from jaxmotion.kernels.pack import _reference
 
 
@@ -31,16 +31,16 @@ def sign_encode(x: Array, block: int) -> Signs:
   scale = _mean_magnitude(x, block)
   codes = [
     (s, (b < 0).astype(jnp.uint32))
-    for s, b in _block_layout.cut_planes(x, 32, block)
+    for s, b in _block_op.cut_planes(x, 32, block)
   ]
   return Signs(_reference.pack_cut(codes, 1), scale[..., 0])
 
 
 def _mean_magnitude(x: Array, block: int) -> Array:
   """Returns the mean |b| under each scale, without the padding."""
-  counts = _block_layout.block_counts(x.shape, 32, block)
-  total = _block_layout.reduce_blocks(
-    x, 32, block, _block_layout.sum_magnitudes, past_end=0.0
+  counts = _block_op.block_counts(x.shape, 32, block)
+  total = _block_op.reduce_blocks(
+    x, 32, block, _block_op.sum_magnitudes, past_end=0.0
   )
   return total / counts.clip(1)
 
@@ -48,7 +48,7 @@ def _mean_magnitude(x: Array, block: int) -> Array:
 def sign_decode(payload: Signs, like: ShapedLike) -> Array:
   """Returns plus or minus the block's mean magnitude."""
   bits = _reference.unpack_to_float(payload.words, 1)
-  return _block_layout.from_blocks(
+  return _block_op.from_blocks(
     sign_values(bits, payload.scale[..., None]), like
   )
 

@@ -7,7 +7,7 @@ from jax import lax
 
 from jaxmotion import core
 from jaxmotion.core import Array, ShapedLike
-from jaxmotion.kernels import _block_layout, _block_op, _checks, _words
+from jaxmotion.kernels import _block_op, _checks, _words
 from jaxmotion.kernels.ternary import _reference
 
 _PLANES = 20
@@ -56,7 +56,7 @@ class TernaryOp(_block_op.BlockOp):
 
   def decoded_shape(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
     """Returns the planes, the blocks of a plane and their width."""
-    return _block_layout.block_shape(shape, _PLANES, self.block)
+    return _block_op.block_shape(shape, _PLANES, self.block)
 
   def leaf_layouts(self) -> tuple[_block_op.LeafLayout, ...]:
     """Returns the layouts of words and scales."""

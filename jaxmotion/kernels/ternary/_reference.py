@@ -17,7 +17,7 @@ from jax import lax
 
 from jaxmotion import core
 from jaxmotion.core import Array, ShapedLike
-from jaxmotion.kernels import _block_layout, _words
+from jaxmotion.kernels import _block_op, _words
 from jaxmotion.kernels.pack import _reference
 
 _TRITS = 20
@@ -83,13 +83,11 @@ def ternary_encode(x: Array, block: int, key: core.Key | None) -> Trits:
     key: rounds stochastically by `key.worker` under the greatest magnitude;
       None keeps the magnitudes above 0.7 of the mean, and s is their mean.
   """
-  b = _block_layout.to_blocks(x, _TRITS, block)
+  b = _block_op.to_blocks(x, _TRITS, block)
   if key is None:
     bound, scale = _bound_threshold(b, x.shape, block)
   else:
-    peak = _block_layout.reduce_blocks(
-      x, _TRITS, block, _block_layout.max_magnitude
-    )
+    peak = _block_op.reduce_blocks(x, _TRITS, block, _block_op.max_magnitude)
     bound, scale = stochastic_bound(
       peak, core.random_words(key.worker, b.shape)
     )
@@ -110,7 +108,7 @@ def ternary_signs(codes: Array) -> Array:
 def ternary_decode(payload: Trits, like: ShapedLike) -> Array:
   """Returns -s, 0 or s for each element."""
   codes = unpack_trits(payload.words)
-  return _block_layout.from_blocks(
+  return _block_op.from_blocks(
     ternary_signs(codes) * payload.scale[..., None], like
   )
 
@@ -128,15 +126,13 @@ def _bound_threshold(
 ) -> tuple[Array, Array]:
   """Returns the magnitude up to which elements become 0, and the scale."""
   size = math.prod(shape)
-  axes = _block_layout.scale_axes(size, block)
+  axes = _block_op.scale_axes(size, block)
   if b.size != size:
     index = lax.iota(jnp.int32, b.size).reshape(b.shape)
     b = jnp.where(index < size, b, 0.0)
-  counts = _block_layout.block_counts(shape, _TRITS, block).clip(1)
-  mean = _block_layout.sum_magnitudes(b, axes) / counts
-  return threshold_bound(
-    b, mean, lambda y: _block_layout.sum_magnitudes(y, axes)
-  )
+  counts = _block_op.block_counts(shape, _TRITS, block).clip(1)
+  mean = _block_op.sum_magnitudes(b, axes) / counts
+  return threshold_bound(b, mean, lambda y: _block_op.sum_magnitudes(y, axes))
 
 
 def threshold_bound(

@@ -23,6 +23,8 @@ from jaxmotion.memory.residuals.run import (
   evaluate_outputs,
   forward,
   list_gates,
+  refuse_forward_mode,
+  reverse_only,
   run_scan,
 )
 
@@ -234,7 +236,14 @@ class TracedFunction:
       return gradients[:count], gradients[count:]
 
     run.defvjp(run_forward, run_backward, symbolic_zeros=True)
-    outs, notes = run(self.closed_over, list(leaves))
+    given = reverse_only([*self.closed_over, *leaves])
+    try:
+      outs, notes = run(given[:count], given[count:])
+    except TypeError as error:
+      # JAX sees a batch of tangents before `reverse_only` does.
+      if "apply forward-mode" in str(error):
+        refuse_forward_mode()
+      raise
     return self.fill_result(outs), notes
 
   def _select_for(self, wanted: _Wanted) -> choose.Selection:

@@ -9,6 +9,7 @@ import optax
 
 from jaxmotion import core
 from jaxmotion.codecs import Codec, nonnegative, uniform
+from jaxmotion.codecs.extend import fold_paths
 from jaxmotion.core import Array, PyTree
 from jaxmotion.memory import _memory_kind
 from jaxmotion.memory.state import _encoded_leaf, _moments, _stream
@@ -203,4 +204,4 @@ def _leaf_keys(
 ) -> list[core.Key]:
   """Returns a key for each leaf."""
   paths = [core.leaf_path(path) for path, _ in entries]
-  return core.fold_paths(core.make_key(seed).fold(steps), paths)
+  return fold_paths(core.make_key(seed).fold(steps), paths)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxmotion import core
+from jaxmotion import core, hosts
 from jaxmotion.core import Array, PyTree
 from jaxmotion.memory import _check_separate, _memory_kind
 from jaxmotion.memory.residuals import (
@@ -384,7 +384,7 @@ class _BlockLoop(NamedTuple):
       # Write the parameters after everything has read the old ones (`ct` is
       # the last result that does), or XLA:CPU copies them.
       own_params = jax.tree.map(
-        lambda a: core.schedule_after(a, jax.tree.leaves(ct)[0]), own_params
+        lambda a: hosts.schedule_after(a, jax.tree.leaves(ct)[0]), own_params
       )
       params = _write_segment(params, own_params, start)
       state = _write_segment(state, own_state, start)

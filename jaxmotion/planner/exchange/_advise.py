@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -49,9 +49,6 @@ def advise(
   local_axis: str | None = None,
   bucket_bytes: int | None = None,
   overlap: bool = True,
-  algorithm: str = "ring",
-  while_trips: int | Mapping[str, int] | None = None,
-  branch_shares: Sequence[float] | None = None,
 ) -> _plan.ExchangePlan:
   r"""Chooses the codec of each tensor's gradient, or full precision.
 
@@ -85,10 +82,6 @@ def advise(
       `perfmodel.predict_step`; None is one bucket, as in
       `jaxmotion.exchange`.
     overlap: whether links and devices work at the same time.
-    algorithm: algorithm of the collectives, as in
-      `perfmodel.collective_traffic`.
-    while_trips: iterations of while loops, as in `perfmodel.predict_cost`.
-    branch_shares: shares of branches, as in `perfmodel.predict_cost`.
 
   Returns:
     The plan, for `jaxmotion.exchange(mesh_axis, plan.codec,
@@ -99,8 +92,9 @@ def advise(
       no codec of arrays, or a tensor is not floating-point.
     ValueError: `params` is empty, or the budget is out of range. The platform
       does not have the axis, or no rate for a dtype. A while loop has no trips
-      (the loop is named). A codec has no error bound and there are no
-      gradients, or the gradients do not match the parameters or are not finite.
+      (the loop is named): give what `perfmodel.trace_step` traced with them. A
+      codec has no error bound and there are no gradients, or the gradients do
+      not match the parameters or are not finite.
 
   Example:
     >>> import jax.numpy as jnp
@@ -129,10 +123,6 @@ def advise(
   _checks.check_batch(batch)
   core.check_number("accuracy_budget", accuracy_budget, 0, 1)
   core.check_bool("overlap", overlap)
-  if branch_shares is not None:
-    shares = core.check_sequence("branch_shares", branch_shares, "shares")
-    for i, share in enumerate(shares):
-      core.check_number(f"branch_shares[{i}]", share, 0, 1)
   core.check_arrays("params", params)
   if gradients is not None:
     core.check_arrays("gradients", gradients)
@@ -142,9 +132,6 @@ def advise(
       "optimizer", optimizer, optax.GradientTransformation, noun
     )
   mesh_axis = _check_axes(platform, mesh_axis, local_axis)
-  perfmodel.collective_traffic(  # Raises if the algorithm is unknown.
-    "all_reduce", 0.0, 1, algorithm=algorithm
-  )
   codecs = _check_candidates(candidates)
   if not jax.tree.leaves(params):
     raise ValueError("`params` must hold at least one array, got none.")
@@ -158,12 +145,7 @@ def advise(
     step_cost = loss_fn
   else:
     step_cost = perfmodel.trace_step(
-      loss_fn,
-      params,
-      batch,
-      optimizer=optimizer,
-      while_trips=while_trips,
-      branch_shares=branch_shares,
+      loss_fn, params, batch, optimizer=optimizer
     )
   errors = (
     _errors.bound_errors(step_cost.params, codecs)
@@ -181,7 +163,6 @@ def advise(
       local_axis=local_axis,
       bucket_bytes=bucket_bytes,
       overlap=overlap,
-      algorithm=algorithm,
     )
   )
 

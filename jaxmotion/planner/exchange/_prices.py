@@ -45,7 +45,7 @@ class TensorCosts:
   def collective_seconds(self, kind: wire.Move, nbytes: int) -> float:
     """Returns the seconds of one collective of `nbytes` payload bytes."""
     move = kind._replace(payload_bytes=nbytes)
-    return move_seconds(move, self.problem.platform, self.problem.algorithm)
+    return move_seconds(move, self.problem.platform, "ring")
 
   def _predict_alone(
     self, codec: Codec, tree: PyTree, method: str | None
@@ -57,7 +57,6 @@ class TensorCosts:
       codec,
       method=method,
       local_axis=self.problem.local_axis,
-      algorithm=self.problem.algorithm,
     )
 
   def _predict_joined(

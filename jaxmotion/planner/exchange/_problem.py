@@ -12,7 +12,7 @@ import numpy as np
 from jaxmotion import codecs, core, perfmodel
 from jaxmotion.collectives.extend import shard_like
 from jaxmotion.core import PyTree
-from jaxmotion.planner.exchange import _buckets, _errors
+from jaxmotion.planner.exchange import _errors, _search
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,7 +32,6 @@ class ExchangeProblem:
     bucket_bytes: least bytes of gradients that are exchanged together; None
       is one bucket.
     overlap: whether links and devices work at the same time.
-    algorithm: algorithm of the collectives.
   """
 
   step_cost: perfmodel.StepCost
@@ -44,7 +43,6 @@ class ExchangeProblem:
   local_axis: str | None = None
   bucket_bytes: int | None = None
   overlap: bool = True
-  algorithm: str = "ring"
 
   @functools.cached_property
   def workers(self) -> int:
@@ -52,9 +50,9 @@ class ExchangeProblem:
     return self.platform.axis(self.mesh_axis).workers
 
   @functools.cached_property
-  def schedule(self) -> _buckets.BucketSchedule:
+  def schedule(self) -> _search.BucketSchedule:
     """Buckets of gradients in the order of the backward pass."""
-    return _buckets.schedule_buckets(
+    return _search.schedule_buckets(
       self.step_cost, self.platform.device, self.bucket_bytes
     )
 
@@ -96,7 +94,6 @@ class ExchangeProblem:
       overlap=self.overlap,
       method=method,
       local_axis=self.local_axis,
-      algorithm=self.algorithm,
     )
 
   def on_platform(self, platform: perfmodel.Platform) -> ExchangeProblem:

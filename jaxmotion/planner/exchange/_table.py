@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxmotion import codecs, wire
-from jaxmotion.planner.exchange import _buckets, _pipeline, _prices
+from jaxmotion.planner.exchange import _pipeline, _prices, _search
 
 # The seconds of a collective are interpolated linearly between these sizes.
 _KNOTS = 256
@@ -34,7 +34,7 @@ class StepTable:
     curves: for each kind, payload bytes of a collective and its seconds.
   """
 
-  schedule: _buckets.BucketSchedule
+  schedule: _search.BucketSchedule
   overlap: bool
   method: str | None
   usable: np.ndarray

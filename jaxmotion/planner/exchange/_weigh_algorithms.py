@@ -38,7 +38,7 @@ def weigh_algorithms(
 def _weigh_delay(
   problem: _problem.ExchangeProblem, step: perfmodel.StepPrediction
 ) -> _algorithm_choice.AlgorithmChoice:
-  name = "data_parallel(..., delay=1)"
+  name = "delayed(...)"
   coding_s = step.encode_s + step.decode_s
   seconds = max(
     _algorithm_choice.unexchanged_seconds(step) + coding_s,

@@ -5,16 +5,64 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import jax
 import optax
 
 from jaxmotion import codecs, perfmodel, presets
 from jaxmotion.core import AxisName
-from jaxmotion.planner.exchange import _algorithm_choice, _assumptions, _problem
+from jaxmotion.planner.exchange import _algorithm_choice, _problem
 from jaxmotion.transforms.extend import (
   ExchangeOptions,
   Options,
   trace_state,
 )
+
+
+def refuse_moments(problem: _problem.ExchangeProblem) -> str:
+  """Says that the optimizer has a momentum as well, or nothing."""
+  # Moments of 8 bits are a quarter of the parameters; counters are nothing.
+  if (
+    problem.step_cost.state_bytes < _algorithm_choice.params_bytes(problem) / 8
+  ):
+    return ""
+  return (
+    "It has the momentum inside and assumes SGD without one after it, but "
+    "`optimizer` keeps moments."
+  )
+
+
+def refuse_lookups(problem: _problem.ExchangeProblem, *, why: str) -> str:
+  """Says that the loss looks rows of a table up, or nothing."""
+  tables = problem.step_cost.uses.looked_up
+  if not tables:
+    return ""
+  return f"{why}, but the loss only looks up rows of `{tables[0]}`."
+
+
+def refuse_stacks(problem: _problem.ExchangeProblem) -> str:
+  """Says that the loss stacks matrices in one array, or nothing."""
+  named = jax.tree.leaves_with_path(problem.step_cost.params)
+  deep = {
+    jax.tree_util.keystr(p, simple=True, separator="/")
+    for p, a in named
+    if a.ndim > 2
+  }
+  stacks = [path for path in problem.step_cost.uses.stacked if path in deep]
+  if not stacks:
+    return ""
+  return (
+    "It assumes that an array is one matrix of low rank, but the loss takes "
+    f"`{stacks[0]}` apart, a stack of several."
+  )
+
+
+def refuse_no_matrices(problem: _problem.ExchangeProblem) -> str:
+  """Says that no parameter is a matrix, or nothing."""
+  leaves = jax.tree.leaves(problem.step_cost.params)
+  if any(a.ndim == 2 and min(a.shape) > 1 for a in leaves):
+    return ""
+  return "It assumes matrices, which it orthogonalizes, and `params` has none."
+
 
 _RATE = 1e-3  # Learning rates change no bytes.
 
@@ -25,7 +73,7 @@ def _refuse_frozen(problem: _problem.ExchangeProblem) -> str:
     "It assumes that every element has a gradient before its second moments "
     "freeze"
   )
-  return _assumptions.refuse_lookups(problem, why=why)
+  return refuse_lookups(problem, why=why)
 
 
 class _Preset(NamedTuple):
@@ -44,19 +92,19 @@ _PRESETS = (
     "power_sgd",
     lambda axis, local: presets.power_sgd(axis, local_axis=local),
     "Sends factors of rank 4, after 1000 steps at full precision.",
-    _assumptions.refuse_stacks,
+    refuse_stacks,
   ),
   _Preset(
     "dgc",
     lambda axis, local: presets.dgc(axis, local_axis=local),
     _MOMENTUM,
-    _assumptions.refuse_moments,
+    refuse_moments,
   ),
   _Preset(
     "ef21_sgdm",
     lambda axis, local: presets.ef21_sgdm(axis, local_axis=local),
     _MOMENTUM,
-    _assumptions.refuse_moments,
+    refuse_moments,
   ),
   _Preset(
     "onebit_adam",

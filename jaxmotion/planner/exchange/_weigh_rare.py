@@ -7,7 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxmotion import codecs, perfmodel, presets
-from jaxmotion.planner.exchange import _algorithm_choice, _assumptions, _problem
+from jaxmotion.planner.exchange import (
+  _algorithm_choice,
+  _problem,
+  _weigh_presets,
+)
 
 # Local updates exchange as often as adds no more than this share of a step.
 _ADDED_SHARE = 0.05
@@ -66,9 +70,9 @@ def weigh_rare_presets(
     fragments=_default(streaming, "fragments"),
   )
   name = "presets.muloco(..., every={every})"
-  refusal = _assumptions.refuse_no_matrices(
+  refusal = _weigh_presets.refuse_no_matrices(
     problem
-  ) or _assumptions.refuse_lookups(
+  ) or _weigh_presets.refuse_lookups(
     problem, why="It orthogonalizes every matrix, which is wrong for a table"
   )
   if refusal:

@@ -113,9 +113,7 @@ def _weigh(
   coding_s += decode_seconds(gradients, part, hosts, device)
   coding_s += encode_seconds(weights, part, device)
   coding_s += decode_seconds(weights, size, 1, device)
-  link_s = perfmodel.ledger_seconds(
-    ledger, problem.platform, algorithm=problem.algorithm
-  )
+  link_s = perfmodel.ledger_seconds(ledger, problem.platform)
   saved = 1 - 1 / workers
   base_s = (
     _algorithm_choice.unexchanged_seconds(uncompressed)

@@ -7,14 +7,14 @@ from absl.testing import flagsaver
 from experiments.activations import __main__ as activations, run
 from experiments.activations.cases import CODES, OURS, PUBLISHED_CODE
 from experiments.common import records
-from experiments.models import catalog
+from experiments.models import catalog, training
 from tests.experiments.tiny_network import make_tiny
 
 
 def test_it_trains_measures_predicts_and_writes(tmp_path, monkeypatch, capsys):
   network = functools.partial(make_tiny, repeats=1, stride=1)
   monkeypatch.setitem(catalog.NETWORKS, "tiny", network)
-  monkeypatch.setitem(run.NARROW_WIDTHS, "tiny", 1.0)
+  monkeypatch.setitem(training.NARROW_WIDTHS, "tiny", 1.0)
   flags.FLAGS.unparse_flags()
   flags.FLAGS(["activations"])
   json, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"

@@ -9,7 +9,7 @@ import pytest
 from experiments.codecs import shape_cases as cases, shape_run as run
 from experiments.codecs.shape_rows import is_current, make_rows
 from experiments.codecs.shape_tables import summary_table
-from experiments.common import kept, records
+from experiments.common import kept, records, timing
 from tests.experiments import jobs
 from tests.paths import ROOT
 
@@ -22,7 +22,7 @@ TINY = {
 @pytest.fixture(scope="module")
 def results():
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(run, "AWKWARD", TINY)
+    patch.setattr(cases, "AWKWARD", TINY)
     patch.setattr(cases, "_COLUMNS", 64)
     patch.setattr(cases, "_ROWS_STEP", 16)
     codecs = [cases.PLAIN, "sign_feedback"]
@@ -69,8 +69,8 @@ def test_what_is_done_is_not_measured_again(results):
   done = [(r.case, r.metric) for r in results]
   names = [r.case.split("/")[0] for r in results]
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(run, "AWKWARD", TINY)
-    patch.setattr(run, "measure_times", None)
+    patch.setattr(cases, "AWKWARD", TINY)
+    patch.setattr(timing, "measure_times", None)
     codecs = [cases.PLAIN, "sign_feedback"]
     again = run.measure_shapes(names, codecs, run.METRICS, 2, done)
     assert list(again) == []

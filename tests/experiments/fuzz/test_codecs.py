@@ -5,10 +5,8 @@ import pytest
 
 from experiments.fuzz import codecs as fuzz
 from experiments.fuzz.codec_setups import Setup
-from jaxmotion import codecs
-from jaxmotion.codecs import _feedback
-from jaxmotion.kernels.narrow import _reference as narrow
-from jaxmotion.kernels.quantize import _reference
+from jaxmotion import codecs, core, kernels
+from jaxmotion.kernels import _block_op
 
 MINMAX = codecs.uniform(bits=8, symmetric=False)
 
@@ -27,15 +25,15 @@ def find_laws(done):
 
 def test_a_scale_that_loses_nan_is_found(monkeypatch):
   lost = lambda b, axes: jnp.nanmin(b, axis=axes, keepdims=True)
-  monkeypatch.setattr(_reference, "min_element", lost)
-  monkeypatch.setattr(_reference, "max_element", lost)
+  monkeypatch.setattr(_block_op, "min_element", lost)
+  monkeypatch.setattr(_block_op, "max_element", lost)
   setup = Setup(MINMAX, (7, 5), "float32")
   assert "nonfinite" in find_laws(fuzz.check_laws(setup, 0, 14))
 
 
 def test_elements_that_become_infinite_are_found(monkeypatch):
   plain = lambda x, dtype: x.astype(dtype)
-  monkeypatch.setattr(narrow, "saturate_cast", plain)
+  monkeypatch.setattr(core, "saturate_cast", plain)
   nearest = codecs.truncate(bytes=2, rounding="nearest")
   setup = Setup(nearest, (6, 6), "float16")
   found = find_laws(fuzz.check_laws(setup, 0, 14))
@@ -44,7 +42,7 @@ def test_elements_that_become_infinite_are_found(monkeypatch):
 
 def test_a_memory_that_forgets_is_found(monkeypatch):
   halved = lambda decode, memory: memory.value * 0.5
-  monkeypatch.setattr(_feedback, "error_of", halved)
+  monkeypatch.setattr(kernels, "error_of", halved)
   setup = Setup(codecs.topk(density=0.3), (9,), "float32")
   law = "sent and remembered is what came and was remembered"
   assert law in find_laws(fuzz.check_memory(setup, 0))

@@ -5,7 +5,7 @@ import pytest
 from experiments.fuzz import exchanges
 from experiments.fuzz.exchange_setups import Setup
 from jaxmotion import codecs
-from jaxmotion.collectives import _all_reduce, _rounds
+from jaxmotion.collectives import _arguments, _rounds
 from jaxmotion.transforms import _exchange
 
 SETUP = Setup(
@@ -36,7 +36,7 @@ def test_a_sound_exchange_keeps_every_law():
 
 
 def test_an_exchange_with_broken_parts_is_found(monkeypatch):
-  monkeypatch.setattr(_all_reduce, "apply_weight", lambda x, *_: x)
+  monkeypatch.setattr(_arguments, "apply_weight", lambda x, *_: x)
   monkeypatch.setattr(
     _exchange, "keep_update", lambda ok, new, state, old: (new, state)
   )
@@ -48,6 +48,6 @@ def test_an_exchange_with_broken_parts_is_found(monkeypatch):
 
 
 def test_shards_that_stay_where_they_are_are_found(monkeypatch):
-  monkeypatch.setitem(_rounds._SEND, "all_to_all", lambda payload, _: payload)
+  monkeypatch.setitem(_rounds._SEND, "all_to_all", lambda rows, *_: rows)
   plain = Setup(3, codecs.uniform(bits=8), ((200,),), ("float32",))
   assert "the result is the mean of what was decoded" in find_laws(plain)

@@ -78,12 +78,20 @@ def test_phases_take_equal_parts():
   assert parts == [slice(1, 3), slice(4, 6)]
 
 
+def deal_rows(bench, deal, *args, **options):
+  """A batch with axes of workers, microbatches and examples."""
+  batch = bench.dealers[deal].deal_batch(*args, **options)
+  return jax.tree.map(
+    lambda a: a.reshape(WORKERS, TINY.total, -1, *a.shape[1:]), batch
+  )
+
+
 @pytest.mark.parametrize("deal", TINY.deals)
 @pytest.mark.parametrize("counts", [(7, 7, 7, 7), (9, 9, 8, 2), (28, 0, 0, 0)])
 def test_a_batch_has_every_microbatch_once(bench, deal, counts):
-  batch = bench.dealers[deal].deal_batch(counts, (1, 1, 2, 4), 0, 3)
+  batch = deal_rows(bench, deal, counts, (1, 1, 2, 4), 0, 3)
   assert batch["pixels"].shape == (WORKERS, TINY.total, 4, 8, 8, 1)
-  assert batch["repeats"][:, 0].tolist() == [1, 1, 2, 4]
+  assert batch["repeats"][:, 0, 0].tolist() == [1, 1, 2, 4]
   filled = np.arange(TINY.total) < np.array(counts)[:, None]
   pixels = batch["pixels"][filled].reshape(TINY.batch_size, -1)
   images = bench.dealers[deal].images["pixels"].reshape(-1, 64)
@@ -93,7 +101,7 @@ def test_a_batch_has_every_microbatch_once(bench, deal, counts):
 
 def test_workers_see_their_own_classes(bench):
   counts = (9, 9, 8, 2)
-  batch = bench.dealers["by_class"].deal_batch(counts, (1,) * 4, 0, 0)
+  batch = deal_rows(bench, "by_class", counts, (1,) * 4, 0, 0)
   seen = [set(batch["labels"][i, :n].ravel()) for i, n in enumerate(counts)]
   assert max(seen[0]) <= min(seen[1]) and max(seen[1]) <= min(seen[2])
   assert seen[3] == {9}
@@ -101,38 +109,36 @@ def test_workers_see_their_own_classes(bench):
 
 def test_weights_of_a_plain_mean_are_the_workers(bench):
   counts = (9, 9, 8, 2)
-  batch = bench.dealers["shuffled"].deal_batch(
-    counts, (1,) * 4, 0, 0, weighted=False
-  )
-  totals = [batch["weight"][i, :n].sum() for i, n in enumerate(counts)]
+  batch = deal_rows(bench, "shuffled", counts, (1,) * 4, 0, 0, weighted=False)
+  weight = batch["weight"][..., 0]
+  totals = [weight[i, :n].sum() for i, n in enumerate(counts)]
   np.testing.assert_allclose(totals, 1.0, rtol=1e-6)
 
 
 def test_turns_do_the_work_of_all_and_slowness_changes_no_number(bench):
-  state = bench.uneven.init(bench.init_params(0))
+  state = bench.init(bench.init_params(0))
   counts = (9, 9, 8, 2)
   dealer = bench.dealers["shuffled"]
-  plain = bench.uneven.work(
-    state, dealer.deal_batch(counts, (1,) * 4, 0, 0), counts
+  plain = bench.step.compute(
+    state, dealer.deal_batch(counts, (1,) * 4, 0, 0), counts=counts
   )
   slow = dealer.deal_batch(counts, (1, 2, 1, 4), 0, 0)
-  turns, seconds = trainer.take_turns(bench.uneven, state, slow, counts)
+  turns, seconds = trainer.take_turns(bench.step.compute, state, slow, counts)
   assert seconds.shape == (WORKERS,) and (seconds > 0).all()
-  for a, b in zip(turns.value.grads, plain.value.grads, strict=True):
-    np.testing.assert_array_equal(a, b)
-  assert turns.value.count.tolist() == [36, 36, 32, 8]
+  jax.tree.map(np.testing.assert_array_equal, turns.grads, plain.grads)
+  assert turns.weight.tolist() == [36, 36, 32, 8]
 
 
 def test_the_extra_work_is_in_the_compiled_program(bench):
   params = bench.init_params(0)
-  batch = bench.dealers["shuffled"].deal_batch((7,) * 4, (4,) * 4, 0, 0)
+  batch = deal_rows(bench, "shuffled", (7,) * 4, (4,) * 4, 0, 0)
   one = jax.tree.map(lambda a: a[0, 0], batch)
 
   def compiled(loss):
     text = jax.jit(jax.grad(loss)).lower(params, one).compile().as_text()
     return text.count(" while("), text.count(" convolution(")
 
-  loops, convolutions = compiled(lambda p, b: bench.loss(p, b)[0])
+  loops, convolutions = compiled(bench.slow_loss)
   _, once = compiled(bench.mean_loss)
   # All of the gradient is in the loop, and once more behind it.
   assert loops == 1

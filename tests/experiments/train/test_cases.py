@@ -6,7 +6,7 @@ import pytest
 from experiments.common.console import JobError
 from experiments.train import cases, trainer
 from experiments.train.presets import PRESETS, Settings
-from jaxmotion import codecs, data_parallel, wire
+from jaxmotion import codecs, make_train_step, wire
 from jaxmotion.transforms.extend import trace_state
 
 GRADIENTS = {
@@ -55,8 +55,8 @@ def test_bytes_of_an_exchange_in_turns_are_the_mean_of_its_turns():
     (2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,)
   )
   tx = cases.exchange_with(mesh, name, optax.sgd(0.1), Settings(steps=20))
-  init, step = data_parallel(lambda p, x: jnp.mean(x @ p), tx, mesh)
-  given = (*init(jnp.ones((512, 64))), jnp.ones((2, 512)))
+  init, step = make_train_step(lambda p, x: jnp.mean(x @ p), tx, mesh)
+  given = (init(jnp.ones((512, 64))), jnp.ones((2, 512)))
   both = trainer.compile_step(
     step, *given, branches=cases.settled_branches(name)
   )

@@ -57,7 +57,7 @@ def test_stopped_and_resumed_equals_straight(
   assert int(writer.found[6]["exchange/updates"]) == 6
   assert float(writer.found[6]["exchange/error_norm"]) > 0
   # Error memory is part of what has to survive: see that there is some.
-  memory = jax.tree.leaves(straight.state[0].codec_state)
+  memory = jax.tree.leaves(straight.state.opt_state[0].codec_state)
   assert any(np.any(np.asarray(leaf)) for leaf in memory)
 
   workdir = Workdir(tmp_path, config)
@@ -71,21 +71,17 @@ def test_stopped_and_resumed_equals_straight(
   assert seen == [3, 4, 5, 6]  # Step 3 came after the checkpoint.
   told = capsys.readouterr().err
   assert f"{FEEDBACK}-seed0: resumed from step 2.\n" in told
-  assert_same_bits(
-    (straight.params, straight.state), (resumed.params, resumed.state)
-  )
+  assert_same_bits(straight.state, resumed.state)
   assert straight.log.loss == resumed.log.loss
 
 
 def read_outstanding(trained, config):
   """What the workers have still to send, one array for each leaf."""
-  exchange = trained.state[0]
+  params, exchange = trained.state.params, trained.state.opt_state[0]
   tx = jaxmotion.exchange("data", get_exchange(FEEDBACK))
-  layout = checkpoint.describe_state(
-    tx, trained.params, make_mesh(config.workers)
-  )
+  layout = checkpoint.describe_state(tx, params, make_mesh(config.workers))
   one = checkpoint.resize(
-    tx, exchange, trained.params, layout, AbstractMesh((1,), ("data",))
+    tx, exchange, params, layout, AbstractMesh((1,), ("data",))
   )
   return jax.tree.leaves(one.codec_state)
 
@@ -104,7 +100,7 @@ def test_other_workers_continue_a_run(tmp_path, tiny, capfd):
   two = make_trainer(fewer, FEEDBACK)
   resized = two.train_seed(seed=0, store=store, stop=3)
   assert "a state of 4 workers continues on 2." in capfd.readouterr().err
-  assert_same_bits(before.params, resized.params)
+  assert_same_bits(before.state.params, resized.state.params)
   assert resized.log == before.log
   old, new = read_outstanding(before, config), read_outstanding(resized, fewer)
   for a, b in zip(old, new, strict=True):
@@ -124,7 +120,9 @@ def test_other_workers_continue_a_sharded_optimizer(tmp_path, tiny):
   store = open_workdir(tmp_path, fewer).open_store(SHARDED, 0)
   two = make_trainer(fewer, SHARDED)
   resized = two.train_seed(seed=0, store=store, stop=2)
-  old, new = jax.tree.leaves(before.state), jax.tree.leaves(resized.state)
+  old, new = (
+    jax.tree.leaves(trained.state.opt_state) for trained in (before, resized)
+  )
   whole = [(a, b) for a, b in zip(old, new, strict=True) if a.shape == b.shape]
   assert sum(a.size > 64 for a, _ in whole) >= 3  # A master, two moments.
   assert_same_bits(*map(list, zip(*whole, strict=True)))
@@ -209,11 +207,11 @@ def test_score_is_that_of_the_whole_test_set(tiny):
   config = tiny("digits")
   task = tasks.load_task(config)
   trained = make_trainer(config, "fp32").train_seed(seed=0)
-  score = trainers.make_score(task)(trained.params)
+  score = trainers.make_score(task)(trained.state.params)
   test = images.load_digits().test
   batch = tasks._image_batch(test, slice(None))
   graph = nnx.graphdef(task.build(0))
-  logits = nnx.merge(graph, trained.params)(batch["pixels"])
+  logits = nnx.merge(graph, trained.state.params)(batch["pixels"])
   right = jnp.argmax(logits, axis=-1) == test.labels
   assert score == pytest.approx(100 * float(right.mean()), abs=1e-3)
 

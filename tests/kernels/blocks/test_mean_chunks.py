@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxmotion.kernels import blocks
-from jaxmotion.kernels.blocks import _mean_chunks
+from jaxmotion.kernels.blocks import _reference
 from jaxmotion.kernels.microscaling import MicroscalingOp
 from jaxmotion.kernels.quantize import AbsmaxOp, MinMaxOp
 from jaxmotion.kernels.rotate import RotateOp
@@ -25,9 +25,9 @@ OPS = {
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-  monkeypatch.setattr(_mean_chunks, "MIN_APART", 1)
-  monkeypatch.setattr(_mean_chunks, "_MAX_APART", 1)
-  monkeypatch.setattr(_mean_chunks, "_CHUNK", 1 << 9)
+  monkeypatch.setattr(_reference, "MIN_APART", 1)
+  monkeypatch.setattr(_reference, "_MAX_APART", 1)
+  monkeypatch.setattr(_reference, "_CHUNK", 1 << 9)
 
 
 def encode_whole(op, payloads, like):
@@ -47,7 +47,7 @@ def test_chunks_encode_the_bits_of_the_whole_mean(small_chunks, name, dtype):
   x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
   x = jnp.asarray(x, dtype)
   payloads = payloads_of(op, x, None, 3)
-  layout, count = _mean_chunks.find_chunk(op, payloads, x)
+  layout, count = _reference.find_chunk(op, payloads, x)
   assert count < layout.blocks
   got = jax.jit(lambda p: blocks.encode_mean(op, p, x))(payloads)
   check(op, got, jax.jit(lambda p: encode_whole(op, p, x))(payloads))
@@ -65,7 +65,7 @@ def test_chunks_encode_the_bits_of_the_whole_mean(small_chunks, name, dtype):
   ids=["padded", "stochastic", "rotated", "ternary", "one_block"],
 )
 def test_arrays_that_need_a_whole_mean_are_not_cut(small_chunks, op, shape):
-  assert _mean_chunks.find_chunk(op, (), jnp.zeros(shape)) is None
+  assert _reference.find_chunk(op, (), jnp.zeros(shape)) is None
 
 
 def test_a_large_mean_needs_no_memory_of_its_size():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxmotion.kernels import blocks
-from jaxmotion.kernels._block_layout import is_read_slowly
+from jaxmotion.kernels._block_op import is_read_slowly
 from jaxmotion.kernels.quantize import AbsmaxOp, MinMaxOp
 from jaxmotion.kernels.sign import SignOp
 from jaxmotion.kernels.ternary import TernaryOp

@@ -399,12 +399,6 @@ class TestZeroValue:
 
 
 class TestErrors:
-  def test_forward_mode(self):
-    block, p, x = make("mlp")
-    fn = compress_residuals(block)
-    with pytest.raises(TypeError, match="forward-mode"):
-      jax.jvp(fn, (p, x), (p, x))
-
   def test_second_derivatives(self):
     fn = compress_residuals(lambda w, x: jnp.sum(jnp.tanh(x @ w)))
     w, x = normal(0, 8, 8), normal(1, 300, 8)

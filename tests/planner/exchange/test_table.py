@@ -37,7 +37,6 @@ def predicted(problem, choice, method, candidates=THREE):
     overlap=problem.overlap,
     method=method,
     local_axis=problem.local_axis,
-    algorithm=problem.algorithm,
   )
 
 
@@ -48,7 +47,6 @@ PROBLEMS = {
   "eight": problem_on(cluster(8)),
   "blocking": problem_on(cluster(8), overlap=False, bucket_bytes=1 << 16),
   "buckets": problem_on(cluster(8, gbit=100), bucket_bytes=1),
-  "tree": problem_on(cluster(8), algorithm="tree"),
   "hosts": problem_on(
     perfmodel.builtin_platform("h100_cluster").resize(host=4),
     "host",

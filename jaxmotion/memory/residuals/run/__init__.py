@@ -9,4 +9,8 @@ from jaxmotion.memory.residuals.run._forward import (
 from jaxmotion.memory.residuals.run._host_buffers import (
   HostBuffers as HostBuffers,
 )
+from jaxmotion.memory.residuals.run._reverse_only import (
+  refuse_forward_mode as refuse_forward_mode,
+  reverse_only as reverse_only,
+)
 from jaxmotion.memory.residuals.run._scan import run_scan as run_scan

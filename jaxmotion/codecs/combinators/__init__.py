@@ -1,0 +1,1 @@
+"""Codecs made of other codecs: of leaves, with memory, or in rounds."""

@@ -1,0 +1,288 @@
+"""The codec `feedback`: error memory around another codec.
+
+What an encoding leaves out is added to the next value.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxmotion import core, kernels
+from jaxmotion.codecs import _codec, _division, _laws, _partition, _rounds
+from jaxmotion.core import Array, PyTree, ShapedLike
+
+
+class Feedback(NamedTuple):
+  """State of `feedback` for one array.
+
+  Attributes:
+    memory: the error memory. Its `count` stays at the greatest int32. Its
+      `sent` is `()` in global form and in the canonical state, where `value`
+      is the error itself.
+    inner: the wrapped codec's state.
+  """
+
+  memory: kernels.ErrorMemory
+  inner: PyTree = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class feedback(_partition.TreeCodec):
+  """Adds the error of the last encoding to the next value.
+
+  v = x + decay * e; encode(x) = inner.encode(v). Then in local form
+  e <- v - inner.decode(payload), and in global form e <- v - m with m the
+  decoded mean over workers.
+
+  Properties: in local form with a contraction (1 - delta), decay 1 and bounded
+  gradients, ||e||^2 <= 4 (1 - delta) G^2 / delta^2, whatever the number of
+  steps. What is sent over time sums to what came in, up to e. The global form,
+  that of PyTorch's PowerSGD hook, gives the same sums for linear codecs. It
+  lets each worker's memory grow without bound, and is here for parity. Error
+  memory is float32 whatever the gradients are. An entry that is not finite is
+  forgotten rather than remembered forever.
+
+  Args:
+    codec: the codec to wrap; a tree codec gets error memory for each array.
+    decay: factor on the remembered error, in (0, 1].
+    form: "local" or "global".
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> codec = codecs.feedback(codecs.topk(density=0.5))
+    >>> x = jnp.array([1.0, 3.0])
+    >>> payload, state = codec.encode(x, codec.init(x))
+    >>> codec.error(state).tolist()
+    [1.0, 0.0]
+
+  References:
+    Karimireddy et al., *Error Feedback Fixes SignSGD and other Gradient
+    Compression Schemes*, 2019, algorithm 1 and lemma 3. Vogels, Karimireddy and
+    Jaggi, *PowerSGD*, 2019 (the global form).
+  """
+
+  codec: _codec.Codec
+  decay: float = dataclasses.field(default=1.0, kw_only=True)
+  form: str = dataclasses.field(default="local", kw_only=True)
+
+  def __post_init__(self) -> None:
+    _codec.check_codec("codec", self.codec, trees=True)
+    if not self.codec.laws.bounds_memory:
+      raise ValueError(
+        "`codec` must bound the error memory (`codec.laws.bounds_memory`), got "
+        f"{self.codec!r}, under which it would grow at every step. Take a "
+        "codec whose error is less than its input: more bits, smaller blocks, "
+        "rounding to nearest, `scaled=False`; or no feedback."
+      )
+    core.check_number("decay", self.decay, 0, 1, open_low=True)
+    core.check_choice("form", self.form, ("local", "global"))
+
+  @property
+  def laws(self) -> _laws.Laws:
+    """The laws of the wrapped codec that hold without its past."""
+    return dataclasses.replace(
+      self.codec.laws,
+      idempotent=False,
+      unbiased=False,
+      projects=False,
+      # A memory of an error that is remembered already counts it twice.
+      contraction=0.0,
+      bounds_memory=False,
+    )
+
+  def _count_dropped(self, payload: PyTree, like: ShapedLike) -> Array:
+    return self.codec._count_dropped(payload, like)
+
+  @property
+  def is_tree(self) -> bool:
+    """Whether the wrapped codec encodes trees."""
+    return self.codec.is_tree
+
+  @property
+  def needs_key(self) -> bool:
+    """Whether the wrapped codec needs a key."""
+    return self.codec.needs_key
+
+  @property
+  def needs_mean(self) -> bool:
+    """True in global form, whose error is that of the workers' mean."""
+    return self.form == "global" or self.codec.needs_mean
+
+  @property
+  def sends_mean(self) -> bool:
+    """Whether the wrapped codec's result is the mean of what is sent."""
+    return self.codec.sends_mean
+
+  def _check_paths(self, paths: Sequence[str]) -> None:
+    """Raises for a rule of the wrapped codec that matches none of the paths."""
+    self.codec._check_paths(paths)
+
+  def leaf_groups(
+    self, leaves: Sequence[tuple[str, ShapedLike]]
+  ) -> list[_codec.LeafGroup]:
+    """Wraps the codec of every array in error memory."""
+    return [
+      _codec.LeafGroup(part.leaves, dataclasses.replace(self, codec=part.codec))
+      for part in self.codec.leaf_groups(leaves)
+    ]
+
+  def init(self, like: ShapedLike) -> PyTree:
+    """Returns zero error memory."""
+    if self.is_tree:
+      return super().init(like)
+    _codec.check_shaped("like", like)
+    zeros = jnp.zeros(like.shape, jnp.float32)
+    sent: PyTree = ()
+    if self.form == "local":
+      sent = jax.tree.map(
+        lambda a: jnp.zeros(a.shape, a.dtype), self.codec.payload_like(zeros)
+      )
+    memory = kernels.ErrorMemory(jnp.zeros((), jnp.int32), zeros, sent)
+    return Feedback(memory, self.codec.init(like))
+
+  def init_rounds(self, like: ShapedLike, workers: int) -> PyTree:
+    """Returns zero error memory, and the wrapped codec's state of rounds."""
+    inner = self.codec.init_rounds(like, workers)
+    return self.init(like)._replace(inner=inner)
+
+  def payload_like(self, like: ShapedLike) -> PyTree:
+    """Returns the wrapped codec's payload of a float32 array."""
+    if self.is_tree:
+      return super().payload_like(like)
+    _codec.check_shaped("like", like)
+    return self.codec.payload_like(
+      jax.ShapeDtypeStruct(like.shape, jnp.float32)
+    )
+
+  def division(
+    self, like: ShapedLike, workers: int
+  ) -> _division.Division | None:
+    """Returns the wrapped codec's division of a float32 array."""
+    super().division(like, workers)
+    wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
+    return self.codec.division(wide, workers)
+
+  def error(self, state: Feedback) -> Array:
+    """Returns the remembered error, float32 of the array's shape.
+
+    Args:
+      state: state of one array.
+    """
+    self._check_state(state)
+    return kernels.error_of(self.codec.decode, state.memory)
+
+  def encode(
+    self, x: PyTree, state: PyTree = (), key: core.Key | None = None
+  ) -> tuple[PyTree, PyTree]:
+    """Encodes x plus the remembered error.
+
+    Raises:
+      ValueError: no state was given.
+    """
+    if self.is_tree:
+      return super().encode(x, state, key)
+    self._check_state(state)
+    _codec.check_shaped("x", x)
+    self._check_sharding(x)
+    payload, v, inner = self.codec.encode_error(
+      x, state.memory, state.inner, key, decay=self.decay
+    )
+    sent = payload if self.form == "local" else ()
+    count = optax.safe_increment(state.memory.count)
+    return payload, Feedback(kernels.ErrorMemory(count, v, sent), inner)
+
+  @property
+  def round_kinds(self) -> tuple[str, ...]:
+    """Kinds of the wrapped codec's messages."""
+    return self.codec.round_kinds
+
+  def reduce_in_rounds(
+    self, x: Array, state: PyTree, key: core.Key | None, workers: int
+  ) -> _rounds.Rounds[_rounds.Reduced]:
+    """Runs the wrapped codec's rounds on x plus the remembered error."""
+    self._check_state(state)
+    v = kernels.add_error(self.codec.decode, x, state.memory, self.decay)
+    reduced = yield from self.codec.reduce_in_rounds(
+      v, state.inner, key, workers
+    )
+    sent = reduced.sent if self.form == "local" else ()
+    count = optax.safe_increment(state.memory.count)
+    memory = kernels.ErrorMemory(count, v, sent)
+    return reduced._replace(state=Feedback(memory, reduced.state))
+
+  def _check_sharding(self, x: Any) -> None:
+    """Raises if the wrapped codec cannot encode a sharded array."""
+    self.codec._check_sharding(x)
+
+  def canonical_state(self, state: PyTree) -> PyTree:
+    """Returns the error itself in place of the value and its payload."""
+    error = self.error(state)
+    memory = kernels.ErrorMemory(state.memory.count, error)
+    return Feedback(memory, self.codec.canonical_state(state.inner))
+
+  @property
+  def memory_parts(self) -> tuple[_codec.MemoryPart, ...]:
+    """The error memory, and what the wrapped codec remembers."""
+    return _codec.nest_parts(_codec.ERROR, self.codec.memory_parts)
+
+  def read_memory(self, state: PyTree, like: ShapedLike) -> dict[str, Array]:
+    """Returns the remembered error, and the wrapped codec's parts."""
+    _codec.check_shaped("like", like)
+    error = self.error(state)
+    return {"error": error, **self.codec.read_memory(state.inner, like)}
+
+  def write_memory(
+    self,
+    parts: Mapping[str, Array],
+    means: Mapping[str, Array],
+    like: ShapedLike,
+    workers: int,
+  ) -> PyTree:
+    """Returns a state that has this error still to send."""
+    _codec.check_parts(self, parts, means, like, workers)
+    error, sent = parts["error"].astype(jnp.float32), ()
+    if self.form == "local":
+      # A codec that may be in `feedback` loses nothing of zeros, so an encoding
+      # of zeros leaves the value itself as the error.
+      zeros = jnp.zeros(like.shape, jnp.float32)
+      key = core.make_key(0) if self.needs_key else None
+      sent, _ = self.codec.encode(zeros, self.codec.init(zeros), key)
+      error = error + self.codec.decode(sent, zeros)
+    # A count of 0 would say that nothing was sent yet.
+    memory = kernels.ErrorMemory(jnp.ones((), jnp.int32), error, sent)
+    inner = self.codec.write_memory(parts, means, like, workers)
+    return Feedback(memory, inner)
+
+  def decode(self, payload: PyTree, like: ShapedLike) -> Array:
+    """Decodes a payload with the wrapped codec."""
+    if self.is_tree:
+      return super().decode(payload, like)
+    _codec.check_shaped("like", like)
+    wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
+    return core.saturate_cast(self.codec.decode(payload, wide), like.dtype)
+
+  def sum_decoded(self, payloads: PyTree, like: ShapedLike) -> Array:
+    """Decodes and adds several workers' payloads with the wrapped codec."""
+    _codec.check_shaped("like", like)
+    wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
+    return self.codec.sum_decoded(payloads, wide)
+
+  def after_reduce(self, state: PyTree, output: Array) -> PyTree:
+    """Subtracts the workers' mean from the error, in global form."""
+    self._check_state(state)
+    _codec.check_shaped("output", output)
+    state = state._replace(inner=self.codec.after_reduce(state.inner, output))
+    if self.form == "local":
+      return state
+    error = kernels.clear_error(state.memory.value - output.astype(jnp.float32))
+    return state._replace(memory=state.memory._replace(value=error))
+
+  def _check_state(self, state: Any) -> None:
+    if not isinstance(state, Feedback) or jnp.ndim(state.memory.count):
+      raise ValueError(
+        f"`state` must be what `init` returned for {self!r}, got {state!r}."
+      )

@@ -1,0 +1,1 @@
+"""Codecs that send fewer bits for each element."""

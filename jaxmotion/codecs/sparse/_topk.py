@@ -1,0 +1,228 @@
+"""The codec `topk`: the largest elements of every block."""
+
+import abc
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxmotion import core, hosts, kernels
+from jaxmotion.codecs import _codec, _division, _laws
+from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.kernels import pack, select
+
+# Fewer selected elements are unpacked where they are read.
+_MIN_UNPACKED = 1 << 10
+
+
+class Sparse(NamedTuple):
+  """Payload of selected elements and their places.
+
+  Attributes:
+    values: float32[k * blocks], the largest of every block first.
+    indices: uint32[rows, columns], places in the block, packed in the least
+      power of two of bits that the block needs.
+  """
+
+  values: Array
+  indices: Array
+
+
+class SparseCodec(_codec.Codec):
+  """Codec that sends the largest elements of every block, and their places."""
+
+  @abc.abstractmethod
+  def _block_shape(self, like: ShapedLike) -> tuple[int, int]:
+    """Returns (block length, elements kept of it)."""
+
+  @property
+  def laws(self) -> _laws.Laws:
+    """The laws of a projection: elements are exact or zero."""
+    return _laws.Laws(
+      keeps_zeros=True,
+      keeps_finite=True,
+      idempotent=True,
+      projects=True,
+      bounds_memory=True,
+      error=_laws.ErrorBound(relative=1.0, floor=2.0**-126),
+      nonfinite="array",
+    )
+
+  def encode(
+    self, x: Array, state: PyTree = (), key: core.Key | None = None
+  ) -> tuple[Sparse, PyTree]:
+    """Returns k elements and places of every block, and the state."""
+    self._check_input(x, key, state)
+    block, k = self._block_shape(x)
+    values, places = select.topk_select(x, k, block)
+    return _pack(values, places, block), state
+
+  def decode(self, payload: Sparse, like: ShapedLike) -> Array:
+    """Returns zeros with the selected elements where they stood."""
+    self._check_payload(payload, like)
+    block, k = self._block_shape(like)
+    values, places = _unpack(payload, block, k)
+    return select.topk_scatter(values, places, like, block)
+
+  def sum_decoded(self, payloads: Sparse, like: ShapedLike) -> Array:
+    """Returns the sum of the selected elements of several workers."""
+    self._check_payload(payloads, like, stacked=True)
+    block, k = self._block_shape(like)
+    values, places = jax.vmap(lambda one: _unpack(one, block, k))(payloads)
+    return select.topk_sum(values, places, like, block)
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseDivision(_division.Division):
+  """Divides blocks of selected elements between workers.
+
+  Attributes:
+    k: elements kept of each block.
+  """
+
+  k: int
+
+  def divide(self, payload: Sparse) -> Sparse:
+    """Returns the values of each part's blocks, and their places."""
+    values, places = map(self._divide_leaf, self._unpack(payload))
+    return jax.vmap(self._pack)(values, places)
+
+  def join(self, parts: Sparse) -> Sparse:
+    """Returns the payload of these parts."""
+    values, places = map(self._join_leaf, jax.vmap(self._unpack)(parts))
+    return self._pack(values, places)
+
+  def _unpack(self, payload: Sparse) -> tuple[Array, Array]:
+    return _unpack(payload, self.like.shape[0], self.k)
+
+  def _pack(self, values: Array, places: Array) -> Sparse:
+    return _pack(values, places, self.like.shape[0])
+
+
+def _pack(values: Array, places: Array, block: int) -> Sparse:
+  """Returns the payload of values and places, (k, blocks) each."""
+  words = pack.pack_flat(places.astype(jnp.uint32), _place_bits(block))
+  return Sparse(values.reshape(-1), words)
+
+
+def _unpack(payload: Sparse, block: int, k: int) -> tuple[Array, Array]:
+  """Returns values and places, (k, blocks) each."""
+  size, bits = payload.values.size, _place_bits(block)
+  dtype = f"uint{max(8, bits)}"
+  unpack = lambda words: pack.unpack_flat(words, bits, size).astype(dtype)
+  if size >= _MIN_UNPACKED:
+    # Every element of the array reads its place: XLA:CPU would unpack all of
+    # them again, `block` times, and without vectors. Narrow places are read
+    # from a nearer cache (1.6x).
+    places = hosts.write_apart(unpack, payload.indices)
+  else:
+    places = unpack(payload.indices)
+  shape = k, size // k
+  return payload.values.reshape(shape), places.reshape(shape)
+
+
+def _place_bits(block: int) -> int:
+  """Returns the bits of a place: a power of two, which decodes by one shift."""
+  bits = max(1, (block - 1).bit_length())
+  return 1 << (bits - 1).bit_length()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class topk(SparseCodec):
+  """Keeps the elements of largest magnitude of every block of an array.
+
+  encode(x) = the k largest |x| of each block with their places in it; decode
+  puts them back among zeros. Block j of B holds elements j, j + B, j + 2 B, ...
+  of the flat array: neighbors are of different blocks and are compared by
+  the same vector instruction.
+
+  Properties: exact (no sampled threshold); a contraction,
+  ||x - decode(encode(x))||^2 <= (1 - k / block) ||x||^2: use it with
+  `feedback`. Idempotent. NaN counts as larger than any value, so it is sent on
+  rather than hidden.
+
+  Args:
+    density: share of the elements that is sent, in (0, 1].
+    block: number of elements in a block; k = max(1, round(density * block)).
+      None keeps one value of each block and makes a block of about 1 / density
+      values. A size within 1.5x of that is preferred if it cuts the array into
+      rows or fractions of one (128 for 2048 rows at 1 %). Otherwise the size is
+      round(1 / density). Runs that follow the rows decode 10x faster on
+      XLA:CPU.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> x = jnp.array([0.1, -3.0, 2.0, 0.5])
+    >>> codec = topk(density=0.5)
+    >>> payload, _ = codec.encode(x)
+    >>> codec.decode(payload, x).tolist()
+    [0.0, -3.0, 2.0, 0.0]
+
+  References:
+    Stich, Cordonnier and Jaggi, *Sparsified SGD with Memory*, 2018.
+  """
+
+  density: float
+  block: int | None = None
+
+  def __post_init__(self) -> None:
+    core.check_number("density", self.density, 0, 1, open_low=True)
+    if self.block is not None:
+      kernels.check_block(self.block)
+
+  @property
+  def laws(self) -> _laws.Laws:
+    """The laws of a projection: elements are exact or zero."""
+    # Blocks of an odd length, or that follow the rows, keep a share of their
+    # elements down to two thirds of the density.
+    return dataclasses.replace(super().laws, contraction=self.density * 0.66)
+
+  def encode_error(
+    self,
+    x: Array,
+    memory: kernels.ErrorMemory,
+    state: PyTree = (),
+    key: core.Key | None = None,
+    *,
+    decay: float = 1.0,
+  ) -> tuple[Sparse, Array, PyTree]:
+    """Encodes `x` plus its remembered error."""
+    self._check_input(x, key, state)
+    _codec.check_error_memory(x, memory, decay)
+    block, k = self._block_shape(x)
+    blocks = kernels.plane_length(tuple(x.shape), block)
+
+    def decode(payload: Sparse, like: ShapedLike) -> Array:
+      values, places = _unpack(payload, block, k)
+      return select.topk_scatter(values, places, like, block)
+
+    value = kernels.add_error_in_blocks(
+      decode, x, memory, decay, (block, 1, blocks)
+    )
+    payload, state = self.encode(value, state, key)
+    return payload, value, state
+
+  def division(
+    self, like: ShapedLike, workers: int
+  ) -> _division.Division | None:
+    """Returns how the selected elements are divided between workers, or None.
+
+    Each worker has the elements of some blocks.
+    """
+    super().division(like, workers)
+    block, k = self._block_shape(like)
+    blocks = kernels.plane_length(tuple(like.shape), block)
+    each = kernels.plane_length((-(-blocks // workers) * block,), block)
+    part = jax.ShapeDtypeStruct((block, each), like.dtype)
+    if not blocks or self._block_shape(part) != (block, k):
+      return None
+    return SparseDivision(part, tuple(like.shape), blocks, workers, k)
+
+  def _block_shape(self, like: ShapedLike) -> tuple[int, int]:
+    block = self.block or kernels.nearest_planes(like.shape, 1 / self.density)
+    block = max(1, min(block, math.prod(like.shape)))
+    return block, 1 if self.block is None else max(
+      1, round(self.density * block)
+    )

@@ -1,0 +1,472 @@
+"""Moves of arrays between workers through a codec.
+
+Each checks its arguments, encodes, sends payloads in one buffer, and decodes.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxmotion import codecs, core, hosts
+from jaxmotion.codecs.extend import check_codec
+from jaxmotion.collectives import (
+  _arguments,
+  _layout,
+  _straight_through,
+  _transport,
+)
+from jaxmotion.core import Array, AxisName, PyTree, ShapedLike
+
+
+def all_gather_init(
+  x: ShapedLike, axis_name: AxisName, codec: codecs.Codec
+) -> PyTree:
+  """Returns the codec state for `all_gather` of an array like `x`.
+
+  Args:
+    x: array or ShapeDtypeStruct of this worker's array.
+    axis_name: the workers' axis, bound here.
+    codec: codec that `all_gather` will be given.
+
+  Returns:
+    This worker's state, typed as varying.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> codec = codecs.feedback(codecs.uniform(bits=8))
+    >>> def run(x):
+    ...   state = all_gather_init(x, "data", codec)
+    ...   return all_gather(x, "data", codec, state=state)[0]
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> f = jax.shard_map(
+    ...   run, mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P()
+    ... )
+    >>> jax.eval_shape(f, jnp.ones(4)).shape
+    (1, 4)
+  """
+  _arguments.check_shaped("x", x)
+  _arguments.count_workers(axis_name)
+  check_codec("codec", codec, one_round=True)
+  return core.to_varying(codec.init(x), axis_name)
+
+
+def all_gather(
+  x: Array,
+  axis_name: AxisName,
+  codec: codecs.Codec | None = None,
+  *,
+  state: PyTree | None = None,
+  key: core.Key | None = None,
+  axis: int = 0,
+  tiled: bool = False,
+  sending: hosts.Sending | None = None,
+) -> tuple[Array, PyTree]:
+  """Gathers every worker's array through a codec.
+
+  The result has the same bits on every worker, the sender included: all decode
+  the same payloads. The gradient is that of `lax.all_gather`.
+
+  Args:
+    x: floating-point array, this worker's own.
+    axis_name: the workers' axis.
+    codec: codec of the array; None is `identity()`.
+    state: what `all_gather_init` or the last call returned.
+    key: randomness for codecs that need it.
+    axis: position of the workers' axis in the result, or (tiled) the axis to
+      concatenate along.
+    tiled: whether to concatenate along `axis` instead of stacking.
+    sending: how a step of several programs sends, as for `all_reduce`.
+
+  Returns:
+    The gathered array and the new state.
+
+  Raises:
+    ValueError: an unbound axis, a wrong state.
+
+  Example:
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> f = jax.shard_map(
+    ...   lambda x: all_gather(x, "data", tiled=True)[0],
+    ...   mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P(),
+    ... )
+    >>> jax.jit(f)(jnp.arange(4.0)).tolist()
+    [0.0, 1.0, 2.0, 3.0]
+  """
+  codec = _check_input(x, codec, key)
+  core.check_bool("tiled", tiled)
+  axis = _arguments.check_position("axis", axis, x.ndim + (not tiled))
+  expected = jax.eval_shape(lambda: all_gather_init(x, axis_name, codec))
+  state = _arguments.check_state(expected, state)
+  own = _make_own(x, codec, axis_name)
+  payload, state = codec.encode(own, state, key)
+  (payloads,) = _transport.gather_payloads([payload], axis_name, sending)
+  decoded = jax.vmap(lambda p: codec.decode(p, own))(payloads)
+  join = jnp.concatenate if tiled else jnp.stack
+
+  def reference_op(x: Array) -> Array:
+    return core.gather_replicated(x, axis_name, axis, tiled=tiled)
+
+  y = join(list(core.saturate_cast(decoded, x.dtype)), axis=axis)
+  return _straight_through.straight_through(
+    reference_op, core.to_varying(x, axis_name), y
+  ), state
+
+
+def reduce_scatter_init(
+  x: ShapedLike, axis_name: AxisName, codec: codecs.Codec, *, axis: int = 0
+) -> PyTree:
+  """Returns the codec state for `reduce_scatter` of an array like `x`.
+
+  Args:
+    x: array or ShapeDtypeStruct of this worker's array.
+    axis_name: the workers' axis, bound here.
+    codec: codec that `reduce_scatter` will be given.
+    axis: position of the axis that is split.
+
+  Returns:
+    This worker's state, typed as varying.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> codec = codecs.feedback(codecs.uniform(bits=8))
+    >>> def run(x):
+    ...   state = reduce_scatter_init(x, "data", codec)
+    ...   return reduce_scatter(x, "data", codec, state=state)[0]
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> f = jax.shard_map(
+    ...   run, mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P("data")
+    ... )
+    >>> jax.eval_shape(f, jnp.ones(4)).shape
+    (4,)
+  """
+  workers = _arguments.count_workers(axis_name)
+  axis = _layout.check_rows("axis", x, axis, axis_name)
+  shape = list(x.shape)
+  shape[axis] //= workers
+  row = jax.ShapeDtypeStruct(tuple(shape), x.dtype)
+  check_codec("codec", codec, one_round=True)
+  return core.to_varying(_arguments.init_rows(codec, workers, row), axis_name)
+
+
+def reduce_scatter(
+  x: Array,
+  axis_name: AxisName,
+  codec: codecs.Codec | None = None,
+  *,
+  state: PyTree | None = None,
+  key: core.Key | None = None,
+  op: str = "sum",
+  axis: int = 0,
+) -> tuple[Array, PyTree]:
+  """Returns this worker's shard of the sum (or with `op="mean"` the mean).
+
+  Every worker sends every other one the payload of its shard. Shards are
+  decoded and added in float32. The gradient is that of `lax.psum_scatter`.
+
+  Args:
+    x: floating-point array, this worker's own.
+    axis_name: the workers' axis.
+    codec: codec of each shard; None is `identity()`.
+    state: what `reduce_scatter_init` or the last call returned.
+    key: randomness for codecs that need it.
+    op: "sum" or "mean" over workers.
+    axis: position of the axis that is split; the workers must divide its
+      length.
+
+  Returns:
+    Worker r's shard, of `x`'s shape with the length of `axis` divided by the
+    workers, and the new state.
+
+  Raises:
+    ValueError: an unbound axis, an axis that workers do not divide, a wrong
+      state.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> f = jax.shard_map(
+    ...   lambda x: reduce_scatter(x, "data")[0],
+    ...   mesh=mesh, in_specs=jax.P(), out_specs=jax.P("data"),
+    ... )
+    >>> jax.jit(f)(jnp.arange(4.0)).tolist()
+    [0.0, 1.0, 2.0, 3.0]
+  """
+  codec = _check_input(x, codec, key)
+  core.check_choice("op", op, ("sum", "mean"))
+  workers = _arguments.count_workers(axis_name)
+  axis = _layout.check_rows("axis", x, axis, axis_name)
+  expected = jax.eval_shape(
+    lambda: reduce_scatter_init(x, axis_name, codec, axis=axis)
+  )
+  state = _arguments.check_state(expected, state)
+  own = _make_own(x, codec, axis_name)
+  rows = _layout.to_rows(own, axis, workers)
+  payload, state = _layout.encode_rows(codec, rows, state, key)
+  if _layout.is_summed(codec, x):
+    y = codec.decode(_transport.scatter_payload(payload, axis_name), rows[0])
+  else:
+    y = codec.sum_decoded(_transport.exchange_rows(payload, axis_name), rows[0])
+
+  def reference_op(x: Array) -> Array:
+    y = lax.psum_scatter(x, axis_name, scatter_dimension=axis, tiled=True)
+    return y / workers if op == "mean" else y
+
+  y = core.saturate_cast(y / workers if op == "mean" else y, x.dtype)
+  return _straight_through.straight_through(
+    reference_op, core.to_varying(x, axis_name), y
+  ), state
+
+
+def all_to_all_init(
+  x: ShapedLike,
+  axis_name: AxisName,
+  codec: codecs.Codec,
+  *,
+  split_axis: int = 0,
+) -> PyTree:
+  """Returns the codec state for `all_to_all` of an array like `x`.
+
+  Args:
+    x: array or ShapeDtypeStruct of this worker's array.
+    axis_name: the workers' axis, bound here.
+    codec: codec that `all_to_all` will be given.
+    split_axis: position of the axis that is split.
+
+  Returns:
+    This worker's state, typed as varying.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> codec = codecs.feedback(codecs.uniform(bits=8))
+    >>> def run(x):
+    ...   state = all_to_all_init(x, "data", codec)
+    ...   return all_to_all(x, "data", codec, state=state)[0]
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> f = jax.shard_map(
+    ...   run, mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P("data")
+    ... )
+    >>> jax.eval_shape(f, jnp.ones(4)).shape
+    (4,)
+  """
+  _layout.check_rows("split_axis", x, split_axis, axis_name)
+  return reduce_scatter_init(x, axis_name, codec, axis=split_axis)
+
+
+def all_to_all(
+  x: Array,
+  axis_name: AxisName,
+  codec: codecs.Codec | None = None,
+  *,
+  backward: codecs.Codec | None = None,
+  state: PyTree | None = None,
+  key: core.Key | None = None,
+  split_axis: int = 0,
+  concat_axis: int = 0,
+) -> tuple[Array, PyTree]:
+  """Sends slice r of each worker's array to worker r, through a codec.
+
+  It computes the tiled `lax.all_to_all`, with its gradient. Each slice is
+  encoded by itself, also the one that a worker keeps. Experts exchange their
+  tokens so: blocks of a model's width give each token a scale of its own.
+
+  Args:
+    x: floating-point array, this worker's own.
+    axis_name: the workers' axis.
+    codec: codec of each slice; None is `identity()`.
+    backward: codec of each slice of the gradient, which travels back, without
+      state; None sends it at full precision.
+    state: what `all_to_all_init` or the last call returned.
+    key: randomness for codecs that need it; the same in both passes.
+    split_axis: position of the axis that is split; the workers must divide its
+      length.
+    concat_axis: position of the axis along which received slices are joined.
+
+  Returns:
+    The joined slices, in the order of their senders, and the new state.
+
+  Raises:
+    ValueError: an unbound axis, an axis that workers do not divide, a wrong
+      state.
+
+  Example:
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> f = jax.shard_map(
+    ...   lambda x: all_to_all(x, "data")[0],
+    ...   mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P("data"),
+    ... )
+    >>> jax.jit(f)(jnp.arange(4.0)).tolist()
+    [0.0, 1.0, 2.0, 3.0]
+  """
+  codec = _check_input(x, codec, key)
+  if backward is not None:
+    check_codec("backward", backward, stateless=True, one_round=True)
+  workers = _arguments.count_workers(axis_name)
+  split_axis = _layout.check_rows("split_axis", x, split_axis, axis_name)
+  concat_axis = _arguments.check_position("concat_axis", concat_axis, x.ndim)
+  expected = jax.eval_shape(
+    lambda: all_to_all_init(x, axis_name, codec, split_axis=split_axis)
+  )
+  state = _arguments.check_state(expected, state)
+  own = _make_own(x, codec, axis_name)
+  rows = _layout.to_rows(own, split_axis, workers)
+  payload, state = _layout.encode_rows(codec, rows, state, key)
+  received = _transport.exchange_rows(payload, axis_name)
+  slices = jax.vmap(lambda p: codec.decode(p, rows[0]))(received)
+  y = core.saturate_cast(
+    jnp.concatenate(list(slices), axis=concat_axis), x.dtype
+  )
+
+  def reference_op(x: Array) -> Array:
+    return lax.all_to_all(x, axis_name, split_axis, concat_axis, tiled=True)
+
+  def send_back(ct: Array, key: core.Key | None) -> Array:
+    # Another key than that of the forward pass.
+    own = None if key is None else key.fold(workers)
+    back, _ = all_to_all(
+      ct,
+      axis_name,
+      backward,
+      key=own,
+      split_axis=concat_axis,
+      concat_axis=split_axis,
+    )
+    return back
+
+  x = core.to_varying(x, axis_name)
+  if backward is None:
+    return _straight_through.straight_through(reference_op, x, y), state
+  return _straight_through.with_gradient(
+    send_back, x, y, core.to_varying(key, axis_name)
+  ), state
+
+
+Pairs = tuple[tuple[int, int], ...]
+
+
+def permute(
+  x: Array,
+  axis_name: AxisName,
+  pairs: Sequence[tuple[int, int]],
+  codec: codecs.Codec | None = None,
+  *,
+  backward: codecs.Codec | None = None,
+  key: core.Key | None = None,
+) -> Array:
+  """Sends an array from one worker of each pair to the other, through a codec.
+
+  It computes `lax.ppermute`: activations go to the next stage of a pipeline,
+  and their gradients come back. Each direction has its own codec. A worker that
+  is no destination gets zeros. All fields of a payload travel in one buffer.
+
+  Args:
+    x: floating-point array, this worker's own.
+    axis_name: the workers' axis.
+    pairs: (source, destination) of each transfer; no worker is twice a source
+      or twice a destination.
+    codec: codec of the array, without state; None is full precision.
+    backward: codec of the gradient, which travels back, without state; None is
+      full precision.
+    key: randomness for codecs that need it; the same in both passes.
+
+  Returns:
+    The received array, of the dtype of `x`, typed as varying.
+
+  Raises:
+    TypeError: `x` is not floating-point.
+    ValueError: an unbound axis, a codec with state, pairs that are none, that
+      repeat a worker, or that name one which does not exist.
+
+  Example:
+    >>> import jax
+    >>> from jaxmotion import codecs
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("stage",))
+    >>> def send(x):
+    ...   return permute(x, "stage", [(0, 0)], codecs.cast("bfloat16"))
+    >>> f = jax.shard_map(
+    ...   send, mesh=mesh, in_specs=jax.P("stage"), out_specs=jax.P("stage")
+    ... )
+    >>> jax.jit(f)(jnp.array([1.0, 2.0])).tolist()
+    [1.0, 2.0]
+
+  References:
+    Wang et al., *Fine-tuning Language Models over Slow Networks using
+    Activation Quantization with Guarantees*, 2022 (links between stages).
+  """
+  codec = _check_input(x, codec, key, stateless=True)
+  backward = codecs.identity() if backward is None else backward
+  check_codec("backward", backward, stateless=True, one_round=True)
+  workers = _arguments.count_workers(axis_name)
+  forth = _check_pairs(pairs, workers)
+  back = tuple((target, source) for source, target in forth)
+
+  def send_back(ct: Array, key: core.Key | None) -> Array:
+    # Another key than that of the forward pass.
+    own = None if key is None else key.fold(workers)
+    return _send(ct, axis_name, back, backward, own)
+
+  x, key = core.to_varying((x, key), axis_name)
+  y = _send(lax.stop_gradient(x), axis_name, forth, codec, key)
+  return _straight_through.with_gradient(send_back, x, y, key)
+
+
+def _send(
+  x: Array,
+  axis_name: AxisName,
+  pairs: Pairs,
+  codec: codecs.Codec,
+  key: core.Key | None,
+) -> Array:
+  """Returns the decoded array of this worker's source, zeros without one."""
+  own = _layout.to_encode_dtype(codec, x)
+  payload, _ = codec.encode(own, (), key)
+  received = _transport.permute_payload(payload, axis_name, pairs)
+  y = core.saturate_cast(codec.decode(received, own), x.dtype)
+  # A payload of zeros may decode to anything.
+  targets = np.array([target for _, target in pairs])
+  is_target = jnp.any(core.worker_index(axis_name) == targets)
+  return jnp.where(is_target, y, jnp.zeros_like(y))
+
+
+def _check_pairs(pairs: Sequence[tuple[int, int]], workers: int) -> Pairs:
+  """Returns pairs of workers as tuples; raises unless each is one transfer."""
+  problem = (
+    f"`pairs` must be (source, destination) pairs of workers in [0, "
+    f"{workers - 1}], each at most once a source and once a destination, got "
+    f"{pairs!r}."
+  )
+  if not isinstance(pairs, list | tuple) or not pairs:
+    raise ValueError(problem)
+  for pair in pairs:
+    if not isinstance(pair, list | tuple) or len(pair) != 2:
+      raise ValueError(problem)
+    for worker in pair:
+      if not isinstance(worker, int) or isinstance(worker, bool):
+        raise ValueError(problem)
+      if not 0 <= worker < workers:
+        raise ValueError(problem)
+  sources, targets = zip(*pairs, strict=True)
+  if len(set(sources)) < len(pairs) or len(set(targets)) < len(pairs):
+    raise ValueError(problem)
+  return tuple((source, target) for source, target in pairs)
+
+
+def _check_input(
+  x: Any, codec: codecs.Codec | None, key: Any, *, stateless: bool = False
+) -> codecs.Codec:
+  """Returns the codec of an array; raises unless both fit a move."""
+  codec = codecs.identity() if codec is None else codec
+  check_codec("codec", codec, stateless=stateless, one_round=True)
+  _arguments.check_shaped("x", x)
+  core.check_float("x", x)
+  _arguments.check_key(key)
+  return codec
+
+
+def _make_own(x: Array, codec: codecs.Codec, axis_name: AxisName) -> Array:
+  """Returns this worker's array in the dtype that it is encoded in."""
+  own = core.to_varying(lax.stop_gradient(x), axis_name)
+  return _layout.to_encode_dtype(codec, own)

@@ -1,0 +1,1 @@
+"""Local updates: workers that train apart and exchange at times."""

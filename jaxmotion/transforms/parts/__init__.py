@@ -1,0 +1,1 @@
+"""Parts of parameters and optimizers that are divided over workers."""

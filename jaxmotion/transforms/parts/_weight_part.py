@@ -1,0 +1,205 @@
+"""Weights of which a worker has a part, gathered where they are used."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
+
+from jaxmotion import codecs, collectives, core
+from jaxmotion.collectives.extend import HOST_WEIGHTS, PACKED_WEIGHTS
+from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.transforms.parts import _gradient_guard
+
+
+class GatherOptions(NamedTuple):
+  """Axis and codecs of the gathers of one leaf.
+
+  Attributes:
+    axis_name: the workers' axis.
+    dimension: dimension that is cut, counted from the last: a loop over layers
+      may take the first away.
+    weight_codec: codec of the weights, or None.
+    gradient_codec: codec of their gradient, or None.
+    local_axis: the axis of the devices of one host, or None.
+    local_codec: codec of gradients within a host, or None.
+    regather: what the backward pass gathers again, as for `fully_sharded`.
+    nonfinite: policy for a gradient that is not finite.
+    spec: how the whole leaf is sharded over axes of the model, with an entry
+      for each dimension, or None.
+    length: length of the whole weights along `dimension` if parts are padded,
+      or None.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> options = GatherOptions("data", -2, codecs.uniform(bits=8), None)
+    >>> options.weight_codec, options.regather
+    (uniform(bits=8, block=512, symmetric=True, rounding='nearest'), True)
+  """
+
+  axis_name: AxisName
+  dimension: int
+  weight_codec: codecs.Codec | None
+  gradient_codec: codecs.Codec | None
+  local_axis: AxisName | None = None
+  local_codec: codecs.Codec | None = None
+  regather: bool | str = True
+  nonfinite: str = "propagate"
+  spec: PartitionSpec | None = None
+  length: int | None = None
+
+
+GATHERED = "jaxmotion/gathered"
+"""Name of whole weights, which no policy saves."""
+
+# Names of the words that are saved, and so not gathered again.
+_SAVED: dict[bool | str, tuple[str, ...]] = {
+  True: (),
+  False: (PACKED_WEIGHTS,),
+  "local": (HOST_WEIGHTS,),
+}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WeightPart:
+  """One worker's part of a leaf of the parameters, as a loss function gets it.
+
+  `gather_params` makes whole weights of a tree of them. A `lax.scan` over
+  stacked layers slices them like arrays.
+
+  Attributes:
+    value: the part.
+    error: error memory of the gradient of the whole leaf, or None.
+    key: randomness of the codecs, or None.
+    guard: what is done to the gradient before it is encoded.
+    options: axis and codecs.
+
+  Example:
+    >>> from jaxmotion.transforms import GatherOptions, GradientGuard
+    >>> guard = GradientGuard(share=None, flag=None)
+    >>> options = GatherOptions("data", -1, None, None)
+    >>> layers = WeightPart(jnp.ones((3, 8, 2)), None, None, guard, options)
+    >>> first = jax.tree.map(lambda a: a[0], layers)  # As a scan slices it.
+    >>> first.value.shape, first.options.dimension
+    ((8, 2), -1)
+  """
+
+  value: Array
+  error: Array | None
+  key: core.Key | None
+  guard: _gradient_guard.GradientGuard
+  options: GatherOptions = dataclasses.field(metadata={"static": True})
+
+  def gather_whole(self) -> Array:
+    """Returns the whole weights, typed as varying."""
+    options, spec = self.options, self.options.spec
+    if spec is not None:
+      # A loop over layers may have taken the first dimension away.
+      spec = PartitionSpec(*spec[len(spec) - self.value.ndim :])
+    whole = collectives.unshard(
+      self.value,
+      options.axis_name,
+      options.weight_codec,
+      options.gradient_codec,
+      axis=options.dimension,
+      error=self.error,
+      key=self.key,
+      local_axis=options.local_axis,
+      local_codec=options.local_codec,
+      spec=spec,
+    )
+    if options.length is not None:
+      whole = lax.slice_in_dim(whole, 0, options.length, axis=options.dimension)
+    whole = _gradient_guard.guard_gradient(whole, self.guard, options.nonfinite)
+    # A trace tells by the name what was gathered, and so does not differ.
+    return checkpoint_name(whole, GATHERED)
+
+
+def gather_params(params: PyTree) -> PyTree:
+  """Gathers whole weights from the parts of a tree.
+
+  Call it in the loss function of `fully_sharded`, on the parameters of one
+  block at a time.
+
+  Args:
+    params: tree with `WeightPart` leaves; other leaves stay as they are.
+
+  Returns:
+    The tree, with arrays.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> gather_params({"bias": jnp.zeros(3)})["bias"].shape
+    (3,)
+  """
+  core.check_arrays("params", params)
+  return jax.tree.map(
+    lambda node: node.gather_whole() if _is_part(node) else node,
+    params,
+    is_leaf=_is_part,
+  )
+
+
+def _is_part(node: PyTree) -> bool:
+  return isinstance(node, WeightPart)
+
+
+def gather_block(
+  block: Callable[..., Any], *, regather: bool | str | None = None
+) -> Callable[..., Any]:
+  """Returns a block that gathers its weights and does not save them.
+
+  The backward pass computes the block again. So the memory holds whole weights
+  of the blocks at work alone, and activations between blocks.
+
+  Args:
+    block: (params, *args) -> result, of whole parameters.
+    regather: what the backward pass gathers again, in place of the `regather`
+      that `fully_sharded` was given; None takes that one.
+
+  Returns:
+    A function like `block`, of parameters with `WeightPart` leaves.
+
+  Raises:
+    TypeError: an argument of another type.
+    ValueError: another `regather`. The block raises it for "local" if
+      `fully_sharded` has no `local_axis`.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> block = gather_block(lambda params, x: jnp.tanh(x @ params["w"]))
+    >>> block({"w": jnp.ones((3, 3))}, jnp.ones((2, 3))).shape
+    (2, 3)
+  """
+  core.check_callable("block", block)
+  core.check_choice("regather", regather, (None, *_SAVED))
+
+  def run_block(params: PyTree, *args: Any) -> Any:
+    return block(gather_params(params), *args)
+
+  def run_again(params: PyTree, *args: Any) -> Any:
+    nodes = jax.tree.leaves(params, is_leaf=_is_part)
+    options = [node.options for node in nodes if _is_part(node)]
+    again = [one.regather if regather is None else regather for one in options]
+    for one, what in zip(options, again, strict=True):
+      check_regather(what, one.local_axis)
+    # One step gives all leaves the same `regather`.
+    names = _SAVED[again[0]] if again else ()
+    policy = jax.checkpoint_policies.save_only_these_names(*names)
+    return jax.checkpoint(run_block, policy=policy)(params, *args)
+
+  return run_again
+
+
+def check_regather(regather: Any, local_axis: Any) -> None:
+  """Raises unless `regather` is True, False or, with hosts, "local"."""
+  core.check_choice("regather", regather, tuple(_SAVED))
+  if regather == "local" and local_axis is None:
+    raise ValueError(
+      "`regather` must be True or False unless `fully_sharded` is given a "
+      f"`local_axis`, got {regather!r}."
+    )

@@ -1,0 +1,147 @@
+"""Arguments of training steps that are mapped over workers."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+from jaxmotion import core
+from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.transforms import _init_state, _model_axes
+from jaxmotion.transforms.step import _run_on_workers
+
+
+def check_step_mesh(mesh: Any, axis_name: Any) -> None:
+  """Raises unless a step can be mapped over the axes of a mesh."""
+  core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
+  core.check_axis_name("axis_name", axis_name)
+  _init_state.check_axes(mesh, axis_name)
+
+
+def check_names(name: str, value: Any) -> tuple[str, ...]:
+  """Returns the strings of a list or tuple, or raises."""
+  names = core.check_sequence(name, value, "strings")
+  for item in names:
+    core.check_text(name, item)
+  return names
+
+
+def check_batch_names(value: Any) -> tuple[str, ...]:
+  """Returns the names of the parameters that are split, or raises."""
+  names = check_names("batch", (value,) if isinstance(value, str) else value)
+  if not names:
+    raise ValueError(
+      f"`batch` must name a parameter of the step at least, got {value!r}."
+    )
+  return names
+
+
+def check_counts(counts: Any, workers: int, microbatches: int) -> Array:
+  """Returns the microbatches that each worker computes, as int32[workers]."""
+  traced = isinstance(counts, jax.core.Tracer)
+  values: Any = counts if traced else np.asarray(counts)
+  is_integer = jnp.issubdtype(values.dtype, jnp.integer)
+  fits = is_integer and values.shape == (workers,)
+  if fits and not traced:
+    fits = bool(((values >= 0) & (values <= microbatches)).all())
+  if not fits:
+    raise ValueError(
+      f"`counts` must be {workers} integers in [0, {microbatches}], as "
+      f"`microbatches` is {microbatches}, got {counts}."
+    )
+  checked: Array = values.astype(jnp.int32)
+  return checked
+
+
+def split_specs(
+  name: str,
+  batch: PyTree,
+  mesh: Mesh,
+  axis_name: AxisName,
+  microbatches: int = 1,
+  *,
+  optional: bool = False,
+) -> PyTree:
+  """Returns the specs of a batch that is split along its leading axis."""
+  # microbatches: number of parts that divide a worker's examples. Scalars are
+  # replicated.
+  workers = math.prod(mesh.shape[axis] for axis in core.axis_names(axis_name))
+
+  def find_spec(path: str, leaf: Any) -> P:
+    at = f" at `{path}`" if path else ""
+    shape = jnp.shape(leaf)
+    if not shape and _run_on_workers.is_key(leaf):
+      raise ValueError(
+        f"`{name}` must not hold a key for all workers, who would draw the "
+        f"same numbers, got one{at}: give the key to the step by itself."
+      )
+    if not shape:
+      return P()
+    if not shape[0] or shape[0] % workers:
+      raise ValueError(
+        f"`{name}` must have leaves with a leading axis of examples that "
+        f"{workers} workers divide, got shape {shape}{at}: drop or pad the "
+        "last examples."
+      )
+    own = shape[0] // workers
+    if own % microbatches:
+      raise ValueError(
+        f"`microbatches` must divide the {own} examples of a worker, got "
+        f"{microbatches} for a `{name}` of shape {shape}{at}."
+      )
+    return P(axis_name)
+
+  leaves = core.named_leaves(batch)
+  if not leaves and not (optional and batch is None):
+    raise ValueError(f"`{name}` must have a leaf with examples, got {batch!r}.")
+  specs = [find_spec(path, leaf) for path, leaf in leaves]
+  _check_rows(name, leaves)
+  return jax.tree.unflatten(jax.tree.structure(batch), specs)
+
+
+def _check_rows(name: str, leaves: Sequence[tuple[str, Any]]) -> None:
+  """Raises if leaves of a batch have other numbers of rows."""
+  # Workers would broadcast their parts where the whole batch does not fit. Keys
+  # are left out: there may be one for each worker.
+  rows = [
+    (path, leaf.shape[0])
+    for path, leaf in leaves
+    if jnp.ndim(leaf) and not _run_on_workers.is_key(leaf)
+  ]
+  for path, count in rows:
+    first, wanted = rows[0]
+    if count != wanted:
+      raise ValueError(
+        f"`{name}` must have leaves with as many rows as one another, got "
+        f"{wanted} at `{first}` and {count} at `{path}`."
+      )
+
+
+def place_arguments(
+  tree: PyTree, mesh: Mesh, specs: PyTree, axis_name: AxisName
+) -> PyTree:
+  """Puts arrays on the mesh, where a compiled step returns them."""
+  # Otherwise the second call of the step would compile again.
+  # specs: one for each leaf, over the workers; how arrays are split over other
+  # axes stays. So do tracers and what is no array of JAX.
+  workers = set(core.axis_names(axis_name))
+
+  def place_leaf(x: Any, spec: P) -> Any:
+    if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
+      return x
+    sharding = NamedSharding(mesh, spec)
+    old = x.sharding
+    if isinstance(old, NamedSharding) and old.mesh == mesh:
+      if workers & _model_axes.sharded_axes(
+        old.spec
+      ) == workers & _model_axes.sharded_axes(spec):
+        return x
+    if x.sharding == sharding or x.sharding.is_equivalent_to(sharding, x.ndim):
+      return x
+    return jax.device_put(x, sharding)
+
+  return jax.tree.map(place_leaf, tree, specs)

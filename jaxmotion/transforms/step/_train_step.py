@@ -1,0 +1,539 @@
+"""Training step of a loss function over the workers of a mesh axis."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, PartitionSpec as P
+
+from jaxmotion import core, hosts
+from jaxmotion.collectives.extend import check_rows
+from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.transforms import _init_state, _placement, _trace_state
+from jaxmotion.transforms.step import (
+  _agreement,
+  _averages,
+  _compiled_step,
+  _local_work,
+  _model_state,
+  _scheme,
+  _step_arguments,
+  _step_keys,
+)
+
+
+class StepFunction(Protocol):
+  """Jitted training step, and its two halves."""
+
+  compute: Callable[..., _local_work.LocalWork]
+  update: Callable[..., tuple[_scheme.TrainState, PyTree]]
+  lower: Callable[..., Any]
+  trace: Callable[..., Any]
+  eval_shape: Callable[..., Any]
+
+  def __call__(
+    self,
+    state: _scheme.TrainState,
+    batch: PyTree,
+    *,
+    key: Array | None = None,
+    counts: Any = None,
+    **extra_args: Any,
+  ) -> tuple[_scheme.TrainState, PyTree]:
+    """Trains the state by one step on a batch."""
+
+
+class TrainStep(NamedTuple):
+  """The two functions that `make_train_step` returns.
+
+  Attributes:
+    init: (params) or (params, model_state) -> `TrainState`, placed on the mesh.
+      The result is a copy.
+    step: (state, batch, *, key=None, counts=None, **extra_args) ->
+      (state, loss or (loss, aux)), jitted. Its two halves are
+      `step.compute(state, batch, *, key=None, counts=None) -> work`, which
+      sends nothing, and `step.update(state, work, **extra_args)`.
+
+  Example:
+    >>> import optax
+    >>> from jaxmotion import transforms
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> tx = optax.chain(transforms.exchange("data"), optax.sgd(0.5))
+    >>> training = make_train_step(
+    ...   lambda w, x: jnp.mean((x - w) ** 2), tx, mesh
+    ... )
+    >>> state, loss = training.step(training.init(jnp.zeros(())), jnp.ones(4))
+    >>> float(state.params), float(loss)
+    (1.0, 1.0)
+  """
+
+  init: Callable[..., _scheme.TrainState]
+  step: StepFunction
+
+
+def make_train_step(
+  loss_fn: Callable[..., Any],
+  scheme: _scheme.Scheme | optax.GradientTransformation | optax.MultiSteps,
+  mesh: Mesh,
+  *,
+  axis_name: AxisName = "data",
+  has_aux: bool = False,
+  model_state: str | None = None,
+  weight_fn: Callable[..., Any] | None = None,
+  microbatches: int = 1,
+  mean_loss: bool = True,
+  specs: PyTree | None = None,
+  overlap: str | None = None,
+  donate: bool = True,
+) -> TrainStep:
+  """Makes `init` and `step` for training over a mesh axis.
+
+  Args:
+    loss_fn: (params, batch) -> scalar mean over the worker's own batch, or
+      (scalar, aux) with `has_aux`. With `model_state` it is
+      (params, model_state, batch) -> (scalar, model_state), or
+      (scalar, (model_state, aux)). It also takes `key=` if `step` is given one.
+    scheme: how to train. An optax chain with an `exchange` over `axis_name`:
+      all workers share parameters, and the chain may be `delayed`. Or
+      `fully_sharded(tx)`, `local_updates(inner, outer, every=...)`, or a
+      `Scheme` of your own.
+    mesh: device mesh that has the axis.
+    axis_name: the axis (or axes) that the batch is split over.
+    has_aux: whether `loss_fn` returns auxiliary values. Floating-point scalars
+      are averaged over workers. Other values, such as counts and logits, get a
+      leading axis of workers.
+    model_state: what becomes of state that `loss_fn` returns anew, such as
+      batch statistics. "mean" averages floating-point leaves over workers, in
+      one sum with the loss. Integers, bools and keys have no mean: they must
+      not depend on the batch, which is checked, and so are equal. "local"
+      keeps each worker's own, as a `PerWorker` with a leading axis of workers.
+      None: there is no such state. A step that `skip_nonfinite` or
+      `nonfinite="skip"` skips keeps the floating-point leaves too.
+    weight_fn: batch -> the worker's weight, such as the number of tokens that
+      are no padding, for a `loss_fn` that is a mean over these. Gradient, loss,
+      averaged scalars and model state are then the weighted means: those of the
+      whole batch. A worker of weight 0 adds nothing, even if its loss is not
+      finite. The exchange gets the weight as `weight=`. None: all weigh the
+      same.
+    microbatches: number of parts that a worker's batch is computed in, one
+      after the other, to save memory. Their gradients are averaged in float32
+      and exchanged once. Model state goes from one part to the next. Part i
+      gets the key `fold_in(key, i)`. Auxiliary values that are not averaged
+      have axes of workers and microbatches. With `counts`, a worker computes
+      some of its microbatches, see `step`.
+    mean_loss: whether the loss (and floating-point scalars of the auxiliary
+      values) are the workers' mean. That mean is a collective of its own,
+      which costs round trips and makes workers wait for one another. Without
+      it each value has a leading axis of workers, and a process holds only its
+      own workers' values.
+    specs: how parameters are sharded over axes of the mesh that are not the
+      workers' (tensor parallelism). A tree of PartitionSpecs like the
+      parameters, or a prefix of it. Parameters and moments keep these
+      shardings, and XLA's partitioner computes `loss_fn` as it does under
+      `jit`. Each device encodes, sends and remembers its own shard. None:
+      parameters are replicated.
+    overlap: how the exchange runs beside the computation. "program": both are
+      one program, which compilers for GPU and TPU overlap. "thread": second
+      threads of each process send, which overlaps on CPU; a process then has
+      one device. The step is cut into programs. Gradients of the last layers
+      are encoded and sent while those of earlier layers are computed. Between
+      two hosts, two sums are on the link at a time. A step with host callbacks
+      stays one program. None chooses "thread" between CPU hosts, where the
+      scheme allows it.
+    donate: whether `step` takes the buffers of the state for its results, so
+      that the state exists once. It is deleted then: go on with what `step`
+      returned. False keeps it, for a notebook whose cells run twice.
+
+  Returns:
+    init: params -> `TrainState`; with `model_state`, (params, model_state) ->
+      `TrainState`. It is a copy, placed on the mesh: per-worker state is split
+      over the axis, all else as the scheme says.
+    step: (state, batch, *, key=None, counts=None, **extra_args) ->
+      (state, loss or (loss, aux)), jitted. What a step returns is what the next
+      one takes. Every leaf of `batch` is split along its leading axis; all
+      workers get its scalars. On several CPU devices of one process, a call
+      waits until at most 4 steps are in flight. XLA:CPU can hang when a loop
+      runs further ahead.
+
+      `key` is a key of `jax.random`; `loss_fn` gets
+      `fold_in(fold_in(key, count), worker)`, in which `count` is the number of
+      steps so far. So one key serves all steps: every worker and every step
+      draws its own dropout mask.
+
+      `counts`, int[workers], is for workers of unequal speed: worker i computes
+      its first `counts[i]` of `microbatches`, and none waits for another. The
+      mean is that over all examples, weighted by `weight_fn`, which must be
+      given. One program serves all counts. Each microbatch begins with the
+      step's model state, whose leaves must be floating-point; their weighted
+      mean is kept. `hetero` chooses counts and assigns examples to them.
+
+      Extra arguments go to the optimizer: scalars that all workers share. A
+      chain that needs `value=` gets the workers' mean loss (`mean_loss`). To
+      log the norm of the mean gradient, put
+      `optax.snapshot("norm", optax.tree.norm)` after the exchange and read
+      `optax.tree.get(state.opt_state, "norm")`.
+
+      `step.compute(state, batch, key=, counts=)` and then
+      `step.update(state, work, **extra_args)` are the step in two programs.
+      The first one sends nothing: a worker's time for it is its own.
+
+  Raises:
+    TypeError: an argument of another type. `step` raises it for an extra
+      argument that changes no result, such as a misspelt `key`.
+    ValueError: the mesh has no such axis; an unknown `model_state`; threads for
+      several devices of a process. `init` raises it for a scheme whose
+      exchange is missing or in the wrong place. It also raises it for processes
+      whose parameters, codecs or learning rates differ. `step` raises it for a
+      chain that does not exchange gradients before they are used. It raises it
+      for a batch that workers and `microbatches` do not divide. It also raises
+      it for a `loss_fn` that returns something else, and for a state that was
+      donated before.
+
+  Example:
+    >>> import optax
+    >>> from jaxmotion import codecs, transforms
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> def loss_fn(params, batch):
+    ...   return jnp.mean((batch["x"] @ params["w"] - batch["y"]) ** 2)
+    >>> tx = optax.chain(
+    ...   transforms.exchange("data", codecs.uniform(bits=8)), optax.sgd(0.1)
+    ... )
+    >>> init, step = make_train_step(loss_fn, tx, mesh)
+    >>> state = init({"w": jnp.zeros((2, 1))})
+    >>> batch = {"x": jnp.eye(2), "y": jnp.ones((2, 1))}
+    >>> state, loss = step(state, batch)
+    >>> float(loss)
+    1.0
+  """
+  scheme = _scheme.as_scheme(scheme)
+  core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
+  core.check_axis_name("axis_name", axis_name)
+  loss = _local_work.LossOptions(
+    loss_fn, has_aux, model_state, weight_fn, microbatches, mean_loss
+  )
+  loss.check()
+  core.check_choice("overlap", overlap, hosts.OVERLAPS)
+  core.check_bool("donate", donate)
+  _init_state.check_axes(mesh, axis_name)
+  workers = _scheme.Workers(mesh, axis_name, specs, weight_fn is not None)
+  driver = _Driver(workers, scheme, loss)
+  in_threads = scheme.choose_overlap(workers, overlap, loss) == "thread"
+  call = None
+  if in_threads:
+    call = scheme.thread_step(workers, driver.compute_all, loss, donate=donate)
+
+  def step(
+    state: _scheme.TrainState,
+    batch: PyTree,
+    *,
+    key: Array | None = None,
+    counts: Array | None = None,
+    **extra_args: Any,
+  ) -> tuple[_scheme.TrainState, PyTree]:
+    # Two maps, of which XLA makes one program. Only the second checks what
+    # varies over workers, so that replicas that could differ are an error.
+    work = driver.compute_all(state, batch, key, counts)
+    return driver.run_update(state, work, extra_args)
+
+  def compute(
+    state: _scheme.TrainState,
+    batch: PyTree,
+    *,
+    key: Array | None = None,
+    counts: Array | None = None,
+  ) -> _local_work.LocalWork:
+    return driver.compute_all(state, batch, key, counts)
+
+  def update(
+    state: _scheme.TrainState, work: _local_work.LocalWork, **extra_args: Any
+  ) -> tuple[_scheme.TrainState, PyTree]:
+    return driver.run_update(state, work, extra_args)
+
+  donated = ("state",) if donate else ()
+  compiled = _compiled_step.compile_step(
+    step,
+    ("state", "batch"),
+    mesh,
+    donated,
+    driver.check_counts,
+    call,
+    overlaps=in_threads and call is None,
+  )
+  compiled.compute = _compiled_step.compile_step(
+    compute, ("state", "batch"), mesh, (), driver.check_counts
+  )
+  compiled.update = _compiled_step.compile_step(
+    update, ("state", "work"), mesh, donated
+  )
+
+  def init(params: PyTree, model_state: PyTree = None) -> _scheme.TrainState:
+    return driver.init(params, model_state)
+
+  maker = _trace_state.StateMaker(
+    lambda params: scheme.init(workers, params),
+    by_device=getattr(scheme, "local_axis", None) is not None,
+    divide=getattr(scheme, "divide", None),
+  )
+  return TrainStep(maker.attach(init), compiled)
+
+
+class _Driver:
+  """Steps of one scheme and one loss, over the workers of a mesh."""
+
+  def __init__(
+    self,
+    workers: _scheme.Workers,
+    scheme: _scheme.Scheme,
+    loss: _local_work.LossOptions,
+  ):
+    self.workers, self._scheme, self._loss = workers, scheme, loss
+    self._axis_name = workers.axis_name
+    self._split = P(workers.axis_name)
+    self._keeps_own = loss.model_state == "local"
+    self._model_spec = self._split if self._keeps_own else P()
+
+  def init(
+    self, params: PyTree, model_state: PyTree = None
+  ) -> _scheme.TrainState:
+    """Makes the state before the first step."""
+    if (self._loss.model_state is None) != (model_state is None):
+      wanted = (
+        "be None without" if self._loss.model_state is None else "go with"
+      )
+      raise ValueError(
+        f"`model_state` must {wanted} `make_train_step(..., model_state=...)`, "
+        f"got {type(model_state).__name__} for {self._loss.model_state!r}."
+      )
+    core.check_arrays("params", params)
+    _placement.check_trained(params)
+    self.workers.shardings.check_params(params)
+    core.check_arrays("model_state", model_state)
+    core.check_buffers({"params": params, "model_state": model_state})
+    shared = None if self._keeps_own else model_state
+    _agreement.check_processes(self.workers, self._scheme, params, shared)
+    params, opt_state = self._scheme.start(self.workers, params)
+    model = self._place_model(model_state)
+    return _scheme.TrainState(params, model, opt_state)
+
+  def check_counts(self, given: dict[str, Any]) -> dict[str, Any]:
+    """Returns arguments of `step` whose `counts` are int32[workers]."""
+    counts = given.get("counts")
+    if counts is None:
+      return given
+    if self._loss.weight_fn is None:
+      raise ValueError(
+        "`counts` must go with a `weight_fn`, whose sum over a worker's "
+        f"microbatches weighs its gradient, got {counts!r} without."
+      )
+    refusal = self._scheme.counts_refusal
+    if refusal is not None:
+      raise ValueError(
+        f"`counts` must be None, because {refusal}, got {counts!r}."
+      )
+    checked = _step_arguments.check_counts(
+      counts, self.workers.count, self._loss.microbatches
+    )
+    return given | {"counts": checked}
+
+  def compute_all(
+    self,
+    state: _scheme.TrainState,
+    batch: PyTree,
+    key: Array | None,
+    counts: Array | None,
+  ) -> _local_work.LocalWork:
+    """Computes the gradients of all workers, which exchange nothing here."""
+    workers, loss = self.workers, self._loss
+    self._check_state(state)
+    if counts is not None:
+      _model_state.check_floating(state.model_state)
+    bound = self._scheme.bind(workers, state)
+    layout = bound.layout(workers, state)
+    batch_specs = _step_arguments.split_specs(
+      "batch", batch, workers.mesh, self._axis_name, loss.microbatches
+    )
+    _step_keys.check_step_key(key)
+    keys = None
+    if key is not None:
+      count = bound.count(state.opt_state)
+      if count is None:
+        raise ValueError(
+          "`key` must be None for a state without a `count` of steps, because "
+          "all steps would draw the same numbers, got a key: return one from "
+          "`Scheme.count`."
+        )
+      keys = _step_keys.make_worker_keys(key, count, workers.count)
+    compute = bound.make_compute(workers, loss)
+
+    def compute_own(
+      own: PyTree, model: PyTree, batch: PyTree, keys: PyTree, counts: PyTree
+    ) -> _local_work.LocalWork:
+      own_key = None if keys is None else keys[0]
+      trips = None if counts is None else counts[0]
+      if self._keeps_own:
+        core.check_instance(
+          "model_state",
+          model,
+          core.PerWorker,
+          "the PerWorker that `init` returned",
+        )
+        model = core.unpack_worker(model)
+      elif loss.model_state is not None:
+        _model_state.check_equal(
+          lambda model, given: compute(given[0], model, *given[1:]).model_state,
+          model,
+          (own, batch, own_key, trips),
+          self._axis_name,
+        )
+      work = compute(own, model, batch, own_key, trips)
+      return _local_work.add_rows(work)
+
+    def select(params: PyTree, opt_state: PyTree) -> PyTree:
+      return bound.own(_scheme.TrainState(params, None, opt_state))
+
+    args = workers.shardings.place(
+      (
+        select(state.params, state.opt_state),
+        state.model_state,
+        batch,
+        keys,
+        counts,
+      ),
+      (
+        select(layout.params, layout.opt_state),
+        self._model_spec,
+        batch_specs,
+        self._split,
+        self._split,
+      ),
+    )
+    own_specs = select(layout.own_params, layout.own_state)
+    work = core.map_local_work(
+      compute_own,
+      workers.mesh,
+      self._axis_name,
+      (own_specs, self._model_spec, batch_specs, self._split, self._split),
+    )(*args)
+    if layout.grads is None:
+      return work
+    grads = workers.shardings.place(work.grads, layout.grads)
+    return work._replace(grads=grads)
+
+  def run_update(
+    self,
+    state: _scheme.TrainState,
+    work: _local_work.LocalWork,
+    extra_args: dict[str, Any],
+  ) -> tuple[_scheme.TrainState, PyTree]:
+    """Exchanges what the workers computed, and updates the state."""
+    workers, loss, shardings = self.workers, self._loss, self.workers.shardings
+    self._check_state(state)
+    core.check_instance(
+      "work", work, _local_work.LocalWork, "what `step.compute` returned"
+    )
+    extra_args = dict(extra_args)
+    sending = hosts.check_sending(extra_args.pop("sending", None))
+    bound = self._scheme.bind(workers, state)
+    bound.check_step(workers, state.opt_state, extra_args, loss)
+    layout = bound.layout(workers, state)
+    placed = _scheme.TrainState(
+      layout.params, self._model_spec, layout.opt_state
+    )
+    own = placed
+    options: dict[str, Any] = {"mesh": workers.mesh}
+    grads: Any = layout.grads
+    if not layout.spans_model:
+      own = _scheme.TrainState(
+        layout.own_params, self._model_spec, layout.own_state
+      )
+      options, grads = shardings.map_options, self._split
+    state, extra_args = shardings.place((state, extra_args), (placed, P()))
+    rows: Any = self._split
+    work_specs = _local_work.LocalWork(rows, rows, grads, rows)
+    metric_specs = _averages.find_metric_specs(
+      work.metrics, self._axis_name, loss.mean_loss
+    )
+
+    def update_all(
+      state: _scheme.TrainState,
+      work: _local_work.LocalWork,
+      extra_args: dict[str, Any],
+    ) -> tuple[_scheme.TrainState, PyTree]:
+      return self._update(bound, state, work, extra_args, sending)
+
+    new, metrics = jax.shard_map(
+      update_all,
+      in_specs=(own, work_specs, P()),
+      out_specs=(own, metric_specs),
+      **options,
+    )(state, work, extra_args)
+    return shardings.place(new, placed), metrics
+
+  def _update(
+    self,
+    bound: _scheme.Scheme,
+    state: _scheme.TrainState,
+    work: _local_work.LocalWork,
+    extra_args: dict[str, Any],
+    sending: hosts.Sending,
+  ) -> tuple[_scheme.TrainState, PyTree]:
+    """Averages the metrics and updates the state, as one worker."""
+    loss = self._loss
+    metrics, model = _averages.average_work(
+      work,
+      state.model_state,
+      self._axis_name,
+      model_state=loss.model_state,
+      mean_loss=loss.mean_loss,
+    )
+    averaged = model if loss.model_state == "mean" else None
+    sending = sending.wait_for((metrics if loss.mean_loss else None, averaged))
+    results = _scheme.StepResults(
+      loss.get_loss(work.metrics)[0],
+      loss.get_loss(metrics) if loss.mean_loss else None,
+      None if work.weight is None else work.weight[0],
+      extra_args | {"sending": sending},
+    )
+    params, opt_state = bound.update(
+      self.workers, state, _local_work.drop_rows(work.grads), results
+    )
+    if loss.model_state is not None:
+      model = _model_state.keep_if_skipped(
+        model, state.model_state, state.opt_state, opt_state
+      )
+    return _scheme.TrainState(params, model, opt_state), metrics
+
+  def _check_state(self, state: _scheme.TrainState) -> None:
+    """Raises unless per-worker state is that of these workers."""
+    core.check_instance(
+      "state", state, _scheme.TrainState, "the TrainState that `init` returned"
+    )
+    # An exchange has a row for each device, if devices have shards.
+    try:
+      check_rows(state, [self.workers.count, self.workers.mesh.size])
+    except ValueError as error:
+      raise ValueError(
+        f"`state` must be that of {self.workers.count} workers, which "
+        f"`checkpoint.resize` makes of another. {error}"
+      ) from None
+
+  def _place_model(self, model: PyTree) -> PyTree:
+    """Returns a copy of the model state on the mesh."""
+
+    @jax.jit
+    def copy(model: PyTree) -> PyTree:
+      def copy_own(model: PyTree) -> PyTree:
+        model = jax.tree.map(lambda a: jnp.copy(a.astype(a.dtype)), model)
+        return core.pack_worker(model) if self._keeps_own else model
+
+      model = self.workers.shardings.place(model, P())
+      return jax.shard_map(
+        copy_own,
+        in_specs=P(),
+        out_specs=self._model_spec,
+        **self.workers.shardings.map_options,
+      )(model)
+
+    return copy(core.put_on_mesh(model, self.workers.mesh, P()))

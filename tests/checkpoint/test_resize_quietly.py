@@ -1,0 +1,63 @@
+"""Resizes print nothing: no array is gathered against its will."""
+
+import subprocess
+import sys
+
+from tests.experiments.jobs import WAIT, environment
+from tests.paths import ROOT
+
+# XLA writes what it cannot reshard to the standard error of the process.
+RESIZE = """
+import jax, numpy as np, optax
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec as P
+from jaxmotion import checkpoint, codecs, transforms
+
+params = {"w": np.ones((24, 24), "f"), "v": np.ones((64, 64), "f"),
+          "b": np.ones(8, "f")}
+specs = {"w": P("model"), "v": P(None, "model"), "b": P()}
+codec = codecs.feedback(codecs.uniform(bits=4))
+schemes = [
+  optax.chain(transforms.exchange("data", codec), optax.adam(1e-3)),
+  optax.chain(
+    transforms.exchange("data", codec, method="two_phase"), optax.sgd(0.1)
+  ),
+  transforms.sharded("data", optax.adam(1e-3), gradient_codec=codec),
+  transforms.fully_sharded(optax.adam(1e-3)),
+]
+devices = np.array(jax.devices())
+assert devices.size == 8
+for kind in (AxisType.Auto, AxisType.Explicit):
+  def make_mesh(workers, shards):
+    return Mesh(
+      devices[: workers * shards].reshape(workers, shards),
+      ("data", "model"),
+      axis_types=(kind,) * 2,
+    )
+  for i, scheme in enumerate(schemes):
+    if kind == AxisType.Explicit and i == 3:
+      continue
+    for shards, given in ((1, None), (2, specs)):
+      old = make_mesh(4, shards)
+      init, _ = transforms.make_train_step(abs, scheme, old, specs=given)
+      layout = checkpoint.describe_state(init, params, old, specs=given)
+      state = init(params).opt_state
+      for new in (
+        make_mesh(1, shards), AbstractMesh((1, shards), ("data", "model"))
+      ):
+        checkpoint.resize(init, state, params, layout, new, specs=given)
+print("done")
+"""
+
+
+def test_a_resize_to_one_worker_prints_nothing():
+  variables = {"JAX_NUM_CPU_DEVICES": "8", "TF_CPP_MIN_LOG_LEVEL": "1"}
+  done = subprocess.run(
+    [sys.executable, "-c", RESIZE],
+    cwd=ROOT,
+    env=environment(cache=False) | variables,
+    capture_output=True,
+    text=True,
+    timeout=WAIT,
+  )
+  assert done.stdout == "done\n", done.stderr
+  assert done.stderr == ""

@@ -1,0 +1,171 @@
+"""Steps of several programs, which send while they compute."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, Mesh
+
+import jaxmotion
+from jaxmotion import codecs
+from jaxmotion.hosts import Sending, _sending, _staged_step
+from jaxmotion.hosts._stages import cut_at_collectives
+from tests.hosts import staged_worker
+from tests.transforms.test_processes import run_in_processes
+
+RNG = np.random.default_rng(0)
+PARAMS = {
+  f"layer{i}": RNG.normal(size=(16, 16)).astype(np.float32) / 4
+  for i in range(4)
+} | {"scale": np.ones(16, np.float32)}
+BATCH = {
+  "x": RNG.normal(size=(16, 16)).astype(np.float32),
+  "y": RNG.normal(size=(16, 16)).astype(np.float32),
+}
+INT4 = codecs.feedback(codecs.uniform(bits=4, block=16))
+
+
+def loss_fn(params, batch):
+  y = batch["x"] * params["scale"][None]
+  for i in range(4):
+    y = jnp.tanh(y @ params[f"layer{i}"])
+  return jnp.mean((y - batch["y"]) ** 2)
+
+
+def make_step(workers, codec, tail, kind=AxisType.Auto, **options):
+  devices = np.array(jax.devices()[:workers])
+  mesh = Mesh(devices, ("data",), axis_types=(kind,))
+  tx = optax.chain(jaxmotion.exchange("data", codec), tail)
+  return mesh, *jaxmotion.make_train_step(
+    loss_fn, tx, mesh, donate=False, **options
+  )
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+  monkeypatch.setattr(_sending, "_MIN_PIECE_BYTES", 64)
+  monkeypatch.setattr("jaxmotion.hosts._stages._MIN_GROUP_BYTES", 16)
+
+
+# Steps are powers of two: XLA may round a product and a sum once or twice.
+SGD = optax.sgd(0.125, 0.5)
+
+
+@pytest.mark.parametrize(
+  ("workers", "codec", "tail", "kind", "count"),
+  [
+    (2, codecs.identity(), SGD, AxisType.Explicit, 1),
+    (2, INT4, SGD, AxisType.Auto, 3),
+    (2, codecs.low_rank(rank=1), SGD, AxisType.Auto, 2),
+    (
+      2,
+      codecs.cast("bfloat16"),
+      optax.chain(optax.clip_by_global_norm(0.125), SGD),
+      AxisType.Auto,
+      3,
+    ),
+    (4, INT4, SGD, AxisType.Auto, 6),
+  ],
+  ids=("sums", "memory", "rounds", "norm of all", "two phases"),
+)
+def test_the_programs_of_a_step_compute_its_bits(
+  workers, codec, tail, kind, count
+):
+  mesh, init, step = make_step(workers, codec, tail, kind)
+  args = (init(PARAMS), BATCH)
+  traced = jax.make_jaxpr(step)(*args, sending=Sending(3))
+  stages = cut_at_collectives(traced, mesh)
+  found = sum(program.sends for program in stages.programs)
+  assert found == count
+  leaves = jax.tree.leaves(args)
+  arrays = dict(zip(stages.inputs, leaves, strict=True)) | stages.constants
+  for program in stages.programs:
+    made = jax.jit(program.run)(*[arrays[i] for i in program.reads])
+    arrays.update(zip(program.makes, made, strict=True))
+  expected = jax.tree.leaves(step(*args))
+  # XLA fuses products and sums of factors in other ways, and rounds otherwise.
+  rtol = 1e-6 if isinstance(codec, codecs.low_rank) else 0
+  for i, leaf in zip(stages.outputs, expected, strict=True):
+    np.testing.assert_allclose(arrays[i], leaf, rtol=rtol, atol=rtol / 100)
+
+
+def test_processes_compute_the_bits_of_one_program():
+  first, second = run_in_processes(2, (), staged_worker.__name__)
+  for name in staged_worker.CODECS:
+    for found in (first[name], second[name]):
+      assert all(way == found["program"] for way in found.values()), name
+    # Parameters and the loss; error memory is each worker's own.
+    assert first[name]["thread"][0] == second[name]["thread"][0]
+  # Processes that measured differently have agreed.
+  assert first["swap_bytes"] == second["swap_bytes"] >= 0
+
+
+def test_one_worker_computes_what_one_program_computes():
+  found = []
+  for overlap in ("program", "thread"):
+    _, init, step = make_step(1, INT4, SGD, overlap=overlap)
+    state = init(PARAMS)
+    for _ in range(2):
+      state, loss = step(state, BATCH)
+    found.append((state, loss))
+  jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+def test_the_buffers_of_donated_arguments_are_gone():
+  mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+  tx = optax.chain(jaxmotion.exchange("data", INT4), SGD)
+  init, step = jaxmotion.make_train_step(loss_fn, tx, mesh, overlap="thread")
+  state = init(PARAMS)
+  step(state, BATCH)
+  assert all(x.is_deleted() for x in jax.tree.leaves(state))
+
+
+def test_threads_are_refused_for_several_devices():
+  with pytest.raises(ValueError, match="`overlap` must be 'program' .* for 4"):
+    make_step(4, INT4, SGD, overlap="thread")
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_parameters_are_updated_in_their_own_buffers(monkeypatch, pieces):
+  monkeypatch.setattr(_staged_step, "_MOST_PIECES", pieces)
+  mesh, init, step = make_step(2, INT4, SGD)
+  args = (init(PARAMS), BATCH)
+  staged = _staged_step.StagedStep(step, step, mesh, donated=1)
+  plan = staged._make_plan(args, {})
+  arrays = dict(zip(plan.stages.inputs, jax.tree.leaves(args), strict=True))
+  arrays |= plan.stages.constants
+  for program in plan.programs:
+    reads = [arrays[i] for i in program.stage.reads]
+    # JAX warns, which is an error here, of donated buffers that nothing takes.
+    hlo = program.run.lower(*reads).compile().as_text()
+    assert "f32[16,16]{1,0} copy(" not in hlo
+    made = jax.jit(program.stage.run)(*reads)
+    arrays.update(zip(program.stage.makes, made, strict=True))
+
+
+@pytest.mark.parametrize("mean_loss", [True, False])
+def test_a_delayed_gradient_is_sent_before_the_next_one_is_computed(mean_loss):
+  mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+  tx = optax.chain(jaxmotion.exchange("data", INT4), SGD)
+  init, step = jaxmotion.make_train_step(
+    loss_fn, jaxmotion.delayed(tx), mesh, donate=False, mean_loss=mean_loss
+  )
+  args = (init(PARAMS), BATCH)
+  traced = jax.make_jaxpr(step)(*args, sending=Sending(3))
+  stages = cut_at_collectives(traced, mesh)
+  arrays = dict(zip(stages.inputs, jax.tree.leaves(args), strict=True))
+  arrays |= stages.constants
+  kinds = ""
+  for program in stages.programs:
+    reads = [arrays[i] for i in program.reads]
+    jaxpr = str(jax.make_jaxpr(program.run)(*reads))
+    kinds += "s" if program.sends else "m" if "dot_general" in jaxpr else "c"
+    made = jax.jit(program.run)(*reads)
+    arrays.update(zip(program.makes, made, strict=True))
+  # The forward pass is before the loss is sent, the backward pass behind it.
+  assert kinds == ("cscscsmsmcccc" if mean_loss else "cscscsmccc")
+  expected = jax.tree.leaves(step(*args))
+  for i, leaf in zip(stages.outputs, expected, strict=True):
+    # XLA fuses a gradient that is computed alone in other ways.
+    np.testing.assert_allclose(arrays[i], leaf, rtol=1e-4, atol=1e-7)

@@ -1,0 +1,310 @@
+"""Sharded parameters that the (emulated) workers do not divide."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from jax.sharding import AxisType, Mesh, PartitionSpec as P
+
+import jaxmotion
+from jaxmotion import codecs, wire
+from jaxmotion.transforms import gather_block, gather_params
+from tests.transforms.helpers import bits
+
+LAYERS, WIDTH, HIDDEN = 3, 31, 127
+RNG = np.random.default_rng(0)
+PARAMS = {
+  "embed": np.float32(RNG.normal(size=(7, WIDTH)) / 3),  # Whole on 4 workers.
+  "layers": {
+    "up": np.float32(RNG.normal(size=(LAYERS, WIDTH, HIDDEN)) / 6),
+    "down": np.float32(RNG.normal(size=(LAYERS, HIDDEN, WIDTH)) / 12),
+    "bias": np.zeros((LAYERS, HIDDEN), np.float32),
+  },
+}
+INT8 = codecs.uniform(bits=8)
+INT4 = codecs.uniform(bits=4, block=128)
+ADAMW = optax.adamw(1e-2)
+CODED = dict(weight_codec=INT8, gradient_codec=INT4, error_feedback=True)
+
+
+def mesh_of(*counts, names=("data",), kind=AxisType.Auto):
+  devices = np.array(jax.devices()[: int(np.prod(counts))])
+  return Mesh(devices.reshape(counts), names, axis_types=(kind,) * len(names))
+
+
+def batch_at(step, size=24):
+  x = np.random.default_rng(step).normal(size=(size, 7)).astype(np.float32)
+  return x, np.sin(x.sum(1, keepdims=True))
+
+
+def use_layer(own, x):
+  return x + jnp.tanh(x @ own["up"] + own["bias"][None]) @ own["down"]
+
+
+def loss_of(block, gather):
+  def loss_fn(params, batch):
+    x = batch[0] @ gather(params["embed"])
+    x, _ = lax.scan(lambda x, own: (block(own, x), None), x, params["layers"])
+    return jnp.mean((jnp.mean(x, 1, keepdims=True) - batch[1]) ** 2)
+
+  return loss_fn
+
+
+WHOLE = loss_of(use_layer, lambda w: w)
+LOSS = loss_of(gather_block(use_layer), gather_params)
+
+
+def make(mesh, tx=ADAMW, axis_name="data", specs=None, **options):
+  scheme = jaxmotion.fully_sharded(tx, stacked="layers/", **options)
+  return jaxmotion.make_train_step(
+    LOSS, scheme, mesh, axis_name=axis_name, specs=specs, donate=False
+  )
+
+
+@functools.cache
+def train_alone():
+  """Parameters and losses of 6 steps of whole parameters."""
+
+  @jax.jit
+  def step(params, state, batch):
+    loss, grads = jax.value_and_grad(WHOLE)(params, batch)
+    updates, state = ADAMW.update(grads, state, params)
+    return optax.apply_updates(params, updates), state, loss
+
+  params, state, losses = PARAMS, jax.jit(ADAMW.init)(PARAMS), []
+  for i in range(6):
+    params, state, loss = step(params, state, batch_at(i))
+    losses.append(float(loss))
+  return params, losses
+
+
+@functools.cache
+def train(workers, **options):
+  """State and losses of 6 steps."""
+  init, step = make(mesh_of(workers), **options)
+  state, losses = init(PARAMS), []
+  for i in range(6):
+    state, loss = step(state, batch_at(i))
+    losses.append(float(loss))
+  return state, losses
+
+
+def assert_close(found, expected, atol=1e-6):
+  for a, b in zip(
+    jax.tree.leaves(found), jax.tree.leaves(expected), strict=True
+  ):
+    np.testing.assert_allclose(a, b, atol=atol)
+
+
+def find_padding(state):
+  """Elements of parameters and moments that belong to no parameter."""
+  cuts = state.opt_state.made_for.cuts
+  trees = [state.params]
+  trees += [optax.tree.get(state.opt_state, name) for name in ("mu", "nu")]
+  return [
+    np.delete(np.asarray(x), np.s_[: cut.shape[cut.dimension]], cut.dimension)
+    for tree in trees
+    for cut, x in zip(cuts, jax.tree.leaves(tree), strict=True)
+    if cut.is_padded
+  ]
+
+
+@pytest.mark.parametrize("workers", [3, 4])
+def test_without_codecs_it_is_training_on_one_device(workers):
+  state, losses = train(workers)
+  params, alone = train_alone()
+  np.testing.assert_allclose(losses, alone, rtol=1e-4)
+  assert_close(jaxmotion.read_params(state), params, atol=1e-4)
+  up = state.params["layers"]["up"]
+  length = -(-HIDDEN // workers)
+  assert up.shape == (LAYERS, WIDTH, workers * length)
+  assert {s.data.shape for s in up.addressable_shards} == {
+    (LAYERS, WIDTH, length)
+  }
+  padding = find_padding(state)
+  assert len(padding) == 3 * (4 if workers == 3 else 3)
+  assert all(a.size and not np.any(a) for a in padding)
+
+
+@pytest.mark.parametrize("workers", [3, 4])
+def test_codecs_train_and_remember_what_they_left_out(workers):
+  state, losses = train(workers, **CODED)
+  np.testing.assert_allclose(losses, train_alone()[1], rtol=0.1)
+  errors = state.opt_state.error.value
+  assert errors and all(np.any(np.asarray(e)) for e in errors)
+  assert not any(map(np.any, find_padding(state)))
+
+
+def read_errors(state, means):
+  """What is still to be sent of each leaf, of means over its senders."""
+  cuts = [cut for cut in state.made_for.cuts if cut.dimension is not None]
+  return [cut.trim_leaf(e) for cut, e in zip(cuts, means, strict=True)]
+
+
+@pytest.mark.parametrize("codec", [INT4, codecs.sign()], ids=["int4", "sign"])
+def test_what_was_sent_and_remembered_is_the_gradient(codec):
+  init, step = make(
+    mesh_of(3), optax.sgd(1.0), gradient_codec=codec, error_feedback=True
+  )
+  state, _ = step(init(PARAMS), batch_at(0))
+  sent = jax.tree.map(
+    lambda a, b: a - np.asarray(b), PARAMS, jaxmotion.read_params(state)
+  )
+  errors = [np.asarray(e).mean(0) for e in state.opt_state.error.value]
+  left = read_errors(state.opt_state, errors)
+  found = jax.tree.map(np.add, jax.tree.leaves(sent), left)
+  exact = jax.jit(jax.grad(WHOLE))(PARAMS, batch_at(0))
+  assert_close(found, jax.tree.leaves(exact))
+  # A sign has no zero, yet nothing is added to what is no parameter.
+  for cut, x in zip(
+    state.opt_state.made_for.cuts, jax.tree.leaves(state.params), strict=True
+  ):
+    whole = np.asarray(cut.pad_leaf(cut.trim_leaf(x)))
+    np.testing.assert_array_equal(x, whole)
+
+
+def test_bytes_and_state_are_those_of_leaves_that_workers_divide():
+  sent, held = [], []
+  for width in (1024, 1023):
+    params = {"w": jnp.ones((33, width)), "o": jnp.ones((width, 33))}
+
+    def loss_fn(params, x):
+      whole = gather_params(params)
+      return jnp.mean((jnp.tanh(x @ whole["w"]) @ whole["o"]) ** 2)
+
+    scheme = jaxmotion.fully_sharded(
+      optax.adam(1e-3), weight_codec=INT8, gradient_codec=codecs.uniform(bits=4)
+    )
+    init, step = jaxmotion.make_train_step(loss_fn, scheme, mesh_of(4))
+    state = init(params)
+    sent.append(wire.step_bytes(step, state, jnp.ones((8, 33))).total_bytes)
+    held.append(
+      [a.addressable_shards[0].data.nbytes for a in jax.tree.leaves(state)]
+    )
+  assert held[0] == held[1]
+  np.testing.assert_allclose(sent[1], sent[0], rtol=0.05)
+
+
+def test_one_step_knows_shapes_of_the_same_padding_apart():
+  init, step = jaxmotion.make_train_step(
+    lambda w, x: jnp.mean(x) * gather_params(w).size,
+    jaxmotion.fully_sharded(optax.sgd(0.1)),
+    mesh_of(4),
+  )
+  losses = [step(init(jnp.ones((5, n))), jnp.ones(4))[1] for n in (63, 64)]
+  assert list(map(float, losses)) == [5 * 63, 5 * 64]
+
+
+def test_hosts_gather_and_remember_parts_with_padding():
+  axes = ("host", "device")
+  mesh = mesh_of(2, 2, names=axes)
+  coded = dict(local_axis="device", regather="local", weight_codec=None)
+  exact = jax.jit(jax.grad(WHOLE))(PARAMS, batch_at(0))
+  for options in ({}, dict(gradient_codec=INT4, error_feedback=True)):
+    init, step = make(mesh, optax.sgd(1.0), axes, **coded, **options)
+    state, _ = step(init(PARAMS), batch_at(0))
+    found = jax.tree.map(
+      lambda a, b: a - np.asarray(b), PARAMS, jaxmotion.read_params(state)
+    )
+    if options:
+      means = []
+      cuts = [c for c in state.opt_state.made_for.cuts if c.dimension]
+      for cut, e in zip(cuts, state.opt_state.error.value, strict=True):
+        # Of each device the rows that it reduces, of each host its own mean.
+        e = np.moveaxis(np.asarray(e), cut.dimension + 1, 0)
+        rest = e.shape[2:]
+        e = e.reshape(2, cut.length, 2, 2, *rest).mean(2)
+        e = e.swapaxes(1, 2).reshape(4 * cut.length, *rest)
+        means.append(np.moveaxis(e, 0, cut.dimension))
+      left = iter(read_errors(state.opt_state, means))
+      found = [
+        x + next(left) if cut.dimension else x
+        for cut, x in zip(
+          state.opt_state.made_for.cuts, jax.tree.leaves(found), strict=True
+        )
+      ]
+    assert_close(found, exact)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_workers_pad_what_axes_of_the_model_do_not_shard(kind):
+  mesh = mesh_of(2, 2, names=("data", "model"), kind=kind)
+  specs, params = {"w": P(None, "model")}, {"w": np.ones((33, 62), np.float32)}
+  x = np.float32(RNG.normal(size=(8, 33)))
+  init, step = jaxmotion.make_train_step(
+    lambda p, x: jnp.mean(jnp.tanh(x @ gather_params(p["w"])) ** 2),
+    jaxmotion.fully_sharded(
+      optax.sgd(1.0), gradient_codec=INT4, error_feedback=True
+    ),
+    mesh,
+    specs=specs,
+  )
+  with jax.set_mesh(mesh):
+    state, _ = step(init(params), x)
+    assert state.params["w"].shape == (34, 62)
+    assert state.params["w"].sharding.spec == P("data", "model")
+    whole = jaxmotion.read_params(state)["w"]
+    traced = jax.jit(jaxmotion.read_params)(state)["w"]
+  assert whole.sharding.spec[1] == "model" and bits(whole) == bits(traced)
+  exact = jax.jit(jax.grad(lambda w, x: jnp.mean(jnp.tanh(x @ w) ** 2)))
+  (error,) = state.opt_state.error.value
+  found = params["w"] - whole + np.asarray(error).mean(0)[:33]
+  np.testing.assert_allclose(found, exact(params["w"], x), atol=1e-6)
+
+
+def test_an_optimizer_that_divides_by_zero_in_padding_does_no_harm():
+  init, step = jaxmotion.make_train_step(
+    lambda w, x: jnp.mean((x @ gather_params(w) - 3) ** 2),
+    jaxmotion.fully_sharded(optax.adam(0.1, eps=0.0), weight_codec=INT8),
+    mesh_of(4),
+  )
+  state, losses = init(jnp.ones((9, 61))), []
+  for i in range(3):
+    state, loss = step(state, 1 + abs(batch_at(i)[0] @ np.ones((7, 9))))
+    losses.append(float(loss))
+  assert np.all(np.isfinite(losses)) and losses[-1] < losses[0]
+
+
+def test_a_step_that_is_not_finite_keeps_padded_leaves():
+  init, step = make(mesh_of(3), nonfinite="skip", **CODED)
+  before = init(PARAMS)
+  x, y = batch_at(0)
+  after, _ = step(before, (np.where(np.arange(24)[:, None], x, np.nan), y))
+  assert int(after.opt_state.skipped) == 1
+  assert bits(after.params) == bits(before.params)
+  assert bits(after.opt_state.error) == bits(before.opt_state.error)
+
+
+def test_parameters_of_other_schemes_are_read_as_they_are():
+  chain = optax.chain(jaxmotion.exchange("data"), optax.sgd(0.1))
+  for scheme in (
+    chain,
+    jaxmotion.local_updates(optax.sgd(0.1), chain, every=2),
+  ):
+    init, _ = jaxmotion.make_train_step(WHOLE, scheme, mesh_of(2))
+    state = init(PARAMS)
+    assert bits(jaxmotion.read_params(state)) == bits(PARAMS)
+  with pytest.raises(TypeError, match="`state` must be what `init` or `step`"):
+    jaxmotion.read_params(state.opt_state)
+
+
+def test_a_state_of_other_workers_or_of_whole_parameters_is_refused():
+  state = jax.eval_shape(make(mesh_of(4))[0], PARAMS)
+  for workers, message in ((3, "that of 3 workers"), (2, "2, got one for 4")):
+    _, step = make(mesh_of(workers))
+    with pytest.raises(ValueError, match=message):
+      step.eval_shape(state, batch_at(0))
+  _, step = make(mesh_of(4))
+  whole = state._replace(params=jax.tree.map(jnp.asarray, PARAMS))
+  for read in (
+    jaxmotion.read_params,
+    lambda whole: step.eval_shape(whole, batch_at(0)),
+  ):
+    with pytest.raises(
+      ValueError, match="`state/params/layers/bias` must have"
+    ):
+      read(whole)

@@ -1,0 +1,140 @@
+"""Every option of `make_train_step` with every scheme."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh
+
+import jaxmotion
+from jaxmotion.transforms import gather_params
+
+WORKERS = 2
+MESH = Mesh(np.array(jax.devices()[:WORKERS]), ("data",))
+PARAMS = {"w": np.float32([[1, -2], [3, 1], [0, 2], [-1, 1]])}
+BATCH = np.arange(32, dtype=np.float32).reshape(8, 4) / 16
+RATE = 0.125
+SGD = optax.sgd(RATE)
+EXCHANGED = optax.chain(jaxmotion.exchange("data"), SGD)
+SCHEMES = {
+  "replicated": EXCHANGED,
+  "delayed": jaxmotion.delayed(EXCHANGED),
+  "weighted delay": jaxmotion.delayed(EXCHANGED, is_weighted=True),
+  "sharded": jaxmotion.sharded("data", SGD),
+  "fully sharded": jaxmotion.fully_sharded(SGD),
+  "local": jaxmotion.local_updates(
+    SGD, optax.chain(jaxmotion.exchange("data"), optax.sgd(1.0)), every=1
+  ),
+}
+WEIGHTED = dict(weight_fn=lambda batch: jnp.float32(len(batch)))
+OPTIONS = {
+  "none": {},
+  "mean state": dict(model_state="mean"),
+  "own state": dict(model_state="local"),
+  "own loss": dict(mean_loss=False),
+  "aux": dict(has_aux=True),
+  "key": {},
+  "weights": WEIGHTED,
+  "microbatches": dict(microbatches=2),
+  "counts": dict(microbatches=2, **WEIGHTED),
+  "program": dict(overlap="program"),
+  "thread": dict(overlap="thread"),
+  "specs": dict(specs=jax.P()),
+  "no donation": dict(donate=False),
+}
+REFUSED = {
+  ("delayed", "weights"): "is_weighted",
+  ("delayed", "counts"): "is_weighted",
+  ("fully sharded", "counts"): "counts",
+  **{(name, "thread"): "`overlap` must be 'program'" for name in SCHEMES},
+}
+# A delayed chain with weights is for steps that have them.
+CELLS = [
+  (scheme, option)
+  for scheme in SCHEMES
+  for option in OPTIONS
+  if scheme != "weighted delay" or option in ("weights", "counts")
+]
+
+
+def loss_of(w, x):
+  return jnp.mean((x @ w - 1) ** 2)
+
+
+def make_loss(name, option):
+  """Makes a loss of the form of an option, whose gradient none changes."""
+
+  def loss_fn(params, *args, key=None):
+    *state, batch = args
+    w = gather_params(params)["w"] if name == "fully sharded" else params["w"]
+    loss = loss_of(w, batch)
+    if state:
+      return loss, jax.tree.map(lambda a: a + batch.sum(), state[0])
+    if option == "aux":
+      return loss, {"sum": batch.sum()}
+    return loss if key is None else loss + jax.random.uniform(key)
+
+  return loss_fn
+
+
+def run_steps(name, option):
+  """(state, result) of as many steps as apply one gradient."""
+  init, step = jaxmotion.make_train_step(
+    make_loss(name, option), SCHEMES[name], MESH, **OPTIONS[option]
+  )
+  model_state = [{"total": np.float32(0)}] if option.endswith("state") else []
+  state, result, extra = init(PARAMS, *model_state), None, {}
+  if option == "key":
+    extra["key"] = jax.random.key(0)
+  if option == "counts":
+    extra["counts"] = (1, 2)
+  for _ in range(1 + ("delay" in name)):
+    state, result = step(state, BATCH, **extra)
+  return state, result
+
+
+def mean_of(function, option):
+  """The mean of a function over what workers compute."""
+  rows = np.split(BATCH, WORKERS)
+  if option == "counts":  # The first worker computes one of its microbatches.
+    rows = [rows[0][:2], rows[1][:2], rows[1][2:]]
+  return np.mean([np.asarray(function(x)) for x in rows], axis=0)
+
+
+def test_a_delay_inside_of_what_divides_leaves_is_refused():
+  scheme = jaxmotion.fully_sharded(jaxmotion.delayed(SGD))
+  loss_fn = make_loss("fully sharded", "none")
+  init, step = jaxmotion.make_train_step(loss_fn, scheme, MESH)
+  with pytest.raises(ValueError, match="`jaxmotion.delayed` around"):
+    step(init(PARAMS), BATCH)
+
+
+@pytest.mark.parametrize(("name", "option"), CELLS, ids="-".join)
+def test_an_option_means_the_same_or_is_refused(name, option):
+  if (name, option) in REFUSED:
+    with pytest.raises(ValueError, match=REFUSED[name, option]):
+      run_steps(name, option)
+    return
+  state, result = run_steps(name, option)
+  w, steps = PARAMS["w"], 1 + ("delay" in name)
+  grad = mean_of(lambda x: jax.grad(loss_of)(w, x), option)
+  found = jaxmotion.read_params(state)["w"]
+  np.testing.assert_allclose(found, w - RATE * grad, rtol=1e-5, atol=1e-6)
+  loss = result[0] if option == "aux" else result
+  expected = mean_of(lambda x: loss_of(w, x), option)
+  if option == "key":
+    key = jax.random.fold_in(jax.random.key(0), steps - 1)
+    draws = [jax.random.uniform(jax.random.fold_in(key, i)) for i in range(2)]
+    assert draws[0] != draws[1]
+    expected += np.mean(draws)
+  assert loss.shape == ((WORKERS,) if option == "own loss" else ())
+  np.testing.assert_allclose(np.mean(loss), expected, rtol=1e-5)
+  totals = [half.sum() for half in np.split(BATCH, WORKERS)]
+  if option == "mean state":
+    assert float(state.model_state["total"]) == steps * np.mean(totals)
+  if option == "own state":
+    own = state.model_state.value["total"]
+    assert own.tolist() == [steps * total for total in totals]
+  if option == "aux":
+    assert float(result[1]["sum"]) == np.mean(totals)
