@@ -24,7 +24,12 @@ from jaxmotion.collectives.extend import (
   write_states,
 )
 from jaxmotion.core import Array, PyTree, ShapedLike
-from jaxmotion.transforms.extend import LeafCut, cut_leaf, select_whole
+from jaxmotion.transforms.extend import (
+  LeafCut,
+  cut_leaf,
+  is_key,
+  select_whole,
+)
 
 
 class PartsLayout(NamedTuple):
@@ -231,6 +236,6 @@ def resize_rows(rows: Array, workers: int) -> Array:
   if jnp.issubdtype(rows.dtype, jnp.floating):
     return mix_rows(rows, workers).astype(rows.dtype)
   nearest = rows[jnp.asarray([j * old // workers for j in range(workers)])]
-  if jnp.issubdtype(rows.dtype, jax.dtypes.prng_key):
+  if is_key(rows):
     return jax.vmap(jax.random.fold_in)(nearest, jnp.arange(workers))
   return nearest

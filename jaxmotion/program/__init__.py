@@ -27,7 +27,6 @@ from jaxmotion.program._flatten import (
   trace_program as trace_program,
 )
 from jaxmotion.program._hlo import (
-  HloArray as HloArray,
   HloModule as HloModule,
   Instruction as Instruction,
   parse_arrays as parse_arrays,
@@ -55,7 +54,6 @@ from jaxmotion.program._primitives import (
   WINDOWS as WINDOWS,
   ZERO_PRESERVING as ZERO_PRESERVING,
   collective_name as collective_name,
-  holds_programs as holds_programs,
   is_classified as is_classified,
   is_discontinuous as is_discontinuous,
   is_expensive as is_expensive,

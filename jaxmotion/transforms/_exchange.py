@@ -124,20 +124,24 @@ def note_options(
 def check_options(state: Any, kind: type, options: Options) -> None:
   """Raises unless a state was made for an exchange with these arguments."""
   check_counts(state, kind)
-  made_for = state.made_for
-  if made_for == options:
-    return
-  if type(made_for) is not type(options):
+  if type(state.made_for) is not type(options):
     raise TypeError(
       "`state` must say what it was made for, as that of `init` does, got "
-      f"{made_for!r:.200}."
+      f"{state.made_for!r:.200}."
     )
-  for field in dataclasses.fields(options):
-    pair = [getattr(one, field.name) for one in (options, made_for)]
-    if field.compare and pair[0] != pair[1]:
+  check_made_for("state", state.made_for, options, "exchange")
+
+
+def check_made_for(name: str, made_for: Any, wanted: Any, noun: str) -> None:
+  """Raises unless a state was made for certain options, by what differs."""
+  if made_for == wanted:
+    return
+  for field in dataclasses.fields(wanted):
+    own, other = (getattr(one, field.name) for one in (wanted, made_for))
+    if field.compare and own != other:
       raise ValueError(
-        f"`state` must be made for the {field.name} of this exchange, "
-        f"{pair[0]!r}, got one for {pair[1]!r}: continue it by "
+        f"`{name}` must be made for the {field.name} of this {noun}, "
+        f"{own!r:.200}, got one for {other!r:.200}: continue it by "
         "`checkpoint.resize`."
       )
 

@@ -30,7 +30,6 @@ from jaxmotion.transforms.parts._shard_layout import (
   select_whole as select_whole,
 )
 from jaxmotion.transforms.step._run_on_workers import (
-  Decide as Decide,
   Join as Join,
   fold_worker as fold_worker,
   is_key as is_key,

@@ -60,7 +60,8 @@ def test_calls_are_entered():
 
 
 def test_values_of_given_names_count_as_equal():
-  mesh = jax.sharding.AbstractMesh((2,), ("model",))
+  auto = (jax.sharding.AxisType.Auto,)
+  mesh = jax.sharding.AbstractMesh((2,), ("model",), axis_types=auto)
 
   def name(x, name="gathered"):
     return checkpoint_name(x, name)

@@ -305,15 +305,7 @@ def find_plan(
     made_for.cuts,
   )
   plan = make_plan(options, workers, whole, workers.mesh)
-  today = plan.describe()
-  for field in dataclasses.fields(today):
-    own, other = (getattr(one, field.name) for one in (today, made_for))
-    if own != other:
-      raise ValueError(
-        f"`{name}` must be made for the {field.name} of this step, "
-        f"{own!r:.200}, got one for {other!r:.200}: continue it by "
-        "`checkpoint.resize`."
-      )
+  _exchange.check_made_for(name, made_for, plan.describe(), "step")
   return plan
 
 

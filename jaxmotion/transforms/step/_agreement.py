@@ -21,7 +21,7 @@ from jaxmotion import core
 from jaxmotion.codecs import Codec
 from jaxmotion.core import PyTree
 from jaxmotion.transforms import _init_state
-from jaxmotion.transforms.step import _scheme
+from jaxmotion.transforms.step import _run_on_workers, _scheme
 
 _REMEDIES = {
   "params": "make them from one seed, or load one file",
@@ -90,7 +90,7 @@ def _describe_leaf(x: Any) -> str:
     if not x.is_fully_replicated:
       return f"{x.dtype}{list(x.shape)}"
     x = x.addressable_data(0)
-  if jax.dtypes.issubdtype(getattr(x, "dtype", None), jax.dtypes.prng_key):
+  if _run_on_workers.is_key(x):
     x = jax.random.key_data(x)
   x = np.asarray(x)
   words = np.ascontiguousarray(x).reshape(-1).view(np.uint8)

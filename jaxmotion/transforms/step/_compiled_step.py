@@ -39,9 +39,11 @@ def compile_step(
     core.check_buffers(given | kwargs, donated)
     _step_keys.check_step_key(kwargs.get("key"))
     in_flight.wait(args[:1])
-    is_traced = _has_tracer((args, kwargs))
+    # A look at every leaf, which only some steps need.
+    is_new = not kwargs.keys() <= read
+    is_traced = (is_new or call) and _has_tracer((args, kwargs))
     try:
-      if not kwargs.keys() <= read and not is_traced:
+      if is_new and not is_traced:
         _check_read(jitted.trace(*args, **kwargs).jaxpr, args, kwargs, read)
         read.update(kwargs)
       run = call if call and not is_traced else jitted

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmotion.core import Array
+from jaxmotion.transforms.step import _run_on_workers
 
 
 def check_step_key(key: Any) -> None:
@@ -13,8 +14,7 @@ def check_step_key(key: Any) -> None:
   if key is None:
     return
   dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
-  typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-  if not (typed and shape == ()) and not (
+  if not (_run_on_workers.is_key(key) and shape == ()) and not (
     dtype == jnp.uint32 and shape is not None and len(shape) == 1
   ):
     found = f"{dtype}{list(shape)}" if shape is not None else f"{key!r:.200}"
