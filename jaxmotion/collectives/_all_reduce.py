@@ -12,7 +12,6 @@ Parameters would otherwise drift apart.
 """
 
 import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -261,7 +260,7 @@ def _check_equal(y: PyTree, codec: codecs.Codec, axis_name: AxisName) -> None:
 
 def canonical_state(state: PyTree, x: PyTree, codec: codecs.Codec) -> PyTree:
   """Returns the state of `reduce_tree` in the form that other codecs share."""
-  return _to_canonical(partition(codec, x), state, [True] * len(state))
+  return _to_canonical(partition(codec, x), state)
 
 
 def _has_state(arrays: Partition) -> bool:
@@ -273,7 +272,7 @@ class _TreePlan(NamedTuple):
 
   Attributes:
     states: shapes of the state of every array.
-    canonical: shapes of the canonical states.
+    canonical: shapes of the canonical states, which levels share; else None.
   """
 
   likes: list[jax.ShapeDtypeStruct]
@@ -293,22 +292,14 @@ def _plan_tree(
 ) -> _TreePlan:
   likes = arrays.array_likes()
   methods = _layout.choose_methods(arrays, workers, method)
-  stacked = [
-    chosen == "two_phase"
-    and (by_rows or _layout.find_division(group.codec, like, workers) is None)
-    for group, like, chosen in zip(
-      arrays.leaf_groups, likes, methods, strict=True
-    )
-  ]
-
   if not _has_state(arrays):
     empty = [_methods.ReduceState((), ()) for _ in arrays.leaf_groups]
-    return _TreePlan(likes, methods, empty, empty)
+    return _TreePlan(likes, methods, empty, None)
 
   def make_states() -> tuple[PyTree, PyTree]:
     states = _init_states(arrays, workers, methods, by_rows)
     states = core.name_axes(states, axis_name)
-    return states, _to_canonical(arrays, states, stacked)
+    return states, _to_canonical(arrays, states) if by_rows else None
 
   found = jax.eval_shape(make_states)
   # The types of a map's mesh belong to this call; the shapes hold for all.
@@ -328,20 +319,17 @@ def _init_states(
   ]
 
 
-def _to_canonical(
-  arrays: Partition, states: PyTree, stacked: Sequence[bool]
-) -> PyTree:
-  """Returns the canonical state of every array."""
+def _to_canonical(arrays: Partition, states: PyTree) -> PyTree:
+  """Returns the canonical state of every array, whose rows are encoded."""
   canonical = []
-  for group, state, is_stacked in zip(
-    arrays.leaf_groups, states, stacked, strict=True
-  ):
+  for group, state in zip(arrays.leaf_groups, states, strict=True):
     convert = group.codec.canonical_state
     if not jax.tree.leaves(state.second):
       canonical.append(_methods.ReduceState(convert(state.first), ()))
     else:
-      convert_first = jax.vmap(convert) if is_stacked else convert
       canonical.append(
-        _methods.ReduceState(convert_first(state.first), convert(state.second))
+        _methods.ReduceState(
+          jax.vmap(convert)(state.first), convert(state.second)
+        )
       )
   return canonical

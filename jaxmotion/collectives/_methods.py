@@ -272,7 +272,8 @@ def _encode_mean(
   codec, part = plan.codec, plan.part
   key = None if key is None else key.fold(plan.workers)
   payload, second = codec.encode_mean(received, part, state.second, key)
-  second = codec.after_reduce(second, codec.decode(payload, part))
+  if codec.needs_mean:
+    second = codec.after_reduce(second, codec.decode(payload, part))
   return payload, ReduceState(state.first, second)
 
 

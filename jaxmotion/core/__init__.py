@@ -3,6 +3,7 @@
 from jaxmotion.core._bits import (
   from_bits as from_bits,
   saturate_cast as saturate_cast,
+  select_or as select_or,
   to_bits as to_bits,
   word_dtype as word_dtype,
 )
@@ -42,6 +43,7 @@ from jaxmotion.core._compat import (
   is_compiler_partitioned as is_compiler_partitioned,
   is_inexact as is_inexact,
   is_varying as is_varying,
+  list_platforms as list_platforms,
   map_local_work as map_local_work,
   place_tree as place_tree,
   put_on_mesh as put_on_mesh,

@@ -1,4 +1,4 @@
-"""The bits of floating-point arrays, as unsigned words."""
+"""The bits of floating-point arrays, and choices between elements."""
 
 from typing import Any
 
@@ -35,6 +35,17 @@ def from_bits(words: _tree.Array, dtype: Any) -> _tree.Array:
   """
   # words: unsigned, as wide as `dtype`.
   return lax.bitcast_convert_type(words, jnp.dtype(dtype))
+
+
+def select_or(which: _tree.Array, x: _tree.Array, value: float) -> _tree.Array:
+  """Returns the elements of `x` where a condition holds, elsewhere a constant.
+
+  >>> select_or(jnp.array([True, False]), jnp.ones(2), 5.0).tolist()
+  [1.0, 5.0]
+  """
+  # As `jnp.where(which, x, value)`, which takes four times as long to trace.
+  # which: bool[], or bool of the shape of `x`.
+  return lax.select(which, x, lax.full_like(x, value))
 
 
 def saturate_cast(x: _tree.Array, dtype: Any) -> _tree.Array:

@@ -8,10 +8,11 @@ nothing: there `varying` is empty for every value and casts do nothing.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -336,6 +337,28 @@ def trace_in_place(
       return fn(*args, **kwargs)
 
   return wrapped
+
+
+def list_platforms() -> Collection[str]:
+  """Returns the platforms on which a traced program may run."""
+  # A program of a mesh runs on its devices, which may be absent. Another one
+  # may be lowered for any device of the process. GPUs are "cuda" or "rocm".
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  if device is None:
+    return _own_platforms()
+  if device.platform != "gpu":
+    return {device.platform}
+  return {"cuda" if device.device_kind.startswith("NVIDIA") else "rocm"}
+
+
+@functools.cache
+def _own_platforms() -> Collection[str]:
+  found = {"cpu"}
+  for platform in ("cuda", "rocm", "tpu"):
+    with contextlib.suppress(RuntimeError):
+      jax.devices(platform)
+      found.add(platform)
+  return found
 
 
 def find_free_axes() -> dict[Any, int]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxmotion.core import _checks, _compat, _tree
@@ -184,7 +184,7 @@ class PerWorker(NamedTuple):
 
 def pack_worker(tree: _tree.PyTree) -> PerWorker:
   """Marks one worker's own state: adds the leading axis of length 1."""
-  return PerWorker(jax.tree.map(lambda a: jnp.expand_dims(a, 0), tree))
+  return PerWorker(jax.tree.map(lambda a: lax.expand_dims(a, (0,)), tree))
 
 
 def unpack_worker(state: PerWorker) -> _tree.PyTree:
@@ -199,7 +199,7 @@ def unpack_worker(state: PerWorker) -> _tree.PyTree:
         "of workers by `jaxmotion.checkpoint.resize`, got shape "
         f"{a.shape}."
       )
-    return jnp.squeeze(a, 0)
+    return lax.squeeze(a, (0,))
 
   return jax.tree.map(squeeze_leaf, state.value)
 

@@ -20,6 +20,8 @@ from jaxmotion.hosts._sending import (
 from jaxmotion.hosts._staged_step import StagedStep as StagedStep
 from jaxmotion.hosts._steps_in_flight import StepsInFlight as StepsInFlight
 from jaxmotion.hosts._xla_cpu import (
+  RUN_ONCE as RUN_ONCE,
+  choose_by_platform as choose_by_platform,
   pad_apart as pad_apart,
   schedule_after as schedule_after,
   update_in_place as update_in_place,

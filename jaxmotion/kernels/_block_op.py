@@ -280,9 +280,9 @@ def from_blocks(y: Array, like: ShapedLike) -> Array:
   """Inverts `to_blocks`: drops the padding, restores shape and dtype."""
   # Finite levels beyond the dtype saturate.
   size = math.prod(like.shape)
-  flat = y.reshape(-1)
-  flat = flat if flat.size == size else flat[:size]
-  return core.saturate_cast(flat.reshape(like.shape), like.dtype)
+  if y.size != size:
+    y = y.reshape(-1)[:size]
+  return core.saturate_cast(y.reshape(like.shape), like.dtype)
 
 
 def block_counts(shape: tuple[int, ...], planes: int, block: int) -> np.ndarray:
@@ -405,9 +405,10 @@ def _fold_lanes(
   if axes != (2,) or width <= _LANES:
     return b
   runs = (width - 1) // _LANES
-  side_by_side = b[..., : runs * _LANES].reshape(*b.shape[:2], runs, _LANES)
-  folded = lax.reduce(side_by_side, jnp.float32(start), op, (2,))
-  return op(folded, b[..., width - _LANES :])
+  side_by_side = lax.slice_in_dim(b, 0, runs * _LANES, axis=2)
+  side_by_side = side_by_side.reshape(*b.shape[:2], runs, _LANES)
+  folded = lax.reduce(side_by_side, np.float32(start), op, (2,))
+  return op(folded, lax.slice_in_dim(b, width - _LANES, width, axis=2))
 
 
 def _fold_sums(b: Array, axes: tuple[int, ...]) -> Array:
@@ -449,7 +450,7 @@ def _reduce(
   start: float,
   op: Callable[[Array, Array], Array],
 ) -> Array:
-  return jnp.expand_dims(lax.reduce(b, jnp.float32(start), op, axes), axes)
+  return lax.expand_dims(lax.reduce(b, np.float32(start), op, axes), axes)
 
 
 class LeafLayout(NamedTuple):

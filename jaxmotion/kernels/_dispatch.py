@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 from jax import lax
 
 from jaxmotion import core
@@ -44,10 +43,10 @@ def dispatch(
   elif forced:
     core.check_choice(VARIABLE, forced, IMPLEMENTATIONS)
     names = [forced, "reference"]
-  elif gpu and _targets_nvidia():
+  elif gpu and core.list_platforms() == {"cuda"}:
     # Traced alone: to trace an encoder takes 10 ms, for each type of array.
     names = [*gpu, "reference"]
-  elif gpu and _has_gpu():
+  elif gpu and "cuda" in core.list_platforms():
     preferred = functools.partial(
       _try_in_order, implementations, [*gpu, "reference"], static
     )
@@ -78,24 +77,3 @@ def _try_in_order(
     f"{implementations['reference'].__name__} has no implementation for these "
     f"arguments: {'; '.join(failures)}"
   )
-
-
-def _targets_nvidia() -> bool:
-  """Says whether the mesh in use is of NVIDIA GPUs, which may be absent."""
-  device = jax.sharding.get_abstract_mesh().abstract_device
-  return (
-    device is not None
-    and device.platform == "gpu"
-    and device.device_kind.startswith("NVIDIA")
-  )
-
-
-@functools.cache
-def _has_gpu() -> bool:
-  """Says whether any array of this process can be on a GPU."""
-  # If none can, there is nothing to choose: `dispatch` then skips
-  # `lax.platform_dependent`, which keeps the programs of hosts small.
-  try:
-    return bool(jax.devices("cuda"))
-  except RuntimeError:
-    return False

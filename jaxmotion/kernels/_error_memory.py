@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion import hosts
+from jaxmotion import core, hosts
 from jaxmotion.core import Array, PyTree, ShapedLike
 from jaxmotion.kernels import _block_op
 
@@ -42,7 +42,7 @@ class ErrorMemory(NamedTuple):
 
 def clear_error(error: Array) -> Array:
   """Returns the error with 0 in place of non-finite elements."""
-  return jnp.where(jnp.isfinite(error), error, 0.0)
+  return core.select_or(jnp.isfinite(error), error, 0.0)
 
 
 def error_of(decode: Callable[..., Array], memory: ErrorMemory) -> Array:
@@ -57,7 +57,7 @@ def error_of(decode: Callable[..., Array], memory: ErrorMemory) -> Array:
   error = clear_error(memory.value - decode(memory.sent, memory.value))
   # Before the first encoding `sent` is zeros, and a codec may decode a payload
   # of zeros to anything: the error is 0 by definition.
-  return jnp.where(memory.count > 0, error, 0.0)
+  return core.select_or(memory.count > 0, error, 0.0)
 
 
 def add_error(
@@ -74,10 +74,10 @@ def add_error(
 
   def add_to_x(value: Array, sent: PyTree) -> Array:
     error = error_of(decode, ErrorMemory(memory.count, value, sent))
-    return x.astype(jnp.float32) + error * decay
+    return x.astype(jnp.float32) + (error if decay == 1 else error * decay)
 
   return hosts.update_in_place(
-    add_to_x, memory.value, memory.sent, memory.count
+    core.trace_in_place(add_to_x), memory.value, memory.sent, memory.count
   )
 
 
@@ -125,7 +125,10 @@ def sum_decoded(
   workers = jax.tree.leaves(payloads)[0].shape[0]
 
   def decode_worker(worker: Any) -> Array:
-    payload = jax.tree.map(lambda a: a[worker], payloads)
+    take = lax.index_in_dim
+    if not isinstance(worker, int):
+      take = lax.dynamic_index_in_dim
+    payload = jax.tree.map(lambda a: take(a, worker, keepdims=False), payloads)
     return decode(payload, like).astype(dtype)
 
   return add_in_order(decode_worker, workers, _MAX_UNROLL)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh
 
+from jaxmotion.core import _compat
 from jaxmotion.kernels import _dispatch, blocks
 from jaxmotion.kernels._dispatch import dispatch
 from jaxmotion.kernels.quantize import AbsmaxOp
@@ -23,7 +24,7 @@ def encode(x, **options):
 
 @pytest.fixture
 def with_gpu(monkeypatch):
-  monkeypatch.setattr(_dispatch, "_has_gpu", lambda: True)
+  monkeypatch.setattr(_compat, "_own_platforms", lambda: {"cpu", "cuda"})
 
 
 def test_hosts_run_the_reference():

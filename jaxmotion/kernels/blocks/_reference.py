@@ -155,7 +155,7 @@ def encode_mean(
   def encode_whole(payloads: PyTree) -> PyTree:
     return op.encode(_average(payloads, op, like), key)
 
-  return lax.platform_dependent(payloads, cpu=in_chunks, default=encode_whole)
+  return hosts.choose_by_platform(payloads, cpu=in_chunks, default=encode_whole)
 
 
 def _average(

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Sequence
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxmotion import core
@@ -64,7 +65,7 @@ def pack_cut(codes: Sequence[tuple[slice, Array]], bits: int) -> Array:
   if len(codes) == 1:
     return pack(codes[0][1], bits)
   sums = [
-    sum_planes(part << (_field_shifts(part, bits) + jnp.uint32(s.start * bits)))
+    sum_planes(part << (_field_shifts(part, bits) + np.uint32(s.start * bits)))
     for s, part in codes
   ]
   return functools.reduce(jnp.add, sums)[None]
@@ -76,7 +77,7 @@ def _pack_fields(codes: Array, bits: int) -> Array:
   for f in reversed(field_widths(bits)):
     field = (codes >> low) & jnp.uint32(2**f - 1)
     field = field.reshape(codes.shape[0] * f // 32, 32 // f, *codes.shape[1:])
-    shifts = _field_shifts(field[0], f)[None]
+    shifts = _field_shifts(field, f, axis=1)
     rows.append(jnp.sum(field << shifts, axis=1, dtype=jnp.uint32))
     low += f
   return jnp.concatenate(rows)
@@ -101,7 +102,7 @@ def sum_planes(terms: Array, at_once: int = _MAX_SUM) -> Array:
   count = terms.shape[0]
   most = _MAX_SUM_OF_MANY if count >= 32 else at_once
   sums = [
-    jnp.sum(terms[i : i + most], axis=0, dtype=jnp.uint32)
+    lax.reduce_sum(lax.slice_in_dim(terms, i, min(i + most, count)), (0,))
     for i in range(0, count, most)
   ]
   return functools.reduce(jnp.add, sums)
@@ -116,7 +117,7 @@ def _pack_mixed(codes: Array, bits: int) -> Array:
   per = 2 ** (most.bit_length() - 1)
   groups = codes.reshape(count // per, per, *codes.shape[1:])
   whole = jnp.sum(
-    groups << _field_shifts(groups[0], bits)[None], axis=1, dtype=jnp.uint32
+    groups << _field_shifts(groups, bits, axis=1), axis=1, dtype=jnp.uint32
   )
   rows, low = [], 0
   for f in reversed(field_widths(bits)):
@@ -141,29 +142,33 @@ def unpack(words: Array, bits: int) -> Array:
   joins = core.is_compiler_partitioned(words)
   for f in reversed(field_widths(bits)):
     count, per = num_planes(bits) * f // 32, 32 // f
-    rows = words[row : row + count]
+    rows = words
+    if count < words.shape[0]:
+      rows = lax.slice_in_dim(words, row, row + count)
     if per == 1:
       field = rows
     else:
       shape = (count, per, *rows.shape[1:])
       spread = (
-        jnp.concatenate([rows[:, None]] * per, 1)
+        lax.concatenate([lax.expand_dims(rows, (1,))] * per, 1)
         if joins
-        else jnp.broadcast_to(rows[:, None], shape)
+        else lax.broadcast_in_dim(rows, shape, (0, *range(2, len(shape))))
       )
-      field = spread >> _field_shifts(spread[0], f)[None]
-      field = field & jnp.uint32(2**f - 1)
+      field = spread >> _field_shifts(spread, f, axis=1)
+      field = field & np.uint32(2**f - 1)
       field = field.reshape(count * per, *rows.shape[1:])
     row += count
-    codes = field << low if codes is None else codes | (field << low)
+    codes = field if codes is None else codes | (field << low)
     low += f
   assert codes is not None
   return codes
 
 
-def _field_shifts(field: Array, f: int) -> Array:
-  shape: Sequence[int] = (field.shape[0],) + (1,) * (field.ndim - 1)
-  return (lax.iota(jnp.uint32, field.shape[0]) * jnp.uint32(f)).reshape(shape)
+def _field_shifts(like: Array, f: int, axis: int = 0) -> Array:
+  """Returns how far the fields along an axis are moved."""
+  shape = [1] * like.ndim
+  shape[axis] = like.shape[axis]
+  return lax.broadcasted_iota(jnp.uint32, shape, axis) * np.uint32(f)
 
 
 def unpack_to_float(words: Array, bits: int) -> Array:

@@ -103,13 +103,13 @@ def absmax_codes(y: Array, bits: int, words: Array | None) -> Array:
 def absmax_values(codes: Array, bits: int) -> Array:
   """Returns the values in steps, float32, of float32 codes."""
   _, middle, unit = _levels(bits)
-  return unit * codes - unit * middle
+  return (codes if unit == 1 else unit * codes) - unit * middle
 
 
 def absmax_decode(payload: Symmetric, like: ShapedLike, bits: int) -> Array:
   """Inverts `absmax_encode` up to rounding."""
   y = absmax_values(_reference.unpack_to_float(payload.words, bits), bits)
-  return _block_op.from_blocks(y * payload.scale[..., None], like)
+  return _block_op.from_blocks(y * lax.expand_dims(payload.scale, (2,)), like)
 
 
 def minmax_encode(
@@ -208,7 +208,7 @@ def _round_scale(scale: Array, most: Array | np.float32) -> Array:
   # The product with a code is then exact. A sum with that product has the same
   # bits whether or not a backend fuses the product into the sum.
   short = jnp.minimum(_clear_low_bits(scale, 0xFF), most)
-  return jnp.where(jnp.isfinite(scale), short, jnp.nan)
+  return core.select_or(jnp.isfinite(scale), short, jnp.nan)
 
 
 def _clear_low_bits(x: Array, add: int) -> Array:
@@ -220,7 +220,7 @@ def _clear_low_bits(x: Array, add: int) -> Array:
 def _divide(y: Array, scale: Array) -> Array:
   """Returns y / scale, or 0 for a scale too small to divide by."""
   power, short = normalize(scale)
-  return (y * power) * jnp.where(power > 0, 1.0 / short, 0.0)
+  return (y * power) * core.select_or(power > 0, 1.0 / short, 0.0)
 
 
 def normalize(scale: Array) -> tuple[Array, Array]:
@@ -230,7 +230,7 @@ def normalize(scale: Array) -> tuple[Array, Array]:
   # divisor is above 2^126: both are brought near one first.
   exponent = lax.bitcast_convert_type(scale, jnp.uint32) & _EXPONENT
   power = lax.bitcast_convert_type(_EXPONENT - exponent, jnp.float32)
-  power = jnp.where(scale < _TINY, 0.0, power)
+  power = core.select_or(~(scale < _TINY), power, 0.0)
   return power, scale * power
 
 
@@ -247,4 +247,4 @@ def _round_to_codes(
     half = (words >> (32 - _POINT)).astype(jnp.int32)
   codes = (fixed + (half + int(middle * 2**_POINT))) >> _POINT
   # The clip also gives NaN a code that cannot spill into its neighbors' bits.
-  return jnp.clip(codes, 0, top).astype(jnp.uint32)
+  return lax.clamp(np.int32(0), codes, np.int32(top)).astype(jnp.uint32)

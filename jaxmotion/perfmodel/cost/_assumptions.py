@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
-from jaxmotion import core, program
+from jaxmotion import core, hosts, program
 
 BACKENDS = ("cpu", "cuda", "rocm", "tpu")
 
@@ -49,6 +49,8 @@ class Assumptions:
   def find_trips(self, step: program.Step) -> int:
     """Returns the trips of a while loop."""
     name = program.loop_body_name(step.eqn)
+    if name == hosts.RUN_ONCE:
+      return 1
     self._loops.add(name)
     trips = self._trips
     found = trips.get(name) if isinstance(trips, Mapping) else trips

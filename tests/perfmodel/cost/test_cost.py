@@ -8,6 +8,7 @@ import pytest
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 
+from jaxmotion import codecs
 from jaxmotion.perfmodel import predict_cost
 
 F32 = 4
@@ -228,6 +229,14 @@ def test_while_loops_are_given_numbers_by_name():
     predict_cost(two, x, while_trips={"halve": 2, "grow": 4, "x": 1})
   with pytest.raises(ValueError, match=r"`while_trips\['halve'\]` must be"):
     predict_cost(two, x, while_trips={"halve": -1, "grow": 4})
+
+
+def test_loops_that_the_library_makes_have_known_trips():
+  codec = codecs.feedback(codecs.uniform(bits=8))
+  x = array(64, 512)
+  state = jax.eval_shape(codec.init, x)
+  cost = predict_cost(lambda x, state: codec.encode(x, state), x, state)
+  assert 0 < cost.flops < 100 * x.size
 
 
 def test_the_heavier_branch_counts_unless_shares_are_given():
