@@ -3,8 +3,9 @@
   python -m experiments.history --json=docs/results/history.jsonl
 
   import_ratio   a fresh process that imports jaxmotion, in one of optax;
-  compile_ratio  compiling a step of 2 emulated workers, in compilations of the
+  trace_ratio    CPU time to trace a step of 2 emulated workers, in that of the
                  step that exchanges fp32, in turns;
+  compile_ratio  tracing and compiling it, in that of the fp32 step;
   wire_ratio     bytes that fp32 sends, in those of the exchange;
   temp_ratio     temporaries of the compiled step, in those with fp32.
 
@@ -67,8 +68,9 @@ def time_imports(repeats: int) -> Times:
   return seconds
 
 
-def measure_steps(repeats: int) -> tuple[Times, Times, Times]:
-  """Returns seconds of compilations, wire bytes, and bytes of temporaries."""
+def measure_steps(repeats: int) -> tuple[Times, Times, Times, Times]:
+  """Returns seconds of traces and compilations, and bytes on the wire and of
+  temporaries."""
   mesh = jax.make_mesh((_WORKERS,), ("data",))
   batch = jax.ShapeDtypeStruct((64, _WIDTHS[0]), "float32")
   first = [
@@ -82,6 +84,7 @@ def measure_steps(repeats: int) -> tuple[Times, Times, Times]:
     return jnp.mean(x)
 
   cases = {"fp32": None, **_CODECS}
+  trace_s: Times = {case: [] for case in cases}
   compile_s: Times = {case: [] for case in cases}
   sent, temporaries = dict(compile_s), dict(compile_s)
   for _ in range(repeats):
@@ -90,13 +93,15 @@ def measure_steps(repeats: int) -> tuple[Times, Times, Times]:
       step: Any
       init, step = jaxmotion.make_train_step(loss_fn, tx, mesh)
       state = jax.eval_shape(init, first)
-      begin = time.perf_counter()
-      compiled = step.lower(state, batch).compile()
+      begin, begin_cpu = time.perf_counter(), time.process_time()
+      lowered = step.lower(state, batch)
+      trace_s[case].append(time.process_time() - begin_cpu)
+      compiled = lowered.compile()
       compile_s[case].append(time.perf_counter() - begin)
       temp_bytes = compiled.memory_analysis().temp_size_in_bytes
       temporaries[case] = [float(temp_bytes)]
       sent[case] = [wire.compiled_bytes(compiled).total_bytes]
-  return compile_s, sent, temporaries
+  return trace_s, compile_s, sent, temporaries
 
 
 def make_rows(
@@ -171,12 +176,13 @@ def main() -> None:
   if _JSON.value and os.path.exists(_JSON.value):
     known = records.read_rows(_JSON.value)
   repeats = _REPEATS.value
-  compile_s, sent, temporaries = measure_steps(repeats)
+  trace_s, compile_s, sent, temporaries = measure_steps(repeats)
   saved = {case: [1 / v for v in values] for case, values in sent.items()}
   rows = make_rows(
     commit,
     [
       ("import_ratio", "optax", time_imports(repeats)),
+      ("trace_ratio", "fp32", trace_s),
       ("compile_ratio", "fp32", compile_s),
       ("wire_ratio", "fp32", saved),
       ("temp_ratio", "fp32", temporaries),
