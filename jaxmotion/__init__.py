@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     wire as wire,
   )
   from jaxmotion.core import (
+    HostAxes as HostAxes,
     Key as Key,
     PerWorker as PerWorker,
     Shared as Shared,
@@ -65,7 +66,7 @@ _ROOMS = (
   "perfmodel planner presets testing transforms wire"
 ).split()
 _NAMES = {
-  "core": "Key PerWorker Shared Split make_key state_specs".split(),
+  "core": "HostAxes Key PerWorker Shared Split make_key state_specs".split(),
   "monitor": ["metrics"],
   "transforms": (
     "Scheme TrainState bind_mesh delayed exchange fully_sharded local_updates "

@@ -50,7 +50,7 @@ ARROWS = {
   "memory.residuals": 15,
   "perfmodel": 7,
   "hosts": 8,
-  "core": 10,
+  "core": 12,
   "codecs": 27,
   "collectives": 52,
   "transforms": 42,

@@ -53,19 +53,20 @@ class Programs:
   def __init__(self, setup: exchange_setups.Setup) -> None:
     self.setup = setup
     self._models: dict[int, Any] = {}
-    axes: Any = ("host", "device") if setup.devices else "host"
+    axes: Any = "host"
+    if setup.devices:
+      axes = jaxmotion.HostAxes("host", "device")
     shape = (setup.hosts, setup.devices) if setup.devices else (setup.hosts,)
     devices = np.array(jax.devices()[: setup.workers]).reshape(shape)
     self._mesh = Mesh(devices, ("host", "device")[: len(shape)])
-    self._split = P(axes)
+    self._split = P(self._mesh.axis_names)
     self._tx = jaxmotion.exchange(
-      "host",
+      axes,
       setup.codec,
       op=setup.op,
       method=setup.method,
       nonfinite=setup.nonfinite,
       seed=setup.seed,
-      local_axis="device" if setup.devices else None,
       local_codec=setup.local_codec,
     )
     self.start, self._step = self._build(axes)

@@ -7,6 +7,7 @@ import jaxmotion
 from experiments.common import names
 from experiments.train import presets
 from jaxmotion import codecs
+from jaxmotion.core import AxisName
 
 # Biases and norms are less than 1 % of the parameters. They stay uncompressed,
 # and the byte ratios of the rows count them.
@@ -97,6 +98,12 @@ def get_exchange(name: str) -> codecs.Codec:
   return EXCHANGES[name]
 
 
+def find_axes(mesh: jax.sharding.Mesh) -> AxisName:
+  """Returns the workers' axis, or those of hosts and of their devices."""
+  outer, *inner = mesh.axis_names
+  return jaxmotion.HostAxes(outer, tuple(inner)) if inner else outer
+
+
 def exchange_with(
   mesh: jax.sharding.Mesh,
   exchange: str,
@@ -104,26 +111,19 @@ def exchange_with(
   settings: presets.Settings = presets.Settings(),  # noqa: B008, a tuple of numbers.
 ) -> optax.GradientTransformation:
   """Returns an optimizer with its exchange; of two axes, within hosts first."""
+  axes = find_axes(mesh)
   if exchange.startswith(DELAYED):
     name = undelayed_name(exchange)
     return jaxmotion.delayed(
-      exchange_with(mesh, name, optimizer, settings), axis_name=mesh.axis_names
+      exchange_with(mesh, name, optimizer, settings), axis_name=axes
     )
-  outer, *inner = mesh.axis_names
-  local_axis = tuple(inner) or None
   if exchange in presets.PRESETS:
-    place = presets.Place(outer, local_axis, optimizer, settings)
+    place = presets.Place(axes, optimizer, settings)
     return presets.PRESETS[exchange](place)
   if exchange in SHARDED:
     gradients, weights = SHARDED[exchange]
     return jaxmotion.sharded(
-      outer,
-      optimizer,
-      gradient_codec=gradients,
-      weight_codec=weights,
-      local_axis=local_axis,
+      axes, optimizer, gradient_codec=gradients, weight_codec=weights
     )
   codec = get_exchange(exchange)
-  return optax.chain(
-    jaxmotion.exchange(outer, codec, local_axis=local_axis), optimizer
-  )
+  return optax.chain(jaxmotion.exchange(axes, codec), optimizer)

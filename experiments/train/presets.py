@@ -35,14 +35,12 @@ class Place(NamedTuple):
   """Axes of the workers, and what stands on them.
 
   Attributes:
-    axis_name: the workers' axis, or that of the hosts.
-    local_axis: the axis of the devices of one host, or None.
+    axis_name: the workers' axis, or `HostAxes`.
     optimizer: optimizer of the configuration.
     settings: fields of the configuration.
   """
 
   axis_name: AxisName
-  local_axis: AxisName | None
   optimizer: optax.GradientTransformation
   settings: Settings
 
@@ -72,7 +70,6 @@ def _power_sgd(
       rank=rank,
       start=0 if in_turns else p.warmup,
       form=form,
-      local_axis=p.local_axis,
     )
     return optax.chain(tx, p.optimizer)
 
@@ -88,7 +85,6 @@ def _dgc(
       density=0.01,
       momentum=p.settings.momentum,
       nesterov=p.settings.nesterov,
-      local_axis=p.local_axis,
       **{"warmup": p.warmup, **options},
     )
     return optax.chain(tx, p.plain_sgd())
@@ -97,9 +93,7 @@ def _dgc(
 
 
 def _ef21_sgdm(p: Place) -> optax.GradientTransformation:
-  tx = presets.ef21_sgdm(
-    p.axis_name, momentum=p.settings.momentum, local_axis=p.local_axis
-  )
+  tx = presets.ef21_sgdm(p.axis_name, momentum=p.settings.momentum)
   # The average is (1 - momentum) of the sum that SGD with momentum takes.
   scale = optax.scale(1 / (1 - p.settings.momentum))
   return optax.chain(tx, scale, p.plain_sgd())
@@ -112,7 +106,6 @@ def _onebit_adam(p: Place) -> optax.GradientTransformation:
     b1=p.settings.momentum,
     weight_decay=p.settings.weight_decay,
     freeze=max(1, 2 * p.warmup),
-    local_axis=p.local_axis,
   )
 
 
@@ -126,7 +119,6 @@ def _optimizer(
       p.axis_name,
       p.settings.learning_rate,
       weight_decay=p.settings.weight_decay,
-      local_axis=p.local_axis,
     )
 
   return make
@@ -138,12 +130,11 @@ def _signum(p: Place) -> optax.GradientTransformation:
     p.settings.learning_rate,
     momentum=p.settings.momentum,
     weight_decay=p.settings.weight_decay,
-    local_axis=p.local_axis,
   )
 
 
 def _sdp4bit(p: Place) -> optax.GradientTransformation:
-  return presets.sdp4bit(p.axis_name, p.optimizer, local_axis=p.local_axis)
+  return presets.sdp4bit(p.axis_name, p.optimizer)
 
 
 ALTERNATING = "power_sgd_alternating"

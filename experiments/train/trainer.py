@@ -119,13 +119,12 @@ class Trainer:
       optimizer.make_optimizer(config),
       optimizer.make_settings(config),
     )
-    outer, *inner = mesh.axis_names
-    workers = mesh.axis_names if inner else outer
+    workers = cases.find_axes(mesh)
     self._init, self._step = jaxmotion.make_train_step(
       loss, tx, mesh, axis_name=workers
     )
     self._mesh, self._workers = mesh, workers
-    self._rows = jax.sharding.NamedSharding(mesh, jax.P(workers))
+    self._rows = jax.sharding.NamedSharding(mesh, jax.P(mesh.axis_names))
     self.program: Program | None = None
 
   def train_seed(

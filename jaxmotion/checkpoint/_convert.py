@@ -85,7 +85,7 @@ class Converter(NamedTuple):
       op=self.new.op,
       reset_memory=self.reset_memory,
     )
-    return core.name_axes(new, self.new.axis_name)
+    return core.name_axes(new, core.split_axes(self.new.axis_name)[0])
 
   def _convert_sharded(
     self, state: transforms.ShardedState
@@ -141,8 +141,8 @@ def convert_fully_sharded(
     if by_device and errors:
       raise ValueError(
         "`mesh` must have the hosts and devices of `layout` for `fully_sharded`"
-        " with error memory and a `local_axis`, whose devices remember what "
-        "each sends: give reset_memory=True to forget it."
+        " with error memory and `HostAxes`, whose devices remember what each "
+        "sends: give reset_memory=True to forget it."
       )
     errors = _convert_errors(state, like, workers)
   treedef: Any = jax.tree.structure(like.error)
@@ -276,15 +276,13 @@ def state_layout(
   entry: _layout.ExchangeLayout, layout: _layout.Layout
 ) -> StateLayout:
   """Returns how an exchange keeps the states of its arrays."""
-  workers, local_axis = (
-    _layout.count_workers(layout, entry.axis_name),
-    entry.local_axis,
-  )
-  devices = (
-    None if local_axis is None else _layout.count_workers(layout, local_axis)
-  )
+  axes, local = core.split_axes(entry.axis_name)
   return StateLayout(
-    entry.codecs[0], workers, entry.method, devices, len(entry.codecs) > 1
+    entry.codecs[0],
+    _layout.count_workers(layout, axes),
+    entry.method,
+    _layout.count_workers(layout, local) if local else None,
+    len(entry.codecs) > 1,
   )
 
 
@@ -292,10 +290,11 @@ def parts_layout(
   entry: _layout.ExchangeLayout, layout: _layout.Layout
 ) -> _parts.PartsLayout:
   """Returns how `sharded` keeps the states of its codec."""
+  axes, local = core.split_axes(entry.axis_name)
   return _parts.PartsLayout(
     entry.codecs[0],
-    _layout.count_workers(layout, entry.axis_name),
-    _layout.count_workers(layout, entry.local_axis or ()),
+    _layout.count_workers(layout, axes),
+    _layout.count_workers(layout, local),
     [
       [i for i, names in enumerate(spec) if names]
       for spec in entry.specs or [()] * len(entry.leaves)

@@ -36,8 +36,7 @@ class ExchangeLayout(NamedTuple):
 
   Attributes:
     codecs: codec of the gradients, or one for each level.
-    axis_name: the workers' axes, or those of the hosts.
-    local_axis: the axes of the devices of one host, or None.
+    axis_name: the workers' axes, as a tuple or `HostAxes`.
     leaves: path, shape and dtype of every array that is exchanged.
     specs: for each leaf the axes of the model that shard each dimension; empty
       if there are no such axes.
@@ -63,8 +62,7 @@ class ExchangeLayout(NamedTuple):
   """
 
   codecs: tuple[Codec, ...]
-  axis_name: tuple[str, ...]
-  local_axis: tuple[str, ...] | None
+  axis_name: tuple[str, ...] | core.HostAxes
   leaves: Leaves
   specs: tuple[Spec, ...] = ()
   op: str = "mean"
@@ -145,28 +143,27 @@ def layout_mesh(
   return AbstractMesh(lengths, names, axis_types=tuple(kinds))
 
 
-def count_workers(layout: Layout, axes: tuple[str, ...]) -> int:
+def count_workers(layout: Layout, axes: AxisName) -> int:
   """Returns the number of workers along some axes."""
   lengths = dict(layout.workers)
-  return math.prod(lengths[name] for name in axes)
+  return math.prod(lengths[name] for name in core.axis_names(axes))
 
 
 def make_transformation(
   entry: ExchangeLayout, inner: optax.GradientTransformation | None = None
 ) -> optax.GradientTransformation:
   """Makes the exchange that a layout describes, or `sharded` around `inner`."""
-  axes: dict[str, Any] = {"local_axis": entry.local_axis}
   if entry.is_sharded:
     return transforms.sharded(
       entry.axis_name,
       optax.identity() if inner is None else inner,
       gradient_codec=entry.codecs[0],
       weight_codec=entry.weight_codec,
-      **axes,
     )
   codec = entry.codecs[0] if len(entry.codecs) == 1 else entry.codecs
-  how: dict[str, Any] = {"op": entry.op, "method": entry.method}
-  return transforms.exchange(entry.axis_name, codec, **how, **axes)
+  return transforms.exchange(
+    entry.axis_name, codec, op=entry.op, method=entry.method
+  )
 
 
 def describe_state(
@@ -235,11 +232,9 @@ def make_layout(
   )
 
   def describe_entry(options: Options) -> ExchangeLayout:
-    local = options.local_axis
     entry = ExchangeLayout(
       (),
-      _strings(options.axis_name),
-      None if local is None else _strings(local),
+      options.axis_name,
       tuple(
         (path, tuple(leaf.shape), str(leaf.dtype))
         for path, leaf in core.named_leaves(options.params)
@@ -260,10 +255,6 @@ def make_layout(
     )
 
   return Layout(workers, model, tuple(map(describe_entry, exchanges)))
-
-
-def _strings(axis_name: AxisName) -> tuple[str, ...]:
-  return tuple(map(str, core.axis_names(axis_name)))
 
 
 def _describe_specs(
@@ -287,18 +278,21 @@ def _describe_specs(
 
 def _write_entry(entry: ExchangeLayout) -> dict[str, Any]:
   weight = entry.weight_codec
+  axes, local = map(core.axis_names, core.split_axes(entry.axis_name))
   return entry._asdict() | {
+    "axis_name": axes,
+    "local_axis": local or None,
     "codecs": [codec.config() for codec in entry.codecs],
     "weight_codec": None if weight is None else weight.config(),
   }
 
 
 def _read_entry(data: Mapping[str, Any]) -> ExchangeLayout:
-  local, weight = data["local_axis"], data["weight_codec"]
-  values = dict(data) | {
+  values, weight = dict(data), data["weight_codec"]
+  axes, local = tuple(values["axis_name"]), values.pop("local_axis")
+  values |= {
     "codecs": tuple(map(from_config, data["codecs"])),
-    "axis_name": tuple(data["axis_name"]),
-    "local_axis": None if local is None else tuple(local),
+    "axis_name": core.HostAxes(axes, tuple(local)) if local else axes,
     "leaves": tuple((p, tuple(shape), t) for p, shape, t in data["leaves"]),
     "specs": tuple(tuple(map(tuple, spec)) for spec in data["specs"]),
     "weight_codec": None if weight is None else from_config(weight),

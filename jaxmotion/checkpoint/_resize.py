@@ -79,6 +79,7 @@ def saved_like(
     "layout", layout, _layout.Layout, "what `describe_state` returned"
   )
   core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
+  axis_name = core.flatten_axes("axis_name", axis_name)
   today = trace_state(tx, params, mesh, axis_name, specs)
   specs = drop_single_axes(specs, mesh.shape)
   saved = _trace_saved(tx, params, layout, today, mesh, axis_name, specs)
@@ -194,6 +195,7 @@ def resize(
     "mesh", mesh, (Mesh, AbstractMesh), "a mesh of jax.sharding"
   )
   core.check_bool("reset_memory", reset_memory)
+  axis_name = core.flatten_axes("axis_name", axis_name)
   today = trace_state(tx, params, mesh, axis_name, specs)
   specs = drop_single_axes(specs, mesh.shape)
   new_layout = _layout.make_layout(mesh, axis_name, specs, today.exchanges)

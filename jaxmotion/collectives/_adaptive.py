@@ -21,7 +21,7 @@ def max_over_workers(level: Array, axis_name: AxisName) -> Array:
 
   Args:
     level: int32[], this worker's own.
-    axis_name: the workers' axis.
+    axis_name: the workers' axis, or `HostAxes`.
 
   Example:
     >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
@@ -32,8 +32,9 @@ def max_over_workers(level: Array, axis_name: AxisName) -> Array:
     >>> int(jax.jit(f)(jnp.array([2])))
     2
   """
-  _arguments.count_workers(axis_name)
-  return lax.pmax(_arguments.as_level(level), axis_name)
+  names = core.flatten_axes("axis_name", axis_name)
+  _arguments.count_workers(names)
+  return lax.pmax(_arguments.as_level(level), names)
 
 
 def check_level(level: Any, num_levels: int, axis_name: AxisName) -> Array:
@@ -72,7 +73,7 @@ def all_reduce_adaptive_init(
 
   Args:
     x: pytree of arrays or ShapeDtypeStructs of the shapes to be reduced.
-    axis_name: the workers' axis.
+    axis_name: the workers' axis, or `HostAxes`.
     codecs: one codec for each level.
     method: "gather", "two_phase" or None, as for `all_reduce`.
 
@@ -132,7 +133,7 @@ def all_reduce_adaptive(
 
   Args:
     x: pytree of floating-point arrays, this worker's own.
-    axis_name: the workers' axis.
+    axis_name: the workers' axis, or `HostAxes`.
     codecs: one codec for each level; their states must have the same shapes.
     level: int32[], equal on all workers. A traced level out of range is
       clamped to the nearest one.

@@ -140,31 +140,13 @@ def count_workers(axis_name: AxisName, name: str = "axis_name") -> int:
   return core.axis_size(axis_name, name)
 
 
-def joint_axes(axis_name: AxisName, local_axis: AxisName) -> tuple[Any, ...]:
-  """Joins axes of hosts and of their devices; raises if an axis is in both."""
-  core.check_axis_name("axis_name", axis_name)
-  core.check_axis_name("local_axis", local_axis)
-  hosts, devices = core.axis_names(axis_name), core.axis_names(local_axis)
-  if set(hosts) & set(devices):
+def check_local_codec(axis_name: AxisName, local_codec: Any) -> None:
+  """Raises if a codec within a host is given where axes name no hosts."""
+  if local_codec is not None and not isinstance(axis_name, core.HostAxes):
     raise ValueError(
-      "`local_axis` must name axes other than `axis_name` = "
-      f"{axis_name!r}, got {local_axis!r}."
+      f"`local_codec` must be None without hosts, got {local_codec!r}: give "
+      '`axis_name` as jaxmotion.HostAxes("host", "device").'
     )
-  return (*hosts, *devices)
-
-
-def all_axes(
-  axis_name: AxisName, local_axis: AxisName | None, local_codec: Any
-) -> AxisName:
-  """Returns the axes of all workers that take part."""
-  if local_axis is not None:
-    return joint_axes(axis_name, local_axis)
-  if local_codec is not None:
-    raise ValueError(
-      "`local_codec` must be None unless `local_axis` is given, got "
-      f"{local_codec!r}."
-    )
-  return axis_name
 
 
 def check_key(key: Any) -> None:

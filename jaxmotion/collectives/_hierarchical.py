@@ -28,8 +28,7 @@ from jaxmotion.core import Array, AxisName, PyTree, ShapedLike
 
 def all_reduce_hierarchical_init(
   x: PyTree,
-  axis_name: AxisName,
-  local_axis: AxisName,
+  axes: core.HostAxes,
   codec: codecs.Codec | Sequence[codecs.Codec],
   *,
   method: str | None = None,
@@ -38,8 +37,7 @@ def all_reduce_hierarchical_init(
 
   Args:
     x: pytree of arrays or ShapeDtypeStructs of the shapes to be reduced.
-    axis_name: the axis of the hosts.
-    local_axis: the axis of the devices of one host.
+    axes: the axes of the hosts and of the devices of one host.
     codec: codec between hosts, or a sequence with one codec for each level.
     method: "gather", "two_phase" or None, as for `all_reduce`.
 
@@ -51,46 +49,46 @@ def all_reduce_hierarchical_init(
     ValueError: the codec has state and an axis is not bound here.
 
   Example:
-    >>> from jaxmotion import codecs
+    >>> from jaxmotion import HostAxes, codecs
     >>> codec = codecs.feedback(codecs.uniform(bits=8))
-    >>> both = jax.P(("host", "device"))
+    >>> axes = HostAxes("host", "device")
     >>> def run(x):
-    ...   call = x, "host", "device", codec
-    ...   state = all_reduce_hierarchical_init(*call)
-    ...   return all_reduce_hierarchical(*call, state=state)[0]
-    >>> mesh = jax.sharding.Mesh([jax.devices()[:1]], ("host", "device"))
+    ...   state = all_reduce_hierarchical_init(x, axes, codec)
+    ...   return all_reduce_hierarchical(x, axes, codec, state=state)[0]
+    >>> mesh = jax.sharding.Mesh([jax.devices()[:1]], axes.names)
     >>> f = jax.shard_map(
-    ...   run, mesh=mesh, in_specs=both, out_specs=jax.P()
+    ...   run, mesh=mesh, in_specs=jax.P(axes.names), out_specs=jax.P()
     ... )
     >>> jax.eval_shape(f, jnp.ones(4)).shape
     (4,)
   """
-  both = _arguments.joint_axes(axis_name, local_axis)
+  _check_axes(axes)
   core.check_arrays("x", x, numbers=False)
   core.check_choice("method", method, _layout.METHODS)
   if not isinstance(codec, codecs.Codec):
     _arguments.check_codecs("codec", codec)
   # If the codec has no state, no shape depends on the number of devices.
-  devices = core.axis_size(local_axis) if core.axis_is_bound(local_axis) else 1
+  devices = 1
+  if core.axis_is_bound(axes.devices):
+    devices = core.axis_size(axes.devices)
   shards = jax.tree.map(lambda a: _layout.shard_like(a, devices), x)
   if isinstance(codec, codecs.Codec):
     states = _all_reduce.all_reduce_init(
-      shards, axis_name, codec, method=method
+      shards, axes.hosts, codec, method=method
     )
   else:
     states = _adaptive.all_reduce_adaptive_init(
-      shards, axis_name, codec, method=method
+      shards, axes.hosts, codec, method=method
     )
   if not jax.tree.leaves(states):
     return states
-  _arguments.count_workers(local_axis, "local_axis")
-  return core.settle_state(states, both)
+  core.axis_size(axes.devices, "axes")
+  return core.settle_state(states, axes)
 
 
 def all_reduce_hierarchical(
   x: PyTree,
-  axis_name: AxisName,
-  local_axis: AxisName,
+  axes: core.HostAxes,
   codec: codecs.Codec | Sequence[codecs.Codec] | None = None,
   *,
   state: PyTree | None = None,
@@ -105,15 +103,15 @@ def all_reduce_hierarchical(
   r"""Returns the mean (or sum) over hosts and devices; only hosts compress.
 
   With `H` hosts of `L` devices, device `d` of every host gets its `L`-th of the
-  host's sum (a reduce-scatter over `local_axis`). It exchanges that shard with
-  the devices `d` of the other hosts through the codec. Then it gathers the
-  other shards of the result (an all-gather over `local_axis`):
+  host's sum, by a reduce-scatter over `axes.devices`. It exchanges that shard
+  with the devices `d` of the other hosts through the codec. Then it gathers the
+  other shards of the result, by an all-gather over `axes.devices`:
 
   .. math::
     y = gather_d \; allreduce_h \; scatter_d \; x
 
   What a device sends between hosts is `1 / L` of what `all_reduce` over
-  `axis_name` would have it send, and error memory is `1 / L` of the size.
+  `axes.hosts` would have it send, and error memory is `1 / L` of the size.
   Arrays of fewer than 64 elements per device are not sharded. Every device
   exchanges the host's whole mean, and all keep what the first one received. The
   result has the same bits on every worker. Its gradient is that of the
@@ -125,8 +123,7 @@ def all_reduce_hierarchical(
 
   Args:
     x: pytree of floating-point arrays, this worker's own.
-    axis_name: the axis of the hosts, or a tuple of axes.
-    local_axis: the axis of the devices of one host, or a tuple of axes.
+    axes: the axes of the hosts and of the devices of one host.
     codec: codec of the payloads between hosts; None is `identity()`. A sequence
       has one codec for each level, of which `level` selects one. Rules see the
       paths of `x` and the shapes of the shards.
@@ -147,20 +144,19 @@ def all_reduce_hierarchical(
     The reduced tree, of the dtypes of `x`, and the new state.
 
   Raises:
-    ValueError: an axis is unbound, or in both `axis_name` and `local_axis`.
-      `state` has other shapes, or `op` is unknown. `local_codec` has state or
-      joins leaves. `level` is given for one codec, or is missing for several.
-    TypeError: a leaf that is not floating-point.
+    ValueError: an axis is unbound. `state` has other shapes, or `op` is
+      unknown. `local_codec` has state or joins leaves. `level` is given for one
+      codec, or is missing for several.
+    TypeError: a leaf that is not floating-point, or `axes` are no `HostAxes`.
 
   Example:
-    >>> from jaxmotion import codecs
-    >>> mesh = jax.sharding.Mesh([jax.devices()[:1]], ("host", "device"))
+    >>> from jaxmotion import HostAxes, codecs
+    >>> axes = HostAxes("host", "device")
+    >>> mesh = jax.sharding.Mesh([jax.devices()[:1]], axes.names)
     >>> def mean(x):
-    ...   codec = codecs.uniform(bits=8)
-    ...   return all_reduce_hierarchical(x, "host", "device", codec)[0]
+    ...   return all_reduce_hierarchical(x, axes, codecs.uniform(bits=8))[0]
     >>> f = jax.shard_map(
-    ...   mean, mesh=mesh, in_specs=jax.P(("host", "device")),
-    ...   out_specs=jax.P(),
+    ...   mean, mesh=mesh, in_specs=jax.P(axes.names), out_specs=jax.P()
     ... )
     >>> jax.jit(f)(jnp.array([0.0, 127.0])).tolist()
     [0.0, 127.0]
@@ -175,9 +171,10 @@ def all_reduce_hierarchical(
   if local_codec is not None:
     check_codec("local_codec", local_codec, trees=True)
   _arguments.check_level_given(level, codec)
-  both = _arguments.joint_axes(axis_name, local_axis)
-  _arguments.count_workers(axis_name)
-  devices = _arguments.count_workers(local_axis, "local_axis")
+  _check_axes(axes)
+  both, local_axis = axes.names, axes.devices
+  core.axis_size(axes.hosts, "axes")
+  devices = core.axis_size(local_axis, "axes")
   # Other keys than those of the exchange between hosts, so that roundings are
   # independent. The prefix is part of every random bit: do not rename it.
   local_codecs = _shards.find_leaf_codecs(
@@ -200,11 +197,11 @@ def all_reduce_hierarchical(
     state=state, key=key, op=op, method=method, sending=sending
   )
   if isinstance(codec, codecs.Codec):
-    tree, state = _all_reduce.reduce_tree(tree, axis_name, codec, **options)
+    tree, state = _all_reduce.reduce_tree(tree, axes.hosts, codec, **options)
   else:
     level = _adaptive.check_level(level, len(codec), both)
     tree, state = _adaptive.all_reduce_adaptive(
-      tree, axis_name, codec, level, **options
+      tree, axes.hosts, codec, level, **options
     )
   reduced = treedef.flatten_up_to(tree)
   y = _gather_shards(
@@ -214,6 +211,12 @@ def all_reduce_hierarchical(
   return _straight_through.straight_through(
     reference_op, x, treedef.unflatten(y)
   ), state
+
+
+def _check_axes(axes: Any) -> None:
+  """Raises unless the axes of hosts and of their devices are given."""
+  noun = 'a jaxmotion.HostAxes, such as HostAxes("host", "device")'
+  core.check_instance("axes", axes, core.HostAxes, noun)
 
 
 def _reduce_locally(

@@ -117,8 +117,7 @@ def average_rows(
 def average_locally(
   rows: Sequence[Array],
   codecs: Sequence[LeafCodec],
-  axis_name: AxisName,
-  local_axis: AxisName,
+  axes: core.HostAxes,
   sending: hosts.Sending = hosts.AT_ONCE,
 ) -> list[Array]:
   """Returns the means within a host of the rows that this device reduces."""
@@ -126,15 +125,15 @@ def average_locally(
   # Returns (hosts, ...): the rows of this device's place on each host. Codecs
   # are without state.
   hosts, devices = (
-    _arguments.count_workers(axis_name),
-    _arguments.count_workers(local_axis),
+    _arguments.count_workers(axes.hosts),
+    _arguments.count_workers(axes.devices),
   )
   by_device = [
     a.reshape(hosts, devices, *a.shape[1:]).swapaxes(0, 1) for a in rows
   ]
   states: list[PyTree] = [()] * len(rows)
-  means, _ = scatter_means(by_device, codecs, states, local_axis, sending)
-  return core.to_varying(means, _arguments.joint_axes(axis_name, local_axis))
+  means, _ = scatter_means(by_device, codecs, states, axes.devices, sending)
+  return core.to_varying(means, axes)
 
 
 def join_hosts(gathered: PyTree) -> PyTree:
@@ -149,13 +148,12 @@ def gather_shards(
   shards: Sequence[Array],
   codecs: Sequence[LeafCodec],
   axis_name: AxisName,
-  local_axis: AxisName | None = None,
   sending: hosts.Sending = hosts.AT_ONCE,
 ) -> list[Array]:
   """Returns all shards of every array, host by host: (workers, ...)."""
-  # All payloads travel in one buffer. With a `local_axis` they travel between
-  # hosts first, so that each payload crosses to another host once. The devices
-  # of a host then forward the words.
+  # All payloads travel in one buffer. With `HostAxes` they travel between hosts
+  # first, so that each payload crosses to another host once. The devices of a
+  # host then forward the words.
   # All workers decode the same words, so the result has the same bits
   # everywhere and is typed as replicated.
   own = [
@@ -166,10 +164,11 @@ def gather_shards(
     leaf.codec.encode(x, (), leaf.key)[0]
     for x, leaf in zip(own, codecs, strict=True)
   ]
-  gathered = _transport.gather_payloads(payloads, axis_name, sending)
-  if local_axis is not None:
+  senders, devices = core.split_axes(axis_name)
+  gathered = _transport.gather_payloads(payloads, senders, sending)
+  if devices:
     gathered = join_hosts(
-      _transport.gather_payloads(gathered, local_axis, sending)
+      _transport.gather_payloads(gathered, devices, sending)
     )
   return [
     jax.vmap(lambda p, leaf=leaf, x=x: leaf.codec.decode(p, x))(payload)

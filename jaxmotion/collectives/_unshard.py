@@ -32,7 +32,6 @@ def unshard(
   axis: int = 0,
   error: Array | None = None,
   key: core.Key | None = None,
-  local_axis: AxisName | None = None,
   local_codec: Codec | None = None,
   spec: PartitionSpec | None = None,
 ) -> Array:
@@ -49,7 +48,7 @@ def unshard(
   weights. A policy that saves the name `collectives.extend.PACKED_WEIGHTS`
   saves the gathered words instead.
 
-  With a `local_axis` payloads travel between hosts first, and devices of a host
+  With `HostAxes` payloads travel between hosts first, and devices of a host
   then forward the words. A policy that saves the name
   `collectives.extend.HOST_WEIGHTS` saves what a device got from other hosts.
   The backward pass then gathers within a host alone (hpZ). The gradient is
@@ -57,18 +56,16 @@ def unshard(
 
   Args:
     x: this worker's part of the weights, floating-point.
-    axis_name: the workers' axis, or that of the hosts.
+    axis_name: the workers' axis, or `HostAxes`. Parts are ordered host by host.
     weight_codec: codec of a part, without state; None is full precision.
     gradient_codec: codec of a part's gradient, without state; None is full
       precision.
     axis: position of the axis along which the parts are joined.
     error: error memory of the gradient, float32 of the whole weights' shape,
       this worker's own. Its own "gradient" is the CHANGE of the memory: add it.
-      Weights that are used twice, or never, are right that way. With a
-      `local_axis` it has the shape of `x` with `axis` times the hosts.
+      Weights that are used twice, or never, are right that way. With
+      `HostAxes` it has the shape of `x` with `axis` times the hosts.
     key: randomness for codecs that need it; the same in both passes.
-    local_axis: the axis of the devices of one host, if `axis_name` is that of
-      the hosts. Parts are ordered host by host.
     local_codec: codec of gradients within a host, without state; None is full
       precision.
     spec: how `x` is sharded over axes of the mesh that are the model's and not
@@ -81,9 +78,8 @@ def unshard(
     before any codec saw it.
 
   Raises:
-    ValueError: an axis is unbound, or in both `axis_name` and `local_axis`. A
-      codec has state, or `error` has another shape. `local_codec` is given
-      without `local_axis`, or `spec` shards `axis`.
+    ValueError: an axis is unbound. A codec has state, or `error` has another
+      shape. `local_codec` is given without hosts, or `spec` shards `axis`.
     TypeError: `x` or `error` is not floating-point.
 
   Example:
@@ -99,10 +95,10 @@ def unshard(
   """
   _arguments.check_shaped("x", x)
   core.check_float("x", x)
-  workers = _arguments.all_axes(axis_name, local_axis, local_codec)
-  rows, devices = _arguments.count_workers(axis_name), 1
-  if local_axis is not None:
-    devices = _arguments.count_workers(local_axis, "local_axis")
+  workers = core.flatten_axes("axis_name", axis_name)
+  _arguments.check_local_codec(axis_name, local_codec)
+  rows = core.axis_size(core.split_axes(axis_name)[0])
+  devices = core.axis_size(workers) // rows
   axis = _arguments.check_position("axis", axis, x.ndim)
   codecs = {
     "weight_codec": weight_codec,
@@ -125,7 +121,6 @@ def unshard(
       )
   how = _How(
     axis_name,
-    local_axis,
     identity() if weight_codec is None else weight_codec,
     identity() if gradient_codec is None else gradient_codec,
     identity() if local_codec is None else local_codec,
@@ -157,7 +152,6 @@ class _How(NamedTuple):
   """Everything about an `unshard` but its arrays."""
 
   axis_name: AxisName
-  local_axis: AxisName | None
   weight_codec: Codec
   gradient_codec: Codec
   local_codec: Codec
@@ -165,11 +159,6 @@ class _How(NamedTuple):
   rows: int
   devices: int
   spec: PartitionSpec | None
-
-  @property
-  def workers(self) -> AxisName:
-    """The axes of all workers."""
-    return _arguments.all_axes(self.axis_name, self.local_axis, None)
 
   def gather(self, part: Array, key: core.Key | None) -> Array:
     """Returns the whole weights."""
@@ -197,18 +186,19 @@ class _How(NamedTuple):
       in_specs=in_specs,
       out_specs=out_specs,
       axis_names=set(free),
-      check_vma=core.tracks_varying(self.workers),
+      check_vma=core.tracks_varying(core.axis_names(self.axis_name)),
     )
 
   def _gather_shard(self, part: Array, key: core.Key | None) -> Array:
     codec = self.weight_codec
     own = _layout.to_encode_dtype(codec, part)
     payload, _ = codec.encode(own, (), key)
-    if self.local_axis is None:
-      words = self._gather_named(payload, self.axis_name, PACKED_WEIGHTS)
+    senders, devices = core.split_axes(self.axis_name)
+    if not devices:
+      words = self._gather_named(payload, senders, PACKED_WEIGHTS)
     else:
-      words = self._gather_named(payload, self.axis_name, HOST_WEIGHTS)
-      words = self._gather_named(words, self.local_axis, PACKED_WEIGHTS)
+      words = self._gather_named(payload, senders, HOST_WEIGHTS)
+      words = self._gather_named(words, devices, PACKED_WEIGHTS)
       words = _shards.join_hosts(words)
     rows = jax.vmap(lambda p: codec.decode(p, own))(words)
     whole = jnp.concatenate(list(rows), axis=self.axis)
@@ -217,7 +207,7 @@ class _How(NamedTuple):
   def _gather_named(self, payload: PyTree, axis: AxisName, name: str) -> PyTree:
     """Returns the payloads along an axis, under a name for policies."""
     (words,) = core.to_varying(
-      _transport.gather_payloads([payload], axis), self.workers
+      _transport.gather_payloads([payload], axis), self.axis_name
     )
     return jax.tree.map(lambda a: checkpoint_name(a, name), words)
 
@@ -231,13 +221,11 @@ class _How(NamedTuple):
     rows = _layout.to_rows(wide, self.axis, self.rows * self.devices)
     # Another key than that of the weights.
     own = None if key is None else key.fold(self.rows * self.devices)
-    if self.local_axis is not None:
+    if isinstance(self.axis_name, core.HostAxes):
       local = _shards.LeafCodec(
         self.local_codec, None if own is None else own.fold(0)
       )
-      (rows,) = _shards.average_locally(
-        [rows], [local], self.axis_name, self.local_axis
-      )
+      (rows,) = _shards.average_locally([rows], [local], self.axis_name)
       rows = _layout.to_encode_dtype(codec, rows)
       own = None if own is None else own.fold(1)
     value = rows
@@ -248,7 +236,10 @@ class _How(NamedTuple):
     payload, _ = _layout.encode_rows(codec, value, (), own)
     row = jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
     (mean,) = _shards.average_rows(
-      [payload], [_shards.LeafCodec(codec, None)], [row], self.axis_name
+      [payload],
+      [_shards.LeafCodec(codec, None)],
+      [row],
+      core.split_axes(self.axis_name)[0],
     )
     if error is None:
       return mean.astype(ct.dtype), None

@@ -10,17 +10,16 @@ from jaxmotion.collectives._all_reduce import (
 )
 from jaxmotion.collectives._arguments import (
   NONFINITE_POLICIES as NONFINITE_POLICIES,
-  all_axes as all_axes,
   all_finite as all_finite,
   apply_nonfinite_policy as apply_nonfinite_policy,
   apply_weight as apply_weight,
   as_level as as_level,
   check_codecs as check_codecs,
   check_level_given as check_level_given,
+  check_local_codec as check_local_codec,
   check_state as check_state,
   check_weight as check_weight,
   init_rows as init_rows,
-  joint_axes as joint_axes,
   keep_update as keep_update,
   zero_nonfinite as zero_nonfinite,
 )

@@ -1,11 +1,12 @@
 """Texts that the commands print."""
 
 import difflib
+import math
 from collections.abc import Sequence
 
 import jax
 
-from jaxmotion import codecs, perfmodel, planner
+from jaxmotion import codecs, core, perfmodel, planner
 from jaxmotion.command import _user_file
 
 _UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20}
@@ -57,7 +58,7 @@ def report_advice(
   accuracy_budget: float,
 ) -> str:
   """Returns the plan of an exchange as text."""
-  outer, *inner = (axis.name for axis in platform.axes)
+  axes = _find_axes(platform)
   try:
     plan = planner.advise(
       task.loss_fn,
@@ -65,17 +66,22 @@ def report_advice(
       (task.batch,),
       platform,
       accuracy_budget=accuracy_budget,
-      mesh_axis=outer,
-      local_axis=inner[0] if inner else None,
+      mesh_axis=axes,
     )
   except (TypeError, ValueError) as error:
     raise _user_file.name_flags(
       error, accuracy_budget="--accuracy_budget"
     ) from error
-  local = f", local_axis={inner[0]!r}" if inner else ""
-  use = f"jaxmotion.exchange({outer!r}, {plan.codec!r}{local})"
+  room = "jaxmotion." if isinstance(axes, core.HostAxes) else ""
+  use = f"jaxmotion.exchange({room}{axes!r}, {plan.codec!r})"
   note = f"Predicted for {platform.name}, not measured."
   return "\n".join([str(plan), "", note, use])
+
+
+def _find_axes(platform: perfmodel.Platform) -> str | core.HostAxes:
+  """Returns the axis of the workers, or those of hosts and their devices."""
+  outer, *inner = (axis.name for axis in platform.axes)
+  return core.HostAxes(outer, inner[0]) if inner else outer
 
 
 def report_memory(
@@ -102,23 +108,16 @@ def report_bytes(
   chosen: Sequence[codecs.Codec],
 ) -> str:
   """Returns a table of what one worker sends each step, by codec."""
-  outer, *inner = platform.axes
-  local = inner[0] if inner else None
-  over = f"MB over {outer.name!r}"
-  rows = [("codec", over, "ratio", "ms")]
+  axes = _find_axes(platform)
+  names = core.axis_names(axes)
+  rows = [("codec", f"MB over {names[0]!r}", "ratio", "ms")]
   whole = None
   for codec in (codecs.identity(), *(chosen or planner.CANDIDATES)):
     try:
-      found = perfmodel.predict_exchange(
-        task.params,
-        platform,
-        outer.name,
-        codec,
-        local_axis=local.name if local else None,
-      )
+      found = perfmodel.predict_exchange(task.params, platform, axes, codec)
     except (TypeError, ValueError) as error:
       raise _user_file.CommandError(f"{codec!r}: {error}") from error
-    sent = found.ledger.select(axes=(outer.name,)).total_bytes
+    sent = found.ledger.select(axes=names[:1]).total_bytes
     whole = whole or sent
     rows.append(
       (
@@ -128,19 +127,14 @@ def report_bytes(
         f"{1e3 * found.total_s:.3f}",
       )
     )
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  lines = [
-    "  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True))
-    for row in rows
-  ]
   leaves = jax.tree.leaves(task.params)
   sizes = sum(leaf.size for leaf in leaves)
-  head = (
-    f"{len(leaves)} gradients of {sizes:,} elements, "
-    f"{outer.workers * (local.workers if local else 1)} workers of "
-    f"{platform.name}; the last column is predicted, not measured."
+  workers = math.prod(platform.axis(name).workers for name in names)
+  return (
+    f"{len(leaves)} gradients of {sizes:,} elements, {workers} workers of "
+    f"{platform.name}; the last column is predicted, not measured.\n\n"
+    f"{core.text_table(rows)}"
   )
-  return "\n".join([head, "", *(line.rstrip() for line in lines)])
 
 
 def describe_rates(platform: perfmodel.Platform) -> str:

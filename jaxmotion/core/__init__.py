@@ -1,5 +1,13 @@
 """Types, trees, checks, randomness and the per-worker marker."""
 
+from jaxmotion.core._axes import (
+  AxisName as AxisName,
+  HostAxes as HostAxes,
+  axis_names as axis_names,
+  check_axis_name as check_axis_name,
+  flatten_axes as flatten_axes,
+  split_axes as split_axes,
+)
 from jaxmotion.core._bits import (
   from_bits as from_bits,
   saturate_cast as saturate_cast,
@@ -10,7 +18,6 @@ from jaxmotion.core._bits import (
 from jaxmotion.core._buffers import check_buffers as check_buffers
 from jaxmotion.core._checks import (
   check_arrays as check_arrays,
-  check_axis_name as check_axis_name,
   check_bool as check_bool,
   check_callable as check_callable,
   check_choice as check_choice,
@@ -32,7 +39,6 @@ from jaxmotion.core._compat import (
   abstract_on_mesh as abstract_on_mesh,
   assert_replicated as assert_replicated,
   axis_is_bound as axis_is_bound,
-  axis_names as axis_names,
   axis_size as axis_size,
   check_on_mesh as check_on_mesh,
   closed_jaxpr as closed_jaxpr,
@@ -91,7 +97,6 @@ from jaxmotion.core._public import set_public_module as set_public_module
 from jaxmotion.core._text_table import text_table as text_table
 from jaxmotion.core._tree import (
   Array as Array,
-  AxisName as AxisName,
   PyTree as PyTree,
   ShapedLike as ShapedLike,
   know_in_flax as know_in_flax,
@@ -105,6 +110,6 @@ from jaxmotion.core._tree import (
 # The package offers these classes by its own name, without loading this room.
 set_public_module(
   "jaxmotion",
-  {"Key": Key, "PerWorker": PerWorker, "Shared": Shared, "Split": Split},
+  {cls.__name__: cls for cls in (HostAxes, Key, PerWorker, Shared, Split)},
 )
 set_public_module(__name__, globals())

@@ -5,7 +5,6 @@ The name is for the message alone, in which `noun` says what is allowed:
 
 - `check_int`, `check_number`, `check_bool`, `check_text`, `check_choice`: plain
   Python values; no bool is a number, no tracer is any of them;
-- `check_axis_name`: names of mesh axes;
 - `check_callable`, `check_instance`: functions, objects of a class;
 - `check_sequence`, `check_mapping`: lists and tuples, dicts; their elements
   are checked one by one as `sizes[0]`, `measured['copy']`;
@@ -96,18 +95,6 @@ def check_text(name: str, value: Any) -> None:
   """Raises unless `value` is a string."""
   if not isinstance(value, str):
     raise TypeError(f"`{name}` must be a string, got {value!r}.")
-
-
-def check_axis_name(name: str, value: Any) -> None:
-  """Raises unless `value` names a mesh axis, or several as a tuple."""
-  names = value if isinstance(value, tuple) else (value,)
-  are_names = {str}.issuperset(map(type, names))
-  if are_names and len(set(names)) == len(names) > 0:
-    return
-  raise (ValueError if are_names else TypeError)(
-    f"`{name}` must be the name of a mesh axis or a tuple of names, got "
-    f"{value!r}."
-  )
 
 
 def check_instance(

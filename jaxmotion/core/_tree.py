@@ -2,7 +2,6 @@
 
 import math
 import sys
-from collections.abc import Hashable
 from typing import Any, TypeAlias
 
 import jax
@@ -11,8 +10,6 @@ Array: TypeAlias = jax.Array
 # An array or a jax.ShapeDtypeStruct: only `.shape` and `.dtype` are read.
 ShapedLike: TypeAlias = Any
 PyTree: TypeAlias = Any
-# One mesh (or pmap) axis, or several that are exchanged over together.
-AxisName: TypeAlias = Hashable | tuple[Hashable, ...]
 
 
 def shape_dtype(x: Any) -> jax.ShapeDtypeStruct:

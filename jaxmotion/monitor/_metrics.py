@@ -52,8 +52,8 @@ def metrics(
     - `exchange/updates`: updates so far, the most of any exchange.
     - `exchange/skipped`: updates that were skipped for a non-finite element; of
       `local_updates`, fragments that were not sent.
-    - `exchange/wire_bytes`: bytes that one worker sends in one exchange. With a
-      `local_axis` they are those between hosts. Of `local_updates` they are
+    - `exchange/wire_bytes`: bytes that one worker sends in one exchange. With
+      `HostAxes` they are those between hosts. Of `local_updates` they are
       those of all fragments, in `every` steps. With `sent` they are those of
       the whole step, the mean of the loss included, on all axes.
     - `exchange/ratio`: bytes of the same exchange without codecs, divided by

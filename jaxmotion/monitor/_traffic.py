@@ -95,7 +95,7 @@ def _trace(
 
   mapped = jax.shard_map(update, mesh=mesh, in_specs=P(), out_specs=P())
   # What the devices of a host exchange stays within it.
-  inner = set(entry.local_axis or ())
+  inner = set(core.axis_names(core.split_axes(entry.axis_name)[1]))
   return math.fsum(
     move.wire_bytes
     for move in step_bytes(mapped, likes).moves

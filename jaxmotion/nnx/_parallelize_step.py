@@ -17,7 +17,7 @@ from jaxmotion.transforms.extend import (
   StepOptions,
   StepParameters,
   check_batch_names,
-  check_step_mesh,
+  check_mesh,
   check_traced,
   fold_worker,
   is_key,
@@ -101,7 +101,7 @@ def parallelize_step(
     >>> bool(second < first)
     True
   """
-  check_step_mesh(mesh, axis_name)
+  axis_name = check_mesh(mesh, axis_name)
   split = check_batch_names(batch)
   options = StepOptions(
     static_argnames, static_argnums, donate_argnames, donate_argnums

@@ -16,7 +16,6 @@ def demo(
   chunk: int = 64,
   weight_decay: float = 0.0,
   nonfinite: str = "skip",
-  local_axis: AxisName | None = None,
   as_coded: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes an optimizer that shares a few coefficients of its momentum (DeMo).
@@ -35,7 +34,7 @@ def demo(
   to train the tile without notice. Places travel in 16 bits, not in 64.
 
   Args:
-    axis_name: the workers' axis, or that of the hosts.
+    axis_name: the workers' axis, or `HostAxes`.
     learning_rate: number or schedule. It scales gradients as they enter the
       momentum, and the signs.
     decay: factor on the momentum in each step, in (0, 1].
@@ -43,8 +42,6 @@ def demo(
     chunk: greatest length of a side of a tile, 1 to 256.
     weight_decay: decoupled, in units of the learning rate.
     nonfinite: "propagate", "skip" or "zero", for gradients.
-    local_axis: the axis of the devices of one host, if `axis_name` is that of
-      the hosts.
     as_coded: whether tiles are those of the reference.
 
   Returns:
@@ -68,7 +65,6 @@ def demo(
     Peng, Quesnelle and Kingma, *DeMo: Decoupled Momentum Optimization*, arXiv
     2411.19870, 2024. Code: bloc97/DeMo, commit 0e48145.
   """
-  workers = _shared.all_workers(axis_name, local_axis)
   _shared.check_rate("learning_rate", learning_rate)
   _shared.check_rate("weight_decay", weight_decay, schedule=False)
   core.check_bool("as_coded", as_coded)
@@ -78,11 +74,9 @@ def demo(
   tx = optax.chain(
     _shared.scale_by_rate(learning_rate),
     # The mean over senders is of all coefficients of all workers.
-    transforms.exchange(
-      axis_name, codec, method="gather", local_axis=local_axis
-    ),
+    transforms.exchange(axis_name, codec, method="gather"),
     _shared.take_signs(),
     _shared.decay_weights(weight_decay),
     optax.scale_by_learning_rate(learning_rate),
   )
-  return _shared.guard_nonfinite(tx, nonfinite, workers)
+  return _shared.guard_nonfinite(tx, nonfinite, axis_name)

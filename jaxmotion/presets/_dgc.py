@@ -27,7 +27,6 @@ def dgc(
   stages: int = 4,
   min_size: int = 1024,
   nonfinite: str = "skip",
-  local_axis: AxisName | None = None,
   as_coded: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes `exchange` with momentum and few elements (DGC).
@@ -52,7 +51,7 @@ def dgc(
   as the reference does without sampling, of all arrays of two dimensions.
 
   Args:
-    axis_name: the workers' axis, or that of the hosts.
+    axis_name: the workers' axis, or `HostAxes`.
     density: share of the elements that is sent, in (0, 1].
     momentum: factor on the momentum, in [0, 1).
     nesterov: whether the gradient is added once more.
@@ -63,8 +62,6 @@ def dgc(
     stages: number of densities during the warm-up.
     min_size: least number of elements of a leaf that is not sent whole.
     nonfinite: "propagate", "skip" or "zero", for gradients.
-    local_axis: the axis of the devices of one host, if `axis_name` is that of
-      the hosts.
     as_coded: whether to select as the reference does.
 
   Returns:
@@ -88,7 +85,6 @@ def dgc(
     for Distributed Training*, arXiv 1712.01887, 2018. Code:
     synxlin/deep-gradient-compression, commit 24673d4.
   """
-  workers = _shared.all_workers(axis_name, local_axis)
   core.check_number("density", density, 0, 1, open_low=True)
   core.check_number("momentum", momentum, 0, 1, open_high=True)
   core.check_int("warmup", warmup, 0, 2**31 - 1)
@@ -122,15 +118,14 @@ def dgc(
   tx = transforms.exchange(
     axis_name,
     ladder if warmup else ladder[0],
-    local_axis=local_axis,
     # The reference gathers what all have selected, and selects it once.
     method="gather" if as_coded else None,
     schedule=level if warmup else None,
   )
   if clip_norm is not None:
     core.check_number("clip_norm", clip_norm, 0, open_low=True)
-    tx = optax.chain(_clip_locally(clip_norm, workers), tx)
-  return _shared.guard_nonfinite(tx, nonfinite, workers)
+    tx = optax.chain(_clip_locally(clip_norm, axis_name), tx)
+  return _shared.guard_nonfinite(tx, nonfinite, axis_name)
 
 
 def _select(density: float, as_coded: bool) -> codecs.Codec:
@@ -141,7 +136,7 @@ def _select(density: float, as_coded: bool) -> codecs.Codec:
 
 
 def _clip_locally(
-  clip_norm: float, workers: AxisName
+  clip_norm: float, axis_name: AxisName
 ) -> optax.GradientTransformation:
   """Scales each worker's gradient to a norm that is at most its share."""
 
@@ -150,7 +145,7 @@ def _clip_locally(
     leaves = [a for a in jax.tree.leaves(updates) if a.size]
     if not leaves:
       return updates
-    count = math.prod(core.axis_size(name) for name in core.axis_names(workers))
+    count = core.axis_size(axis_name)
     # In units of the greatest element, whose square may leave float32.
     greatest = functools.reduce(
       jnp.maximum, [jnp.abs(a).max().astype(jnp.float32) for a in leaves]

@@ -36,7 +36,7 @@ def diloco(
     outer_rate: learning rate of the outer optimizer.
     outer_momentum: its momentum, in [0, 1).
     codec: codec of what workers have changed; None is full precision.
-    axis_name: the workers' axis.
+    axis_name: the workers' axis, or `HostAxes`.
     **options: other arguments of `local_updates`, such as `mix`.
 
   Returns:

@@ -32,7 +32,6 @@ def ef21_sgdm(
   min_size: int = 1024,
   min_dimensions: int = 2,
   nonfinite: str = "skip",
-  local_axis: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes `exchange` of differences of momenta (EF21-SGDM).
 
@@ -47,7 +46,7 @@ def ef21_sgdm(
   in blocks, not in the whole model, and the memory forgets what is not finite.
 
   Args:
-    axis_name: the workers' axis, or that of the hosts.
+    axis_name: the workers' axis, or `HostAxes`.
     codec: of the differences; None is `codecs.topk(density=0.01)`.
     momentum: factor on the average, in [0, 1); the paper's 1 - eta.
     start: number of updates that send all elements; 0 begins from zero.
@@ -55,8 +54,6 @@ def ef21_sgdm(
     min_dimensions: least number of dimensions of such a leaf; 0 selects from
       vectors too, such as the parameters of a linear model.
     nonfinite: "propagate", "skip" or "zero", for gradients.
-    local_axis: the axis of the devices of one host, if `axis_name` is that of
-      the hosts.
 
   Returns:
     A transformation that takes the place of `exchange(...)` in a chain.
@@ -81,7 +78,6 @@ def ef21_sgdm(
     Feedback!*, arXiv 2305.15155, 2023. Code:
     IgorSokoloff/ef21_experiments_source_code, EF21_100K.py.
   """
-  workers = _shared.all_workers(axis_name, local_axis)
   core.check_number("momentum", momentum, 0, 1, open_high=True)
   core.check_int("start", start, 0, 2**31 - 1)
   core.check_int("min_size", min_size, 0)
@@ -98,15 +94,14 @@ def ef21_sgdm(
     for own in (later, codecs.identity())
   ]
   tx = optax.chain(
-    transforms.per_worker(_average(momentum), workers),
+    transforms.per_worker(_average(momentum), axis_name),
     transforms.exchange(
       axis_name,
       ladder if start else ladder[0],
-      local_axis=local_axis,
       schedule=((lambda count: (count < start).astype(int)) if start else None),
     ),
   )
-  return _shared.guard_nonfinite(tx, nonfinite, workers)
+  return _shared.guard_nonfinite(tx, nonfinite, axis_name)
 
 
 def _average(decay: float) -> optax.GradientTransformation:

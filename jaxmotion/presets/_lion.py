@@ -30,7 +30,6 @@ def lion(
   weight_decay: float = 0.001,
   one_bit: bool = False,
   nonfinite: str = "skip",
-  local_axis: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes Lion of workers that vote on the sign of each update.
 
@@ -45,15 +44,14 @@ def lion(
   (`one_bit=True`).
 
   Args:
-    axis_name: the workers' axis, or that of the hosts.
+    axis_name: the workers' axis. With `HostAxes` the devices of a host have one
+      vote, on the mean of their updates.
     learning_rate: number or schedule.
     b1: factor on the momentum in the update, in [0, 1).
     b2: factor on the momentum in the next momentum, in [0, 1).
     weight_decay: decoupled, in units of the learning rate.
     one_bit: whether zeros, and ties, count as positive.
     nonfinite: "propagate", "skip" or "zero", for gradients.
-    local_axis: the axis of the devices of one host, if `axis_name` is that of
-      the hosts. Devices of a host have one vote, on the mean of their updates.
 
   Returns:
     A transformation that takes the place of `optax.chain(exchange(...), tx)`.
@@ -76,18 +74,17 @@ def lion(
     2302.06675, 2023. Liu et al., *Communication Efficient Distributed Training
     with Distributed Lion*, arXiv 2404.00438, 2024 (the majority vote).
   """
-  workers = _shared.all_workers(axis_name, local_axis)
   _shared.check_rate("learning_rate", learning_rate)
   _shared.check_rate("weight_decay", weight_decay, schedule=False)
   core.check_number("b1", b1, 0, 1, open_high=True)
   core.check_number("b2", b2, 0, 1, open_high=True)
   tx = optax.chain(
-    transforms.per_worker(_interpolate(b1, b2), workers),
-    transforms.exchange(axis_name, make_vote(one_bit), local_axis=local_axis),
+    transforms.per_worker(_interpolate(b1, b2), axis_name),
+    transforms.exchange(axis_name, make_vote(one_bit)),
     _shared.decay_weights(weight_decay),
     optax.scale_by_learning_rate(learning_rate),
   )
-  return _shared.guard_nonfinite(tx, nonfinite, workers)
+  return _shared.guard_nonfinite(tx, nonfinite, axis_name)
 
 
 def make_vote(one_bit: bool) -> codecs.vote:

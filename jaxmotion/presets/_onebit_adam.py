@@ -42,7 +42,6 @@ def onebit_adam(
   freeze: int = 1000,
   codec: codecs.Codec | None = None,
   nonfinite: str = "skip",
-  local_axis: AxisName | None = None,
   as_coded: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes Adam whose momenta travel as signs with error memory (1-bit Adam).
@@ -62,7 +61,7 @@ def onebit_adam(
   the rate; the reference's may, where the second moment is small.
 
   Args:
-    axis_name: the workers' axis, or that of the hosts.
+    axis_name: the workers' axis, or `HostAxes`.
     learning_rate: number or schedule.
     b1: factor on the momentum, in [0, 1).
     b2: factor on the mean of squares, in [0, 1).
@@ -71,8 +70,6 @@ def onebit_adam(
     freeze: number of updates of Adam; 15 to 25 % of all are usual. At least 1.
     codec: of the momenta; None is `codecs.feedback(codecs.sign())`.
     nonfinite: "propagate", "skip" or "zero", for gradients.
-    local_axis: the axis of the devices of one host, if `axis_name` is that of
-      the hosts.
     as_coded: whether to compute what the reference does.
 
   Returns:
@@ -96,7 +93,6 @@ def onebit_adam(
     Adam's Convergence Speed*, arXiv 2102.02888, 2021. Code:
     deepspeedai/DeepSpeed, commit edaa722, runtime/fp16/onebit/adam.py.
   """
-  workers = _shared.all_workers(axis_name, local_axis)
   _shared.check_rate("learning_rate", learning_rate)
   _shared.check_rate("weight_decay", weight_decay, schedule=False)
   core.check_number("b1", b1, 0, 1, open_high=True)
@@ -110,8 +106,8 @@ def onebit_adam(
   # No update of Adam is greater (Kingma and Ba, 2015, section 2.1). A sign's
   # magnitude may be far beyond what an element's second moment is made for.
   most = max(1.0, (1 - b1) / math.sqrt(1 - b2))
-  plain = transforms.exchange(axis_name, local_axis=local_axis)
-  coded = transforms.exchange(axis_name, codec, local_axis=local_axis)
+  plain = transforms.exchange(axis_name)
+  coded = transforms.exchange(axis_name, codec)
 
   def init(params: PyTree) -> OnebitAdamState:
     mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
@@ -164,4 +160,4 @@ def onebit_adam(
     _shared.decay_weights(weight_decay),
     optax.scale_by_learning_rate(learning_rate),
   )
-  return _shared.guard_nonfinite(tx, nonfinite, workers)
+  return _shared.guard_nonfinite(tx, nonfinite, axis_name)

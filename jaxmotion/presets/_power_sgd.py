@@ -18,7 +18,6 @@ def power_sgd(
   view: str = "last",
   nonfinite: str = "propagate",
   seed: int = 0,
-  local_axis: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes `exchange` with factors of rank 4 and error feedback (PowerSGD).
 
@@ -38,7 +37,7 @@ def power_sgd(
   with memory for the matrices alone.
 
   Args:
-    axis_name: the workers' axis, or that of the hosts.
+    axis_name: the workers' axis, or `HostAxes`.
     rank: of the factors.
     start: number of updates that exchange at full precision first.
     min_ratio: least ratio of compression for which a leaf is compressed.
@@ -47,8 +46,6 @@ def power_sgd(
       "first" for one of its first, as PyTorch's kernels are.
     nonfinite: "propagate", "skip" or "zero", as for `exchange`.
     seed: seed of the first factors, in [0, 2^32).
-    local_axis: the axis of the devices of one host, if `axis_name` is that of
-      the hosts.
 
   Returns:
     A transformation that takes the place of `exchange(...)` in a chain.
@@ -103,7 +100,6 @@ def power_sgd(
     codec,
     nonfinite=nonfinite,
     seed=seed,
-    local_axis=local_axis,
     start=start,
     schedule=schedule,
   )

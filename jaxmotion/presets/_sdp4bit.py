@@ -2,7 +2,7 @@
 
 import optax
 
-from jaxmotion import codecs, transforms
+from jaxmotion import codecs, core, transforms
 from jaxmotion.core import AxisName
 
 
@@ -10,7 +10,6 @@ def sdp4bit(
   axis_name: AxisName,
   tx: optax.GradientTransformation | optax.MultiSteps,
   *,
-  local_axis: AxisName | None = None,
   nonfinite: str = "propagate",
   seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -19,7 +18,7 @@ def sdp4bit(
   Gradients travel within a host in 8 bits, blocks of 512, and between hosts
   rotated in blocks of 32, in 4 bits, blocks of 128. The weights' part of each
   worker travels as the difference to what all workers hold, in 4 bits, blocks
-  of 2048. Without a `local_axis` gradients take the second step alone.
+  of 2048. Without `HostAxes` gradients take the second step alone.
 
   Ours differs from the reference thus. Gradients are rounded stochastically
   before they leave a host, so their mean is unbiased without error memory. The
@@ -28,10 +27,8 @@ def sdp4bit(
   symmetric and have no room beyond the maximum of a block.
 
   Args:
-    axis_name: the workers' axis, or that of the hosts.
+    axis_name: the workers' axis, or `HostAxes`.
     tx: optimizer that treats every element by itself, as for `sharded`.
-    local_axis: the axis of the devices of one host, if `axis_name` is that of
-      the hosts.
     nonfinite: "propagate", "skip" or "zero", as for `sharded`.
     seed: seed of stochastic rounding, in [0, 2^32).
 
@@ -69,6 +66,5 @@ def sdp4bit(
     weight_codec=codecs.uniform(bits=4, block=2048),
     nonfinite=nonfinite,
     seed=seed,
-    local_axis=local_axis,
-    local_codec=None if local_axis is None else within,
+    local_codec=within if isinstance(axis_name, core.HostAxes) else None,
   )

@@ -10,26 +10,19 @@ import optax
 from jaxmotion import codecs, core, transforms
 from jaxmotion.collectives.extend import (
   NONFINITE_POLICIES,
-  all_axes,
   zero_nonfinite,
 )
 from jaxmotion.core import Array, AxisName
 
 
-def all_workers(axis_name: AxisName, local_axis: AxisName | None) -> AxisName:
-  """Returns the axes of all workers, those of one host included."""
-  core.check_axis_name("axis_name", axis_name)
-  return all_axes(axis_name, local_axis, None)
-
-
 def guard_nonfinite(
-  tx: optax.GradientTransformation, policy: str, workers: AxisName
+  tx: optax.GradientTransformation, policy: str, axis_name: AxisName
 ) -> optax.GradientTransformationExtraArgs:
   """Applies a policy for non-finite gradients to a whole chain."""
   # A NaN would stay in a momentum that each worker keeps before the exchange.
   core.check_choice("nonfinite", policy, NONFINITE_POLICIES)
   if policy == "skip":
-    return transforms.skip_nonfinite(tx, workers, wait=True)
+    return transforms.skip_nonfinite(tx, axis_name, wait=True)
   if policy == "zero":
     tx = optax.chain(
       optax.stateless(lambda updates, params: zero_nonfinite(updates)), tx

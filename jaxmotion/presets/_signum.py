@@ -15,7 +15,6 @@ def signum(
   weight_decay: float = 0.0,
   one_bit: bool = False,
   nonfinite: str = "skip",
-  local_axis: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes SGD by the sign that most workers' momenta have (Signum).
 
@@ -28,14 +27,13 @@ def signum(
   paper sends 1 bit, in which zeros count as positive (`one_bit=True`).
 
   Args:
-    axis_name: the workers' axis, or that of the hosts.
+    axis_name: the workers' axis. With `HostAxes` the devices of a host have one
+      vote, on the mean of their momenta.
     learning_rate: number or schedule.
     momentum: factor on the momentum, in [0, 1).
     weight_decay: decoupled, in units of the learning rate.
     one_bit: whether zeros, and ties, count as positive.
     nonfinite: "propagate", "skip" or "zero", for gradients.
-    local_axis: the axis of the devices of one host, if `axis_name` is that of
-      the hosts. Devices of a host have one vote, on the mean of their momenta.
 
   Returns:
     A transformation that takes the place of `optax.chain(exchange(...), tx)`.
@@ -58,16 +56,13 @@ def signum(
     Bernstein et al., *signSGD with Majority Vote is Communication Efficient and
     Fault Tolerant*, arXiv 1810.05291, 2019, algorithm 1.
   """
-  workers = _shared.all_workers(axis_name, local_axis)
   _shared.check_rate("learning_rate", learning_rate)
   _shared.check_rate("weight_decay", weight_decay, schedule=False)
   core.check_number("momentum", momentum, 0, 1, open_high=True)
   tx = optax.chain(
-    transforms.per_worker(optax.trace(momentum), workers),
-    transforms.exchange(
-      axis_name, _lion.make_vote(one_bit), local_axis=local_axis
-    ),
+    transforms.per_worker(optax.trace(momentum), axis_name),
+    transforms.exchange(axis_name, _lion.make_vote(one_bit)),
     _shared.decay_weights(weight_decay),
     optax.scale_by_learning_rate(learning_rate),
   )
-  return _shared.guard_nonfinite(tx, nonfinite, workers)
+  return _shared.guard_nonfinite(tx, nonfinite, axis_name)

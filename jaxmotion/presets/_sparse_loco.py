@@ -19,7 +19,6 @@ def sparse_loco(
   use_dct: bool = False,
   weight_decay: float = 0.0,
   nonfinite: str = "skip",
-  local_axis: AxisName | None = None,
   as_coded: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
   """Makes the outer optimizer of SparseLoCo, with its exchange inside.
@@ -38,7 +37,7 @@ def sparse_loco(
   divisor. Codes and places are packed.
 
   Args:
-    axis_name: the workers' axis, or that of the hosts.
+    axis_name: the workers' axis, or `HostAxes`.
     learning_rate: of the outer step, a number or a schedule.
     decay: factor on what is not sent yet, in (0, 1].
     count: elements of a tile that are sent.
@@ -48,8 +47,6 @@ def sparse_loco(
     use_dct: whether tiles are transformed by cosines first.
     weight_decay: decoupled, in units of the learning rate.
     nonfinite: "propagate", "skip" or "zero", for pseudo-gradients.
-    local_axis: the axis of the devices of one host, if `axis_name` is that of
-      the hosts.
     as_coded: whether to compute what the reference does.
 
   Returns:
@@ -74,7 +71,6 @@ def sparse_loco(
     arXiv 2508.15706, 2025. Code: tplr-ai/CCLoco, commit c01a785; the tiles are
     those of tplr-ai/templar, commit c2397ac.
   """
-  workers = _shared.all_workers(axis_name, local_axis)
   _shared.check_rate("learning_rate", learning_rate)
   _shared.check_rate("weight_decay", weight_decay, schedule=False)
   core.check_bool("use_dct", use_dct)
@@ -93,10 +89,8 @@ def sparse_loco(
   tx = optax.chain(
     _shared.scale_by_rate(learning_rate) if as_coded else optax.identity(),
     # The mean over senders is of all elements of all workers.
-    transforms.exchange(
-      axis_name, codec, method="gather", local_axis=local_axis
-    ),
+    transforms.exchange(axis_name, codec, method="gather"),
     _shared.decay_weights(weight_decay),
     optax.scale_by_learning_rate(learning_rate),
   )
-  return _shared.guard_nonfinite(tx, nonfinite, workers)
+  return _shared.guard_nonfinite(tx, nonfinite, axis_name)

@@ -49,7 +49,7 @@ def streaming_diloco(
     outer_rate: learning rate of the outer optimizer.
     outer_momentum: its momentum, in [0, 1).
     codec: codec of what workers have changed; None is full precision.
-    axis_name: the workers' axis.
+    axis_name: the workers' axis, or `HostAxes`.
     as_coded: whether to send the paper's format; `codec` is then the default.
     **options: other arguments of `local_updates`, such as `parts`.
 

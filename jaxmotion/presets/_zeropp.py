@@ -1,11 +1,12 @@
 """Preset `zeropp`: ZeRO++, low bits and few gathers for sharded parameters."""
 
+import dataclasses
+import functools
 from typing import Any
 
 import optax
 
 from jaxmotion import codecs, transforms
-from jaxmotion.core import AxisName
 from jaxmotion.presets import _shared
 
 _SET = ("weight_codec", "gradient_codec", "local_codec", "regather")
@@ -13,8 +14,6 @@ _SET = ("weight_codec", "gradient_codec", "local_codec", "regather")
 
 def zeropp(
   tx: optax.GradientTransformation | optax.MultiSteps,
-  *,
-  local_axis: AxisName | None = "device",
   **options: Any,
 ) -> transforms.Scheme:
   """Makes the scheme `fully_sharded` with 8-bit weights and 4-bit gradients.
@@ -22,7 +21,8 @@ def zeropp(
   Weights are gathered in 8 bits, blocks of 2048 (qwZ): between hosts once a
   step, within a host once more in the backward pass (hpZ). Gradients are
   averaged in 4 bits, blocks of 128, within a host and then between hosts (qgZ).
-  Without a `local_axis` weights are gathered twice over all workers.
+  `make_train_step` tells the scheme the hosts, as `HostAxes`. Without them
+  weights are gathered twice over all workers.
 
   Ours differs from the reference thus. Gradients are divided by all workers.
   The reference divides those of matrices by the hosts alone, so they are larger
@@ -33,8 +33,6 @@ def zeropp(
 
   Args:
     tx: optimizer that treats every element by itself.
-    local_axis: the axis of the devices of one host, which is the last one of
-      the step's `axis_name=(hosts, devices)`; None without hosts.
     **options: other arguments of `fully_sharded`, such as `stacked`.
 
   Returns:
@@ -46,6 +44,7 @@ def zeropp(
 
   Example:
     >>> import optax
+    >>> from jaxmotion import HostAxes
     >>> from jaxmotion.transforms import gather_block
     >>> mesh = jax.sharding.Mesh([jax.devices()[:1]], ("host", "device"))
     >>> block = gather_block(lambda w, x: jnp.tanh(x @ w))
@@ -53,7 +52,7 @@ def zeropp(
     ...   lambda w, x: jnp.mean(block(w, x) ** 2),
     ...   zeropp(optax.adam(1e-3)),
     ...   mesh,
-    ...   axis_name=("host", "device"),
+    ...   axis_name=HostAxes("host", "device"),
     ... )
     >>> state, loss = step(init(jnp.ones((8, 8))), jnp.zeros((4, 8)))
     >>> float(loss)
@@ -66,12 +65,24 @@ def zeropp(
   """
   _shared.refuse_options("zeropp", "fully_sharded", _SET, options)
   int4 = codecs.uniform(bits=4, block=128)
-  return transforms.fully_sharded(
+  make = functools.partial(
+    transforms.fully_sharded,
     tx,
-    local_axis=local_axis,
     weight_codec=codecs.uniform(bits=8, block=2048),
     gradient_codec=int4,
-    local_codec=None if local_axis is None else int4,
-    regather=True if local_axis is None else "local",
     **options,
   )
+  return _Zeropp(make(local_codec=int4, regather="local"), make())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Zeropp(transforms.Scheme):
+  """Scheme that is another one with hosts than without."""
+
+  with_hosts: transforms.Scheme
+  without_hosts: transforms.Scheme
+
+  def for_workers(self, workers: transforms.Workers) -> transforms.Scheme:
+    """Returns the scheme for these workers."""
+    has_hosts = workers.host_axes is not None
+    return self.with_hosts if has_hosts else self.without_hosts

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, PartitionSpec as P
 from jaxmotion import core, transforms
 from jaxmotion.core import AxisName, PyTree
 from jaxmotion.testing import _arguments
+from jaxmotion.transforms.extend import check_mesh
 
 _MAX_STEPS = 1000
 # The mean of equal gradients and an update in parts round differently.
@@ -53,10 +54,9 @@ def check_sharded(
   core.check_instance(
     "tx", tx, optax.GradientTransformation, "an optax transformation"
   )
-  core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
-  core.check_axis_name("axis_name", axis_name)
+  names = check_mesh(mesh, axis_name)
   core.check_int("steps", steps, 1, _MAX_STEPS)
-  _check_workers(mesh, axis_name)
+  _check_workers(mesh, names)
   core.check_arrays("params", params)
   for path, x in core.named_leaves(params):
     _arguments.check_array(f"params[{path!r}]" if path else "params", x)
@@ -69,7 +69,7 @@ def check_sharded(
     for step in range(steps):
       grads = _draw_gradients(params, step)
       expected, state = alone.update(grads, state, p)
-      updates, ours = parts.update(core.to_varying(grads, axis_name), ours, p)
+      updates, ours = parts.update(core.to_varying(grads, names), ours, p)
       found.append(jax.tree.map(_difference, updates, expected))
       p = optax.apply_updates(p, expected)
     return jax.tree.map(lambda *each: jnp.stack(each), *found)
@@ -85,13 +85,7 @@ def check_sharded(
 
 
 def _check_workers(mesh: Mesh, axis_name: AxisName) -> None:
-  names = core.axis_names(axis_name)
-  if not set(names) <= set(mesh.axis_names):
-    raise ValueError(
-      f"`axis_name` must be an axis of the mesh {mesh.axis_names}, "
-      f"got {axis_name!r}."
-    )
-  workers = math.prod(mesh.shape[name] for name in names)
+  workers = math.prod(mesh.shape[name] for name in core.axis_names(axis_name))
   if workers < 2:
     raise ValueError(
       f"`mesh` must have at least 2 workers along {axis_name!r}, got {workers}."

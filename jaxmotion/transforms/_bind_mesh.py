@@ -49,9 +49,7 @@ def bind_mesh(
     0
   """
   tx = _placement.as_transformation(tx)
-  core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
-  core.check_axis_name("axis_name", axis_name)
-  _init_state.check_axes(mesh, axis_name)
+  axis_name = _init_state.check_mesh(mesh, axis_name)
   _model_axes.check_specs(specs, axis_name)
 
   def init_fn(params: PyTree) -> PyTree:

@@ -23,7 +23,7 @@ def clip_by_global_norm(
 
   Args:
     max_norm: greatest norm of the whole gradient, positive.
-    axis_name: the axes that `sharded` was given, `local_axis` included.
+    axis_name: the axes that `sharded` was given.
 
   Returns:
     A transformation without state. Types tell it which leaves are parts, so
@@ -40,7 +40,7 @@ def clip_by_global_norm(
   """
   # Greater ones have no square in float32.
   core.check_number("max_norm", max_norm, 0, 2.0**63, open_low=True)
-  core.check_axis_name("axis_name", axis_name)
+  axis_name = core.flatten_axes("axis_name", axis_name)
 
   def update_fn(
     updates: PyTree, state: Any, params: PyTree | None = None

@@ -54,7 +54,7 @@ def delayed(
     [0.0, 1.0, 2.0]
   """
   chain = optax.with_extra_args_support(_placement.as_transformation(tx))
-  core.check_axis_name("axis_name", axis_name)
+  axis_name = core.flatten_axes("axis_name", axis_name)
   core.check_bool("is_weighted", is_weighted)
 
   def init(params: PyTree) -> _exchange.DelayedState:

@@ -14,10 +14,10 @@ from jaxmotion.codecs import Codec, identity
 from jaxmotion.codecs.extend import check_codec
 from jaxmotion.collectives.extend import (
   NONFINITE_POLICIES,
-  all_axes,
   apply_nonfinite_policy,
   check_codecs,
   check_level_given,
+  check_local_codec,
   check_weight,
   init_tree,
   keep_update,
@@ -61,19 +61,17 @@ class ExchangeOptions:
   """Arguments of one `exchange`, and the tree that it is for.
 
   Attributes:
-    axis_name: the workers' axes, or those of the hosts.
+    axis_name: the workers' axes, as a tuple or `HostAxes`.
     codec: the codec, or a tuple with one for each level.
-    local_axis: the axes of the devices of one host, or None.
     init: (parameters, specs) -> state.
     specs: how the tree is sharded over axes of the model, or None.
     params: shapes of the tree; None before `init`.
   """
 
-  axis_name: tuple[Any, ...]
+  axis_name: tuple[Any, ...] | core.HostAxes
   codec: codecs.Codec | tuple[codecs.Codec, ...]
   op: str
   method: str | None
-  local_axis: tuple[Any, ...] | None
   # Functions of two runs are never equal, and trees of dicts have no hash.
   init: Init = dataclasses.field(compare=False, repr=False)
   specs: PyTree | None = dataclasses.field(default=None, compare=False)
@@ -86,19 +84,17 @@ class ShardedOptions:
   """Arguments of one `sharded`, and the tree that it is for.
 
   Attributes:
-    axis_name: the workers' axes, or those of the hosts.
+    axis_name: the workers' axes, as a tuple or `HostAxes`.
     weight_codec: codec of the differences, or None.
-    local_axis: the axes of the devices of one host, or None.
     init: (parameters, specs) -> state.
     tx: the transformation inside.
     specs: how the tree is sharded over axes of the model, or None.
     params: shapes of the parameters; None before `init`.
   """
 
-  axis_name: tuple[Any, ...]
+  axis_name: tuple[Any, ...] | core.HostAxes
   gradient_codec: codecs.Codec
   weight_codec: codecs.Codec | None
-  local_axis: tuple[Any, ...] | None
   init: Init = dataclasses.field(compare=False, repr=False)
   tx: optax.GradientTransformation = dataclasses.field(
     compare=False, repr=False
@@ -108,6 +104,13 @@ class ShardedOptions:
 
 
 Options = ExchangeOptions | ShardedOptions
+
+
+def comparable_axes(axis_name: AxisName) -> tuple[Any, ...] | core.HostAxes:
+  """Returns axes in a form in which one name equals the tuple of it."""
+  if isinstance(axis_name, core.HostAxes):
+    return axis_name
+  return core.axis_names(axis_name)
 
 
 def note_options(
@@ -207,7 +210,6 @@ def exchange(
   method: str | None = None,
   nonfinite: str = "propagate",
   seed: int = 0,
-  local_axis: AxisName | None = None,
   local_codec: Codec | None = None,
   start: int = 0,
   schedule: Callable[[Array], Array] | None = None,
@@ -227,7 +229,11 @@ def exchange(
   `optax.MultiSteps` and `optax.apply_if_finite`, which run it at some steps.
 
   Args:
-    axis_name: the workers' axis, or a tuple of axes.
+    axis_name: the workers' axis, or a tuple of axes. With `HostAxes` devices of
+      a host exchange first, at full precision. Each then sends its shard of the
+      host's gradient to other hosts through the codec; see
+      `collectives.all_reduce_hierarchical`. Give the same `HostAxes` to
+      `make_train_step`, `state_specs` and `skip_nonfinite`.
     codec: codec of the payloads; None is `codecs.identity()`, which is
       `lax.pmean`. A sequence has one codec for each level: each update then
       takes `level=`, an int32[] equal on all workers, and sends only that
@@ -242,12 +248,6 @@ def exchange(
       `skip_nonfinite`. "zero": the element or weight is replaced by zero.
     seed: seed of stochastic rounding and sampling, in [0, 2^32). With the step,
       the leaf's path and the worker it determines every random bit.
-    local_axis: the axis of the devices of one host, if `axis_name` is that of
-      the hosts. Devices of a host then exchange first, at full precision. Each
-      sends its shard of the host's gradient to other hosts through the codec;
-      see `collectives.all_reduce_hierarchical`. The mean is over the workers of
-      both axes: give `make_train_step`, `state_specs` and `skip_nonfinite`
-      both, `("host", "device")`.
     local_codec: codec within a host; None is full precision.
     start: number of updates that exchange at full precision first, and leave
       the codec's state as it is. Early gradients change fast, so that what an
@@ -265,9 +265,8 @@ def exchange(
   Raises:
     TypeError: an argument of another type, such as a `codec` that is none.
     ValueError: a `seed` outside [0, 2^32); an unknown `op`, `method` or
-      `nonfinite`; an axis in both `axis_name` and `local_axis`; a
-      `local_codec` without `local_axis`. `update` raises it for a gradient
-      that JAX has summed already, in a `shard_map` that checks types.
+      `nonfinite`; a `local_codec` without hosts. `update` raises it for a
+      gradient that JAX has summed already, in a `shard_map` that checks types.
 
   Example:
     >>> import optax
@@ -277,11 +276,10 @@ def exchange(
     ...   optax.adamw(3e-4),
     ... )
   """
-  core.check_axis_name("axis_name", axis_name)
-  if local_axis is not None:
-    core.check_axis_name("local_axis", local_axis)
+  workers = core.flatten_axes("axis_name", axis_name)
   if local_codec is not None:
     check_codec("local_codec", local_codec, trees=True)
+  check_local_codec(axis_name, local_codec)
   core.check_int("seed", seed, 0, 2**32 - 1)
   core.check_int("start", start, 0, 2**31 - 1)
   codec = identity() if codec is None else codec
@@ -299,10 +297,9 @@ def exchange(
     method,
     nonfinite,
     seed,
-    local_axis,
     local_codec,
     start,
-    all_axes(axis_name, local_axis, local_codec),
+    workers,
   )
   init_mapped, update_mapped = _model_axes.map_model_axes(
     one.init, one.update, one.workers, one.codecs
@@ -317,12 +314,7 @@ def exchange(
     return make_state(params, None)
 
   options = ExchangeOptions(
-    core.axis_names(axis_name),
-    codec,
-    op,
-    method,
-    None if local_axis is None else core.axis_names(local_axis),
-    make_state,
+    comparable_axes(axis_name), codec, op, method, make_state
   )
 
   def update_fn(
@@ -366,7 +358,6 @@ class _Exchange(NamedTuple):
   method: str | None
   nonfinite: str
   seed: int
-  local_axis: AxisName | None
   local_codec: Codec | None
   start: int
   workers: AxisName
@@ -386,13 +377,9 @@ class _Exchange(NamedTuple):
   def init(self, params: PyTree, model: _model_axes.ModelAxes) -> ExchangeState:
     """Returns the state of one device's shards."""
     del model
-    if self.local_axis is not None:
+    if isinstance(self.axis_name, core.HostAxes):
       states = collectives.all_reduce_hierarchical_init(
-        params,
-        self.axis_name,
-        self.local_axis,
-        self.codec,
-        method=self.method,
+        params, self.axis_name, self.codec, method=self.method
       )
     elif isinstance(self.codec, Codec):
       states = init_tree(params, self.axis_name, self.codec, self.method)
@@ -458,11 +445,10 @@ class _Exchange(NamedTuple):
   ) -> tuple[PyTree, PyTree]:
     """Returns the mean of a tree over workers, and the codec's new state."""
     options = options | dict(state=old, op=self.op, method=self.method)
-    if self.local_axis is not None:
+    if isinstance(self.axis_name, core.HostAxes):
       return collectives.all_reduce_hierarchical(
         x,
         self.axis_name,
-        self.local_axis,
         codec,
         level=level,
         local_codec=self.local_codec,

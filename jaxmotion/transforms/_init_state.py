@@ -78,10 +78,8 @@ def init_state(
     (1.0, True)
   """
   tx = _placement.as_transformation(tx)
-  core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
-  core.check_axis_name("axis_name", axis_name)
+  axis_name = check_mesh(mesh, axis_name)
   core.check_arrays("params", params)
-  check_axes(mesh, axis_name)
   core.check_buffers({"params": params})
   shardings = _shardings.Shardings(mesh, axis_name, specs)
   shardings.check_params(params)
@@ -94,16 +92,22 @@ def init_state(
   return init(core.put_on_mesh(params, mesh, shardings.params(params)))
 
 
-def check_axes(
-  mesh: Mesh | AbstractMesh, axis_name: AxisName, argument: str = "axis_name"
-) -> None:
-  """Raises unless a mesh has the axes."""
-  for name in core.axis_names(axis_name):
+def check_mesh(mesh: Any, axis_name: Any) -> AxisName:
+  """Returns the names of the workers' axes; raises unless a mesh has them."""
+  core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
+  return check_axes(mesh, axis_name)
+
+
+def check_axes(mesh: Mesh | AbstractMesh, axis_name: AxisName) -> AxisName:
+  """Returns the names of axes, which a mesh without devices may have too."""
+  names = core.flatten_axes("axis_name", axis_name)
+  for name in core.axis_names(names):
     if name not in mesh.axis_names:
       raise ValueError(
-        f"`{argument}` must be an axis of the mesh {mesh.axis_names}, "
+        f"`axis_name` must be an axis of the mesh {mesh.axis_names}, "
         f"got {name!r}."
       )
+  return names
 
 
 def make_state(

@@ -41,7 +41,7 @@ def local_value_and_grad(
     [3.0, 4.0]
   """
   core.check_callable("fun", fun)
-  core.check_axis_name("axis_name", axis_name)
+  axis_name = core.flatten_axes("axis_name", axis_name)
   core.check_bool("has_aux", has_aux)
   value_and_grad = jax.value_and_grad(fun, has_aux=has_aux)
 

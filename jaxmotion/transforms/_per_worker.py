@@ -62,7 +62,7 @@ def per_worker(
   core.check_instance(
     "inner", inner, optax.GradientTransformation, "an optax transformation"
   )
-  core.check_axis_name("axis_name", axis_name)
+  axis_name = core.flatten_axes("axis_name", axis_name)
   wrapped = optax.with_extra_args_support(inner)
 
   def mark(state: PyTree) -> PerWorkerState:

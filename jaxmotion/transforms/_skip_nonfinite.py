@@ -70,7 +70,7 @@ def skip_nonfinite(
   core.check_instance(
     "inner", inner, optax.GradientTransformation, "an optax transformation"
   )
-  core.check_axis_name("axis_name", axis_name)
+  axis_name = core.flatten_axes("axis_name", axis_name)
   core.check_bool("wait", wait)
   wrapped = optax.with_extra_args_support(inner)
 

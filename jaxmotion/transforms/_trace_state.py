@@ -78,8 +78,7 @@ def trace_state(
   core.check_instance(
     "mesh", mesh, (Mesh, AbstractMesh), "a mesh of jax.sharding"
   )
-  core.check_axis_name("axis_name", axis_name)
-  _init_state.check_axes(mesh, axis_name)
+  axis_name = _init_state.check_axes(mesh, axis_name)
   params = jax.tree.map(core.shape_dtype, params)
   shardings = _shardings.Shardings(mesh, axis_name, specs)
   maps = {"in_specs": P(), **shardings.map_options}

@@ -10,6 +10,7 @@ from jaxmotion.transforms._exchange import (
   ShardedOptions as ShardedOptions,
 )
 from jaxmotion.transforms._init_state import (
+  check_mesh as check_mesh,
   find_exchanges as find_exchanges,
   is_exchange as is_exchange,
 )
@@ -38,7 +39,6 @@ from jaxmotion.transforms.step._run_on_workers import (
 )
 from jaxmotion.transforms.step._step_arguments import (
   check_batch_names as check_batch_names,
-  check_step_mesh as check_step_mesh,
   place_arguments as place_arguments,
   split_specs as split_specs,
 )

@@ -3,7 +3,7 @@
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jaxmotion import codecs, make_key
+from jaxmotion import HostAxes, codecs, make_key
 from jaxmotion.collectives import all_reduce_init
 from jaxmotion.collectives.extend import StateLayout
 from tests.arguments.calls import Call, Lazy
@@ -14,6 +14,7 @@ INT8 = codecs.uniform(bits=8)
 LEVELS = (codecs.uniform(bits=4), INT8)
 KEY = Lazy(lambda: make_key(0))
 DATA, HOSTS = ["data"], ["host", "device"]
+AXES = HostAxes(*HOSTS)
 
 CALLS = {
   "collectives.all_reduce": Call(
@@ -40,12 +41,11 @@ CALLS = {
   "collectives.reduce_scatter_init": Call(X, "data", INT8, mesh=DATA),
   "collectives.unshard": Call(
     X,
-    "host",
+    AXES,
     INT8,
     INT8,
     error=np.zeros((16, 32), np.float32),
     key=KEY,
-    local_axis="device",
     local_codec=INT8,
     spec=PartitionSpec(),
     mesh=HOSTS,
@@ -54,15 +54,14 @@ CALLS = {
   "collectives.all_gather_planes": Call(TREE, "data", np.int32(0), mesh=DATA),
   "collectives.broadcast_planes": Call(TREE, "data", np.int32(0), mesh=DATA),
   "collectives.all_reduce_hierarchical": Call(
-    TREE, "host", "device", INT8, key=KEY, weight=1.0, mesh=HOSTS
+    TREE, AXES, INT8, key=KEY, weight=1.0, mesh=HOSTS
   ),
   "collectives.all_reduce_hierarchical_init": Call(
-    TREE, "host", "device", INT8, mesh=HOSTS
+    TREE, AXES, INT8, mesh=HOSTS
   ),
   "collectives.extend.check_level": Call(
     np.int32(0), 2, "data", mesh=DATA, varying=[]
   ),
-  "collectives.extend.joint_axes": Call("host", "device"),
   "collectives.extend.gather_payloads": Call(
     [TREE], "data", mesh=DATA, varying=["payloads"]
   ),
@@ -78,17 +77,12 @@ UNCALLED = {
   "collectives.extend.*": "internal: public functions check what they give it"
 }
 UNBOUND = {"misspelt": "no axis has to be bound for codecs without state"}
-NAMED = {"misspelt": "it is told from the other names alone"}
 FROM_END = {"minus_one": "it counts from the end"}
 ANY_COUNT = {"huge": "a count has no greatest value"}
 ACCEPTED = {
   ("collectives.extend.schedule_rounds", "kinds"): {"empty": "no rounds"},
   ("collectives.all_reduce_init", "axis_name"): UNBOUND,
   ("collectives.all_reduce_adaptive_init", "axis_name"): UNBOUND,
-  ("collectives.all_reduce_hierarchical_init", "axis_name"): UNBOUND,
-  ("collectives.all_reduce_hierarchical_init", "local_axis"): UNBOUND,
-  ("collectives.extend.joint_axes", "axis_name"): NAMED,
-  ("collectives.extend.joint_axes", "local_axis"): NAMED,
   ("*", "axis"): FROM_END,
   ("*", "split_axis"): FROM_END,
   ("*", "concat_axis"): FROM_END,

@@ -9,6 +9,7 @@ KEY = Key(np.uint32(1), np.uint32(2))
 STATE = {"count": np.float32(0), "e": PerWorker(np.zeros((4, 3), np.float32))}
 
 CALLS = {
+  "core.HostAxes": Call("host", "device"),
   "core.make_key": Call(0, 1, traced=True),
   "core.Key.fold": Call(3, on=KEY.fold, traced=True),
   "core.Key.fold_path": Call("a/b", on=KEY.fold_path, traced=True),
@@ -21,6 +22,8 @@ ACCEPTED = {
   ("*", "worker"): _MODULO,
   ("*", "data"): _MODULO,
   ("core.Key.fold_path", "path"): {"misspelt": "a path like any other"},
+  ("core.HostAxes", "hosts"): {"misspelt": "no mesh is known here"},
+  ("core.HostAxes", "devices"): {"misspelt": "no mesh is known here"},
   ("core.state_specs", "axis_name"): {"misspelt": "no mesh is known here"},
   ("core.state_specs", "state"): dict.fromkeys(
     ("wrapped", "reshaped"), "any state has specs"

@@ -115,7 +115,7 @@ CALLS = {
   "perfmodel.overlapped_seconds": Call(MESSAGES),
   "perfmodel.collective_seconds": Call("all_reduce", 1e6, 8, LINK),
   "perfmodel.collective_traffic": Call("all_reduce", 1e6, 8),
-  "perfmodel.exchange_ledger": Call(W, AXIS, INT8, method="gather"),
+  "perfmodel.exchange_ledger": Call(W, PLATFORM, "data", INT8, method="gather"),
   "perfmodel.hierarchical_all_reduce_ledger": Call(1000, PLATFORM.axes),
   "perfmodel.ledger_seconds": Call(LEDGER, PLATFORM),
   "perfmodel.predict_exchange": Call(W, PLATFORM, "data", INT8),

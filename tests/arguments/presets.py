@@ -2,54 +2,39 @@
 
 import optax
 
-from jaxmotion import codecs
+from jaxmotion import HostAxes, codecs
 from tests.arguments.calls import Call
 
 CALLS = {
-  "presets.demo": Call(
-    "host", 0.1, weight_decay=0.1, nonfinite="skip", local_axis="device"
-  ),
+  "presets.demo": Call("host", 0.1, weight_decay=0.1, nonfinite="skip"),
   "presets.diloco": Call(optax.sgd(0.1), codec=codecs.sign(), axis_name="host"),
   "presets.streaming_diloco": Call(optax.sgd(0.1), axis_name="host"),
   "presets.muloco": Call(0.1, axis_name="host"),
-  "presets.dgc": Call(
-    "host", density=0.1, clip_norm=1.0, nonfinite="skip", local_axis="device"
-  ),
+  "presets.dgc": Call("host", density=0.1, clip_norm=1.0, nonfinite="skip"),
   "presets.ef21_sgdm": Call(
     "host",
     codec=codecs.sign(),
     momentum=0.5,
     nonfinite="skip",
-    local_axis="device",
   ),
-  "presets.lion": Call(
-    "host", 0.1, weight_decay=0.1, nonfinite="skip", local_axis="device"
-  ),
+  "presets.lion": Call("host", 0.1, weight_decay=0.1, nonfinite="skip"),
   "presets.onebit_adam": Call(
     "host",
     0.1,
     weight_decay=0.1,
     codec=codecs.onebit(),
     nonfinite="skip",
-    local_axis="device",
   ),
-  "presets.signum": Call(
-    "host", 0.1, weight_decay=0.1, nonfinite="skip", local_axis="device"
-  ),
-  "presets.sparse_loco": Call(
-    "host", 0.1, weight_decay=0.1, nonfinite="skip", local_axis="device"
-  ),
-  "presets.power_sgd": Call(
-    "host", rank=2, start=3, nonfinite="skip", seed=1, local_axis="device"
-  ),
+  "presets.signum": Call("host", 0.1, weight_decay=0.1, nonfinite="skip"),
+  "presets.sparse_loco": Call("host", 0.1, weight_decay=0.1, nonfinite="skip"),
+  "presets.power_sgd": Call("host", rank=2, start=3, nonfinite="skip", seed=1),
   "presets.sdp4bit": Call(
-    "host",
+    HostAxes("host", "device"),
     optax.sgd(0.1),
-    local_axis="device",
     nonfinite="skip",
     seed=1,
   ),
-  "presets.zeropp": Call(optax.sgd(0.1), local_axis="device"),
+  "presets.zeropp": Call(optax.sgd(0.1), nonfinite="skip"),
 }
 UNCALLED = {}
 _LATER = {"misspelt": "no mesh is known here; a step names the axis"}
@@ -60,7 +45,6 @@ _RATE = {
 }
 ACCEPTED = {
   ("*", "axis_name"): _LATER,
-  ("*", "local_axis"): _LATER,
   ("*", "learning_rate"): _RATE | {"fraction": "any number is a rate"},
   ("*", "weight_decay"): _RATE,
   ("*", "momentum"): {"zero": "no momentum"},

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 
 import jaxmotion
-from jaxmotion import codecs, transforms
+from jaxmotion import HostAxes, codecs, transforms
 from tests.arguments.calls import Call, Lazy
 
 MESH = jax.sharding.Mesh(jax.devices()[:2], ("data",))
@@ -122,13 +122,12 @@ BOUND = transforms.bind_mesh(exchange(), MESH)
 
 CALLS = {
   "transforms.sharded": Call(
-    "data",
+    HostAxes("host", "device"),
     optax.sgd(0.1),
     gradient_codec=CODEC,
     weight_codec=codecs.uniform(bits=4),
     nonfinite="skip",
     seed=1,
-    local_axis="device",
     local_codec=codecs.uniform(bits=8),
   ),
   "transforms.sharded -> init": Call(PARAMS, on=SHARDED.init, mesh=["data"]),
@@ -144,7 +143,6 @@ CALLS = {
     optax.sgd(0.1),
     weight_codec=codecs.uniform(bits=8),
     gradient_codec=codecs.uniform(bits=4),
-    local_axis="device",
     local_codec=codecs.uniform(bits=8),
     regather="local",
     stacked="layers/",
@@ -193,13 +191,12 @@ CALLS = {
     traced=True,
   ),
   "transforms.exchange": Call(
-    "data",
+    HostAxes("host", "device"),
     CODEC,
     method=None,
     nonfinite="skip",
     seed=1,
     start=2,
-    local_axis="device",
   ),
   "transforms.exchange -> init": Call(
     PARAMS, on=exchange().init, mesh=["data"]
@@ -321,14 +318,11 @@ ACCEPTED = {
   ("transforms.parallelize_step", "mean"): {"empty": "nothing is averaged"},
   **accept_options("transforms.parallelize_step"),
   ("transforms.exchange", "axis_name"): _LATER,
-  ("transforms.exchange", "local_axis"): _LATER,
   ("transforms.per_worker", "axis_name"): _LATER,
   ("transforms.sharded", "axis_name"): _LATER,
   ("transforms.fully_sharded", "stacked"): {
     "misspelt": "no parameters are known here; `init` matches it"
   },
-  ("transforms.sharded", "local_axis"): _LATER,
-  ("transforms.fully_sharded", "local_axis"): _LATER,
   ("transforms.delayed", "axis_name"): _LATER,
   ("transforms.clip_by_global_norm", "axis_name"): _LATER,
   ("transforms.skip_nonfinite", "axis_name"): _LATER,

@@ -172,17 +172,17 @@ def test_a_state_of_other_workers_says_how_it_differs(kind):
 
 
 def test_devices_that_remember_parts_keep_their_hosts():
-  axes = ("host", "device")
+  axes = jaxmotion.HostAxes("host", "device")
   devices = np.array(jax.devices())
   init, _ = jaxmotion.make_train_step(
     loss_fn,
-    jaxmotion.fully_sharded(ADAM, local_axis="device", error_feedback=True),
-    Mesh(devices[:4].reshape(2, 2), axes),
+    jaxmotion.fully_sharded(ADAM, error_feedback=True),
+    Mesh(devices[:4].reshape(2, 2), axes.names),
     axis_name=axes,
   )
-  two, four = (AbstractMesh((hosts, 2), axes) for hosts in (2, 4))
+  two, four = (AbstractMesh((hosts, 2), axes.names) for hosts in (2, 4))
   layout = checkpoint.describe_state(init, PARAMS, two, axis_name=axes)
-  one = Mesh(devices[:1].reshape(1, 1), axes)
+  one = Mesh(devices[:1].reshape(1, 1), axes.names)
   state = jax.tree.map(
     lambda a: np.ones(a.shape, a.dtype),
     checkpoint.saved_like(init, PARAMS, layout, one, axis_name=axes),

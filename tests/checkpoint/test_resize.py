@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -115,7 +116,7 @@ def fill_randomly(tree, seed=0):
 def make_layouts(tx, shapes, axes):
   return [
     checkpoint.describe_state(
-      tx, PARAMS, AbstractMesh(shape, axes), axis_name=axes
+      tx, PARAMS, AbstractMesh(shape, core.axis_names(axes)), axis_name=axes
     )
     for shape in shapes
   ]
@@ -133,7 +134,8 @@ def resize_along(tx, state, layouts, axes):
 
 def read_means(tx, states, layouts, axes):
   """The memory of each state as that of one worker, in one list each."""
-  one = AbstractMesh((1,) * len(axes), axes)
+  names = core.axis_names(axes)
+  one = AbstractMesh((1,) * len(names), names)
   return [
     read_values(
       checkpoint.resize(tx, state, PARAMS, layout, one, axis_name=axes)
@@ -205,12 +207,12 @@ def test_another_codec_continues_the_memory_or_says_what_is_lost():
 
 
 def test_hosts_change_their_number_and_their_devices():
-  tx = exchange_only(local_axis="device", axis_name="host")
-  axes = ("host", "device")
+  axes = jaxmotion.HostAxes("host", "device")
+  tx = exchange_only(axis_name=axes)
   layouts = make_layouts(tx, [(2, 2), (4, 2), (1, 4)], axes)
   mesh = make_mesh(1).devices.reshape(1, 1)
   state = checkpoint.saved_like(
-    tx, PARAMS, layouts[0], Mesh(mesh, axes), axis_name=axes
+    tx, PARAMS, layouts[0], Mesh(mesh, axes.names), axis_name=axes
   )
   states = list(resize_along(tx, fill_randomly(state), layouts, axes))
   # Devices of a host that held different copies of a small leaf have one now.
@@ -220,14 +222,23 @@ def test_hosts_change_their_number_and_their_devices():
   assert any(np.abs(a).max() > 0.1 for a in first)
 
 
+def test_layouts_name_hosts_and_devices_in_plain_data():
+  axes = jaxmotion.HostAxes(("pod", "host"), "device")
+  (layout,) = make_layouts(exchange_only(axis_name=axes), [(2, 3, 4)], axes)
+  data = json.loads(json.dumps(layout.to_dict()))
+  (entry,) = data["exchanges"]
+  assert entry["axis_name"] == ["pod", "host"]
+  assert entry["local_axis"] == ["device"]
+  assert checkpoint.Layout.from_dict(data) == layout
+  assert layout.exchanges[0].axis_name == axes
+
+
 def test_axes_may_have_other_names_and_another_number():
   tx = make_tx()
   state, layout = make_filled(tx, 4)
-  axes = ("host", "device")
-  other = optax.chain(
-    transforms.exchange("host", CODEC, local_axis="device"), optax.trace(0.9)
-  )
-  two = AbstractMesh((2, 1), axes)
+  axes = jaxmotion.HostAxes("host", "device")
+  other = optax.chain(transforms.exchange(axes, CODEC), optax.trace(0.9))
+  two = AbstractMesh((2, 1), axes.names)
   moved = checkpoint.resize(other, state, PARAMS, layout, two, axis_name=axes)
   (last,) = read_means(
     other, [moved], make_layouts(other, [(2, 1)], axes), axes
@@ -295,19 +306,20 @@ def test_state_that_workers_share_is_kept_by_any_number():
     factors = codecs.feedback(codecs.low_rank(rank=rank))
     signs = codecs.feedback(codecs.sign())
     codec = codecs.rules([("w", factors), (".", signs)])
-    return transforms.exchange("host", codec, local_axis="device")
+    return transforms.exchange(axes, codec)
 
   def trace_shapes(tx, hosts):
-    mesh = AbstractMesh((hosts, 2), axes)
+    mesh = AbstractMesh((hosts, 2), axes.names)
     return transforms.extend.trace_state(tx, PARAMS, mesh, axes).state
 
-  axes, tx = ("host", "device"), make_exchange(2)
+  axes = jaxmotion.HostAxes("host", "device")
+  tx = make_exchange(2)
   old, new = trace_shapes(tx, 4), trace_shapes(tx, 3)
   rng = np.random.default_rng(0)
   state = jax.tree.map(
     lambda a: jnp.asarray(rng.integers(1, 9, a.shape).astype(a.dtype)), old
   )
-  four, three = (AbstractMesh((hosts, 2), axes) for hosts in (4, 3))
+  four, three = (AbstractMesh((hosts, 2), axes.names) for hosts in (4, 3))
   layout = checkpoint.describe_state(tx, PARAMS, four, axis_name=axes)
   options = dict(layout=layout, mesh=three, axis_name=axes)
   found = checkpoint.resize(tx, state, PARAMS, **options)

@@ -145,11 +145,11 @@ def test_an_axis_of_another_name_keeps_its_parts():
 
 
 def test_hosts_and_devices_that_stay_keep_every_bit():
-  axes = ("host", "device")
-  mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), axes)
+  axes = jaxmotion.HostAxes("host", "device")
+  mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), axes.names)
   init, _ = jaxmotion.make_train_step(
     linear_loss,
-    jaxmotion.fully_sharded(optax.adam(0.1), local_axis="device", **CODED),
+    jaxmotion.fully_sharded(optax.adam(0.1), **CODED),
     mesh,
     axis_name=axes,
   )

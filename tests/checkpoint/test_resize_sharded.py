@@ -17,7 +17,7 @@ from jax.sharding import (
 )
 
 import jaxmotion
-from jaxmotion import checkpoint, codecs, transforms
+from jaxmotion import checkpoint, codecs, core, transforms
 from jaxmotion.memory import compress_state
 from tests.checkpoint.test_resize import ONE, fill_randomly, make_mesh
 
@@ -90,7 +90,7 @@ def make_step(tx, mesh, axes):
     return jax.shard_map(
       lambda g, p, s: tx.update(jax.tree.map(lambda a: a[0], g), s, p),
       mesh=mesh,
-      in_specs=(P(axes), P(), specs),
+      in_specs=(P(core.axis_names(axes)), P(), specs),
       out_specs=(P(), specs),
     )(grads, params, state)
 
@@ -105,15 +105,14 @@ def draw_gradients(params, workers, rng):
   }
 
 
-HOSTS = ("host", "device")
+HOSTS = jaxmotion.HostAxes("host", "device")
 
 
 def test_what_hosts_send_and_remember_adds_up():
   counts, axes = ((2, 2), (3, 1)), HOSTS
   tx = make_tx(
     inner=optax.sgd(1.0),
-    axis_name="host",
-    local_axis="device",
+    axis_name=axes,
     weight_codec=codecs.identity(),
   )
   params, rng = PARAMS, np.random.default_rng(0)
@@ -121,7 +120,7 @@ def test_what_hosts_send_and_remember_adds_up():
   state, layout, start = None, None, params
   for count in counts:
     devices = np.array(jax.devices()[: int(np.prod(count))])
-    mesh = Mesh(devices.reshape(count), axes)
+    mesh = Mesh(devices.reshape(count), axes.names)
     if state is None:
       state = transforms.init_state(tx, params, mesh, axis_name=axes)
     else:
@@ -133,7 +132,7 @@ def test_what_hosts_send_and_remember_adds_up():
     params = jax.tree.map(np.add, params, jax.tree.map(np.asarray, updates))
     for k in exact:
       exact[k] += grads[k].astype(np.float64).mean(0)
-  one = AbstractMesh((1,) * len(axes), axes)
+  one = AbstractMesh((1, 1), axes.names)
   errors, masters, _ = read_whole(
     tx, state, layout, params, one, axis_name=axes
   )

@@ -5,13 +5,14 @@ import pytest
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec as P
 
-from jaxmotion import codecs, collectives, make_key, state_specs, wire
+from jaxmotion import HostAxes, codecs, collectives, make_key, state_specs, wire
 from jaxmotion.core import pack_worker, unpack_worker
 from tests.collectives.helpers import copies
 
 HOSTS, DEVICES = 2, 4
 WORKERS = HOSTS * DEVICES
-BOTH = ("host", "device")
+AXES = HostAxes("host", "device")
+BOTH = AXES.names
 MESH = Mesh(np.array(jax.devices()[:WORKERS]).reshape(HOSTS, DEVICES), BOTH)
 RNG = np.random.default_rng(0)
 # A matrix whose rows the devices divide, one too small, one undivided.
@@ -38,16 +39,16 @@ def over_mesh(fn, *in_specs, out_specs=None):
   )
 
 
-def reducer(codec=None, local_axis="device", **options):
+def reducer(codec=None, axes=AXES, **options):
   """A program over the mesh: trees (WORKERS, ...) to their mean."""
 
   def local(x):
     x = jax.tree.map(lambda a: a[0], x)
     init = collectives.all_reduce_hierarchical_init
-    state = init(x, "host", local_axis, codec or codecs.identity())
+    state = init(x, axes, codec or codecs.identity())
     key = make_key(0, lax.axis_index(BOTH))
     return collectives.all_reduce_hierarchical(
-      x, "host", local_axis, codec, state=state, key=key, **options
+      x, axes, codec, state=state, key=key, **options
     )[0]
 
   return over_mesh(local)
@@ -111,10 +112,9 @@ def test_lossy_codecs_come_as_close_as_they_say(codec, steps, method):
     x = jax.tree.map(lambda a: a[0], x)
     return collectives.all_reduce_hierarchical(
       x,
-      "host",
-      "device",
+      AXES,
       codec,
-      state=init(x, "host", "device", codec, method=method),
+      state=init(x, AXES, codec, method=method),
       key=make_key(0, lax.axis_index(BOTH)),
       method=method,
     )[0]
@@ -161,9 +161,7 @@ def test_weights_are_exact_shares_over_both_axes(codec):
 
   def local(x, w):
     x = jax.tree.map(lambda a: a[0], x)
-    return collectives.all_reduce_hierarchical(
-      x, "host", "device", codec, weight=w[0]
-    )[0]
+    return collectives.all_reduce_hierarchical(x, AXES, codec, weight=w[0])[0]
 
   y = over_mesh(local, P(BOTH), P(BOTH))(X, w)
   share = w.astype(np.float64) / w.sum()
@@ -214,7 +212,7 @@ def test_error_memory_is_a_shards_and_sends_everything_in_the_end():
 
   def fresh(x):
     x = jax.tree.map(lambda a: a[0], x)
-    return pack_worker(init(x, "host", "device", codec))
+    return pack_worker(init(x, AXES, codec))
 
   def probe(x):
     shapes.append(jax.tree.map(jax.typeof, fresh(x)))
@@ -227,8 +225,7 @@ def test_error_memory_is_a_shards_and_sends_everything_in_the_end():
   def local(x, state):
     y, state = collectives.all_reduce_hierarchical(
       jax.tree.map(lambda a: a[0], x),
-      "host",
-      "device",
+      AXES,
       codec,
       state=unpack_worker(state),
     )
@@ -280,7 +277,7 @@ def test_a_level_sends_only_its_own_bytes():
     x = jax.tree.map(lambda a: a[0], x)
     key = make_key(0, lax.axis_index(BOTH))
     return collectives.all_reduce_hierarchical(
-      x, "host", "device", levels, level=level, key=key
+      x, AXES, levels, level=level, key=key
     )[0]
 
   program = over_mesh(local, P(BOTH), P())
@@ -304,9 +301,7 @@ def test_the_gradient_is_the_uncompressed_collectives():
 
     return over_mesh(local, out_specs=P(BOTH))(X)
 
-  ours = grads(
-    lambda x: collectives.all_reduce_hierarchical(x, "host", "device")[0]
-  )
+  ours = grads(lambda x: collectives.all_reduce_hierarchical(x, AXES)[0])
   uncompressed = grads(lambda x: lax.pmean(x, BOTH))
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
@@ -320,12 +315,8 @@ def test_the_gradient_is_the_uncompressed_collectives():
   [
     (dict(op="max"), "`op` must be one of 'mean', 'sum', got 'max'"),
     (
-      dict(local_axis="host"),
-      "`local_axis` must name axes other than `axis_name`",
-    ),
-    (
-      dict(local_axis="local"),
-      "`local_axis` must name an axis of the enclosing",
+      dict(axes=HostAxes("host", "local")),
+      "`axes` must name an axis of the enclosing",
     ),
     (dict(level=1), "`level` must be given if `codec` is a sequence .* got 1"),
     (dict(weight=jnp.ones(3)), "`weight` must be a scalar"),
@@ -345,6 +336,19 @@ def test_bad_arguments_are_named(options, message):
     reducer(INT8, **options)(two)
 
 
+def test_workers_of_all_hosts_agree_on_a_level():
+  level = lambda: lax.axis_index("host") + 2 * lax.axis_index("device")
+  most = over_mesh(lambda x: collectives.max_over_workers(level(), AXES))
+  assert most(np.zeros(WORKERS)) == HOSTS - 1 + 2 * (DEVICES - 1)
+
+
+def test_two_names_are_no_hosts():
+  with pytest.raises(
+    TypeError, match="`axes` must be a jaxmotion.HostAxes, su"
+  ):
+    reducer(INT8, BOTH)(X)
+
+
 def test_integer_leaves_are_named_by_their_path():
   x = {"a": {"step": jnp.ones((WORKERS, 3), jnp.int32)}}
   with pytest.raises(TypeError, match="`a/step` must be a floating-point"):
@@ -354,9 +358,9 @@ def test_integer_leaves_are_named_by_their_path():
 def test_state_needs_both_axes_only_if_there_is_some():
   x = {"w": jnp.ones(1024)}
   init = collectives.all_reduce_hierarchical_init
-  assert not jax.tree.leaves(init(x, "host", "device", INT8))
+  assert not jax.tree.leaves(init(x, AXES, INT8))
   with pytest.raises(ValueError, match="`axis_name` must name an axis"):
-    init(x, "host", "device", codecs.feedback(INT8))
+    init(x, AXES, codecs.feedback(INT8))
 
 
 def test_levels_give_empty_leaves_one_type():
@@ -370,7 +374,7 @@ def test_levels_give_empty_leaves_one_type():
     x = jax.tree.map(lambda a: a[0], x)
     key = make_key(0, lax.axis_index(BOTH))
     reduce = collectives.all_reduce_hierarchical
-    return reduce(x, "host", "device", levels, level=level, key=key)[0]
+    return reduce(x, AXES, levels, level=level, key=key)[0]
 
   program = jax.shard_map(
     local, mesh=MESH, in_specs=(P(BOTH), P()), out_specs=P()

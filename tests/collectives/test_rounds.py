@@ -257,12 +257,9 @@ def test_training_keeps_shared_state_once_for_all_workers():
 
 
 def test_devices_of_a_host_share_what_their_shard_has():
-  tx = optax.chain(
-    jaxmotion.exchange("host", CODEC, local_axis="device", start=1),
-    optax.sgd(0.1),
-  )
-  axes = ("host", "device")
-  losses, state = train(tx, (2, 2), axes, axis_name=axes)
+  axes = jaxmotion.HostAxes("host", "device")
+  tx = optax.chain(jaxmotion.exchange(axes, CODEC, start=1), optax.sgd(0.1))
+  losses, state = train(tx, (2, 2), axes.names, axis_name=axes)
   assert losses[-1] < losses[0]
   for a in shared_of(state):
     assert a.shape[0] == 2, "one for each device of a host"

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec as P
 
-from jaxmotion import codecs, collectives
+from jaxmotion import HostAxes, codecs, collectives
 from tests.collectives.helpers import mesh, run
 
 X = np.random.default_rng(0).normal(size=(4, 260)).astype(np.float32)
-BOTH = ("host", "device")
+AXES = HostAxes("host", "device")
+BOTH = AXES.names
 GRID = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), BOTH)
 
 
@@ -26,7 +27,7 @@ def adaptive(x, w):
 
 def hierarchical(x, w):
   reduce = collectives.all_reduce_hierarchical
-  return reduce(x[0], "host", "device", weight=w[0])[0]
+  return reduce(x[0], AXES, weight=w[0])[0]
 
 
 def program(local, on, axes):

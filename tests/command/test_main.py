@@ -62,7 +62,8 @@ def test_advise_says_what_to_write(capsys, model):
 
 def test_advise_reduces_within_hosts_first(capsys, model):
   _, out, _ = run(capsys, "advise", model, "--platform=h100_cluster")
-  assert "local_axis='device'" in out.splitlines()[-1]
+  axes = "jaxmotion.HostAxes(hosts='host', devices='device')"
+  assert f"jaxmotion.exchange({axes}, " in out.splitlines()[-1]
 
 
 def test_fit_meets_the_budget(capsys, model):

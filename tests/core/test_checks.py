@@ -5,7 +5,6 @@ import pytest
 
 from jaxmotion.core import (
   check_arrays,
-  check_axis_name,
   check_bool,
   check_callable,
   check_choice,
@@ -143,22 +142,6 @@ def test_what_is_no_string_is_named():
   check_text("name", "")
   with pytest.raises(TypeError, match="`name` must be a string, got 3"):
     check_text("name", 3)
-
-
-@pytest.mark.parametrize("value", [None, 1, ["a"], ("a", None), float("nan")])
-def test_names_of_axes_are_strings(value):
-  check_axis_name("axis_name", "data")
-  check_axis_name("axis_name", ("host", "device"))
-  with pytest.raises(TypeError, match="`axis_name` must be the name of a mesh"):
-    check_axis_name("axis_name", value)
-
-
-@pytest.mark.parametrize("value", [(), ("a", "a")])
-def test_tuples_of_axes_have_names_each_once(value):
-  with pytest.raises(
-    ValueError, match="`axis_name` must be the name of a mesh"
-  ):
-    check_axis_name("axis_name", value)
 
 
 def test_objects_of_another_class_are_named():

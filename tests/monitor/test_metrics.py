@@ -96,9 +96,9 @@ def test_wire_bytes_are_those_of_the_traced_step(name):
 
 
 def test_wire_bytes_of_several_hosts_are_those_between_hosts():
-  axes = ("host", "device")
-  mesh = mesh_of(2, 4, names=axes)
-  tx = chain_of(INT4, "host", local_axis="device")
+  axes = jaxmotion.HostAxes("host", "device")
+  mesh = mesh_of(2, 4, names=axes.names)
+  tx = chain_of(INT4, axes)
   init, _ = jaxmotion.make_train_step(loss_fn, tx, mesh, axis_name=axes)
   layout = checkpoint.describe_state(tx, PARAMS, mesh, axis_name=axes)
   state = fill_state(init)

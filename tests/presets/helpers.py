@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-BOTH = ("host", "device")
-MESH = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), BOTH)
+from jaxmotion import HostAxes
+
+AXES = HostAxes("host", "device")
+MESH = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), AXES.names)
 PARAMS = {
   "matrix": np.zeros((64, 256), np.float32),
   "vector": np.zeros(4096, np.float32),

@@ -79,9 +79,8 @@ def layered_loss(params, batch):
 def make_step(name, mesh):
   """Returns `init` and `step` of a preset on one or two axes."""
   outer, *inner = mesh.axis_names
-  place = dict(local_axis=inner[0] if inner else None)
-  axes = mesh.axis_names if inner else outer
-  rounds = dict(every=2, axis_name=outer, nonfinite="skip")
+  axes = jaxmotion.HostAxes(outer, *inner) if inner else outer
+  rounds = dict(every=2, axis_name=axes, nonfinite="skip")
   loss = loss_fn
   match name:
     case "diloco":
@@ -95,18 +94,15 @@ def make_step(name, mesh):
         SGD, as_coded=True, fragments=2, **rounds
       )
     case "sparse_loco":
-      tx = presets.sparse_loco(outer, nonfinite="propagate")
+      tx = presets.sparse_loco(axes, nonfinite="propagate")
       scheme = jaxmotion.local_updates(SGD, tx, every=2, nonfinite="skip")
     case "sdp4bit":
-      scheme = presets.sdp4bit(outer, SGD, nonfinite="skip", **place)
+      scheme = presets.sdp4bit(axes, SGD, nonfinite="skip")
     case "zeropp" | "zeropp_layers":
       is_layered = name != "zeropp"
       loss = layered_loss if is_layered else gathered_loss
       scheme = presets.zeropp(
-        SGD,
-        nonfinite="skip",
-        stacked="matrix" if is_layered else None,
-        **place,
+        SGD, nonfinite="skip", stacked="matrix" if is_layered else None
       )
   return jaxmotion.make_train_step(loss, scheme, mesh, axis_name=axes)
 
@@ -156,13 +152,15 @@ def layout_bytes(tree, codec, workers, method=None, devices=None):
   return make_layout(tree, axis, codec, method, local).ledger.total_bytes
 
 
-def predict_local(name, workers):
+def predict_local(name, workers, devices=None):
   """All fragments of local updates."""
   method = "gather" if name in ("streaming_as_coded", "sparse_loco") else None
   fragments = [PARAMS]
   if name.startswith("streaming"):
     fragments = [{k: a} for k, a in PARAMS.items()]
-  return sum(layout_bytes(f, CODED[name], workers, method) for f in fragments)
+  return sum(
+    layout_bytes(f, CODED[name], workers, method, devices) for f in fragments
+  )
 
 
 def predict_divided(name, hosts, devices=1):
@@ -203,7 +201,9 @@ def check_bytes(name, *shape, compiled):
 
 SHAPES = [(name, (n,)) for name in (*CODED, *CUT) for n in (2, 3, 4, 8)]
 SHAPES += [(name, shape) for name in CUT for shape in ((2, 2), (4, 2))]
+SHAPES += [(name, (2, 2)) for name in CODED]
 COMPILED = {(name, (4,)) for name in CODED} | {(n, (2, 2)) for n in CUT}
+COMPILED |= {("muloco", (2, 2)), ("streaming_diloco", (2, 2))}
 COMPILED |= {("muloco", (3,)), *((name, (3,)) for name in CUT)}
 
 

@@ -9,7 +9,7 @@ import optax
 import jaxmotion
 from jaxmotion import presets, wire
 from tests.presets.helpers import (
-  BOTH,
+  AXES,
   MESH,
   PARAMS,
   check_mean,
@@ -17,12 +17,12 @@ from tests.presets.helpers import (
   normal_gradients,
 )
 
-TX = presets.sdp4bit("host", optax.sgd(1.0), local_axis="device")
+TX = presets.sdp4bit(AXES, optax.sgd(1.0))
 
 
 @functools.cache
 def compiled():
-  init, step = jaxmotion.make_train_step(loss_fn, TX, MESH, axis_name=BOTH)
+  init, step = jaxmotion.make_train_step(loss_fn, TX, MESH, axis_name=AXES)
   batch = normal_gradients()
   args = (init(PARAMS), batch)
   return args, step.lower(*args).compile()

@@ -9,7 +9,7 @@ import pytest
 
 from jaxmotion import presets, transforms, wire
 from tests.presets.helpers import (
-  BOTH,
+  AXES,
   MESH,
   PARAMS,
   check_mean,
@@ -26,7 +26,7 @@ def gathered_loss(params, batch):
 @functools.cache
 def compiled():
   init, step = transforms.make_train_step(
-    gathered_loss, presets.zeropp(optax.sgd(1.0)), MESH, axis_name=BOTH
+    gathered_loss, presets.zeropp(optax.sgd(1.0)), MESH, axis_name=AXES
   )
   state = init(PARAMS)
   return state, step.lower(state, normal_gradients()).compile()

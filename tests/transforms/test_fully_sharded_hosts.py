@@ -16,8 +16,10 @@ from jaxmotion.program import program_memory
 from jaxmotion.transforms import gather_block
 
 HOSTS, DEVICES, LAYERS, WIDTH = 2, 2, 6, 64
-WORKERS, BOTH = HOSTS * DEVICES, ("host", "device")
-MESH = Mesh(np.array(jax.devices()[:WORKERS]).reshape(HOSTS, DEVICES), BOTH)
+WORKERS, AXES = HOSTS * DEVICES, jaxmotion.HostAxes("host", "device")
+MESH = Mesh(
+  np.array(jax.devices()[:WORKERS]).reshape(HOSTS, DEVICES), AXES.names
+)
 RNG = np.random.default_rng(0)
 PARAMS = {
   "w": np.float32(RNG.normal(size=(LAYERS, WIDTH, WIDTH)) / 8),
@@ -53,11 +55,9 @@ def loss_of(block):
 def make(name):
   return jaxmotion.make_train_step(
     loss_of(gather_block(use_layer)),
-    jaxmotion.fully_sharded(
-      optax.sgd(1.0), local_axis="device", stacked="w", **OPTIONS[name]
-    ),
+    jaxmotion.fully_sharded(optax.sgd(1.0), stacked="w", **OPTIONS[name]),
     MESH,
-    axis_name=BOTH,
+    axis_name=AXES,
   )
 
 
@@ -106,7 +106,7 @@ def test_bytes_of_each_axis_are_predicted_traced_and_compiled(name):
   expected = {
     ("host",): LAYERS * between + scale,
     ("device",): LAYERS * within + 2 * scale,
-    BOTH: 2 * (WORKERS - 1) / WORKERS * 4,
+    AXES.names: 2 * (WORKERS - 1) / WORKERS * 4,
   }
   assert traced.per_axis() == expected
   assert wire.compiled_bytes(program, mesh=MESH).per_axis() == expected
@@ -143,21 +143,28 @@ def test_sent_and_remembered_means_of_hosts_are_the_gradient():
   np.testing.assert_allclose(found["w"] + left, lossless["w"], atol=1e-6)
 
 
-def test_gathering_within_a_host_needs_hosts():
-  with pytest.raises(ValueError, match="`regather` must be .* `local_axis`"):
-    jaxmotion.fully_sharded(optax.sgd(1.0), regather="local")
-
-
-def test_a_codec_within_a_host_needs_hosts():
-  with pytest.raises(ValueError, match="`local_codec` must be None unless"):
-    jaxmotion.fully_sharded(optax.sgd(1.0), local_codec=INT8)
-
-
-@pytest.mark.parametrize("axes", ["host", ("device", "host"), "device"])
-def test_devices_of_a_host_are_the_last_axis_of_the_step(axes):
-  scheme = jaxmotion.fully_sharded(optax.sgd(1.0), local_axis="device")
+@pytest.mark.parametrize("axes", ["host", ("host", "device")])
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    (dict(regather="local"), "`regather` must be True or False without hosts"),
+    (dict(local_codec=INT8), "`local_codec` must be None without hosts"),
+  ],
+)
+def test_what_is_done_within_a_host_needs_hosts(options, message, axes):
+  scheme = jaxmotion.fully_sharded(optax.sgd(1.0), **options)
   init, _ = jaxmotion.make_train_step(
     loss_of(use_layer), scheme, MESH, axis_name=axes
   )
-  with pytest.raises(ValueError, match="`axis_name` must be .* hosts and then"):
+  with pytest.raises(ValueError, match=f"{message}.*HostAxes"):
     init(PARAMS)
+
+
+def test_a_block_that_gathers_within_a_host_needs_hosts():
+  block = gather_block(use_layer, regather="local")
+  scheme = jaxmotion.fully_sharded(optax.sgd(1.0), stacked="w")
+  init, step = jaxmotion.make_train_step(
+    loss_of(block), scheme, MESH, axis_name=AXES.names
+  )
+  with pytest.raises(ValueError, match="`regather` must be True or False with"):
+    step(init(PARAMS), BATCH)

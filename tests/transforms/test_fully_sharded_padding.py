@@ -200,9 +200,9 @@ def test_one_step_knows_shapes_of_the_same_padding_apart():
 
 
 def test_hosts_gather_and_remember_parts_with_padding():
-  axes = ("host", "device")
-  mesh = mesh_of(2, 2, names=axes)
-  coded = dict(local_axis="device", regather="local", weight_codec=None)
+  axes = jaxmotion.HostAxes("host", "device")
+  mesh = mesh_of(2, 2, names=axes.names)
+  coded = dict(regather="local", weight_codec=None)
   exact = jax.jit(jax.grad(WHOLE))(PARAMS, batch_at(0))
   for options in ({}, dict(gradient_codec=INT4, error_feedback=True)):
     init, step = make(mesh, optax.sgd(1.0), axes, **coded, **options)

@@ -135,7 +135,7 @@ def test_a_device_sends_its_own_shard_and_nothing_else(codec, method):
   }
   data = perfmodel.builtin_platform("ethernet_1gbit").resize(data=2)
   predicted = perfmodel.exchange_ledger(
-    shards, data.axis("data"), codec, method=method
+    shards, data, "data", codec, method=method
   )
   assert traced.total_bytes == predicted.total_bytes + 4  # And the loss.
 

@@ -88,7 +88,7 @@ def test_nothing_is_summed_at_full_precision_beside_the_exchange():
   traced = wire.step_bytes(step, state, BATCH)
   compiled = wire.compiled_bytes(step.lower(state, BATCH).compile())
   data = perfmodel.builtin_platform("ethernet_1gbit").resize(data=4)
-  exchanged = perfmodel.exchange_ledger(PARAMS, data.axis("data"), codec)
+  exchanged = perfmodel.exchange_ledger(PARAMS, data, "data", codec)
   assert traced.total_bytes == compiled.total_bytes
   # The mean of the loss is the only other collective.
   assert traced.total_bytes - exchanged.total_bytes < 8

@@ -263,31 +263,29 @@ def test_what_was_sent_and_what_is_remembered_is_what_came_in():
 
 
 def test_it_keeps_the_properties_of_a_transform():
-  devices = np.array(jax.devices()[:4]).reshape(2, 2)
+  axes = jaxmotion.HostAxes("host", "device")
   tx = jaxmotion.sharded(
-    "host",
+    axes,
     optax.inject_hyperparams(optax.adamw)(1e-2),
     gradient_codec=codecs.feedback(
       codecs.uniform(bits=4, rounding="stochastic")
     ),
     weight_codec=INT4,
     nonfinite="skip",
-    local_axis="device",
     local_codec=codecs.uniform(bits=8, block=64),
   )
-  mesh, both = Mesh(devices, ("host", "device")), ("host", "device")
+  mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), axes.names)
   params = {"w": jnp.ones((16, 32)), "b": jnp.ones(7)}
-  check_transform(tx, mesh, params, axis_name=both)
+  check_transform(tx, mesh, params, axis_name=axes)
 
 
 def test_two_hops_make_the_same_mean_and_cross_hosts_once():
   devices = np.array(jax.devices()[:6]).reshape(3, 2)
-  mesh, both = Mesh(devices, ("host", "device")), ("host", "device")
+  axes = jaxmotion.HostAxes("host", "device")
+  mesh = Mesh(devices, axes.names)
   params = {"w": np.float32(np.linspace(-1, 1, 48 * 24)).reshape(48, 24)}
-  clip = transforms.clip_by_global_norm(0.5, both)
-  tx = jaxmotion.sharded(
-    "host", clipped(clip), local_axis="device", weight_codec=codecs.identity()
-  )
+  clip = transforms.clip_by_global_norm(0.5, axes)
+  tx = jaxmotion.sharded(axes, clipped(clip), weight_codec=codecs.identity())
   alone = clipped(optax.clip_by_global_norm(0.5))
   grads = np.random.default_rng(0).normal(size=(6, 48, 24)).astype(np.float32)
 
@@ -299,7 +297,7 @@ def test_two_hops_make_the_same_mean_and_cross_hosts_once():
     return held
 
   mapped = jax.shard_map(
-    program, mesh=mesh, in_specs=(P(), P(both)), out_specs=P()
+    program, mesh=mesh, in_specs=(P(), P(axes.names)), out_specs=P()
   )
   expected, state = params, alone.init(params)
   for _ in range(2):

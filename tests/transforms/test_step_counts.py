@@ -15,9 +15,8 @@ from tests.compilations import compilations
 
 WORKERS, MICROBATCH, MOST = 4, 2, 8
 MESH = Mesh(np.array(jax.devices()[:WORKERS]), ("data",))
-HOSTS = Mesh(
-  np.array(jax.devices()[:WORKERS]).reshape(2, 2), ("host", "device")
-)
+AXES = jaxmotion.HostAxes("host", "device")
+HOSTS = Mesh(np.array(jax.devices()[:WORKERS]).reshape(2, 2), AXES.names)
 RNG = np.random.default_rng(0)
 PARAMS = {
   "a": jnp.asarray(RNG.normal(size=(6, 64)).astype(np.float32)),
@@ -36,8 +35,8 @@ EXCHANGES = {
   "skip": (MESH, "data", jaxmotion.exchange("data", nonfinite="skip")),
   "hierarchical": (
     HOSTS,
-    ("host", "device"),
-    jaxmotion.exchange("host", local_axis="device"),
+    AXES,
+    jaxmotion.exchange(AXES),
   ),
 }
 

@@ -63,6 +63,17 @@ def check_gradients(tree: Any) -> None:
     core.check_float(f"tree/{path}" if path else "tree", leaf)
 
 
+def named_axes(
+  platform: Platform, mesh_axis: str | core.HostAxes
+) -> tuple[Axis, Axis | None]:
+  """Returns the axes of hosts and their devices, or of workers and None."""
+  hosts, devices = core.split_axes(mesh_axis)
+  return (
+    named_axis(platform, "mesh_axis", hosts),
+    named_axis(platform, "mesh_axis", devices) if devices else None,
+  )
+
+
 def named_axis(platform: Platform, argument: str, name: Any) -> Axis:
   """Returns an axis of a checked platform, or raises."""
   core.check_text(argument, name)

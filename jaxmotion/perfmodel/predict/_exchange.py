@@ -14,7 +14,7 @@ from jaxmotion.collectives.extend import (
   plan_messages,
 )
 from jaxmotion.core import PyTree, ShapedLike
-from jaxmotion.perfmodel.platform import Axis, Device, Platform
+from jaxmotion.perfmodel.platform import Device, Platform
 from jaxmotion.perfmodel.predict import _checks, _codecs, _collectives, _layout
 
 
@@ -50,11 +50,11 @@ class ExchangePrediction(NamedTuple):
 
 def exchange_ledger(
   tree: PyTree,
-  mesh_axis: Axis,
+  platform: Platform,
+  mesh_axis: str | core.HostAxes,
   codec: codecs.Codec | None = None,
   *,
   method: str | None = None,
-  local_axis: Axis | None = None,
 ) -> wire.Ledger:
   """Counts the bytes that an exchange sends, for any number of workers.
 
@@ -63,47 +63,44 @@ def exchange_ledger(
 
   Args:
     tree: gradients, a pytree of floating-point arrays or ShapeDtypeStructs.
-    mesh_axis: axis of the workers, or of the hosts if `local_axis` is given.
+    platform: devices and links; only its axes are read.
+    mesh_axis: name of the axis of the workers. With `HostAxes` the devices of a
+      host reduce among themselves first, at full precision.
     codec: codec of the payloads; None sends full precision.
     method: "gather" or "two_phase"; None chooses as the exchange does:
       payloads that can be added are summed, small arrays gathered.
-    local_axis: axis of the devices of one host, which reduce among themselves
-      first, at full precision.
 
   Returns:
     The ledger.
 
   Raises:
     TypeError: a leaf is not floating-point, or an argument of another class.
-    ValueError: `method` is unknown.
+    ValueError: the platform has no such axis, or `method` is unknown.
 
   Example:
     >>> from jaxmotion import codecs
     >>> from jaxmotion.perfmodel import builtin_platform
     >>> cluster = builtin_platform("ethernet_1gbit").resize(data=65536)
-    >>> data = cluster.axis("data")
     >>> grads = jax.ShapeDtypeStruct((8192, 8192), "float32")
-    >>> plain = exchange_ledger(grads, data)
-    >>> sign = exchange_ledger(grads, data, codecs.sign())
+    >>> plain = exchange_ledger(grads, cluster, "data")
+    >>> sign = exchange_ledger(grads, cluster, "data", codecs.sign())
     >>> round(plain.total_bytes / sign.total_bytes)
     31
   """
   _checks.check_gradients(tree)
-  _checks.check_axis("mesh_axis", mesh_axis)
+  _checks.check_platform(platform)
   _checks.check_codec_given("codec", codec)
-  if local_axis is not None:
-    _checks.check_axis("local_axis", local_axis)
-  return _layout.make_layout(tree, mesh_axis, codec, method, local_axis).ledger
+  hosts, devices = _checks.named_axes(platform, mesh_axis)
+  return _layout.make_layout(tree, hosts, codec, method, devices).ledger
 
 
 def predict_exchange(
   tree: PyTree,
   platform: Platform,
-  mesh_axis: str,
+  mesh_axis: str | core.HostAxes,
   codec: codecs.Codec | None = None,
   *,
   method: str | None = None,
-  local_axis: str | None = None,
   algorithm: str = "ring",
 ) -> ExchangePrediction:
   """Predicts one exchange: the mean of a tree over workers.
@@ -126,12 +123,10 @@ def predict_exchange(
   Args:
     tree: gradients, a pytree of floating-point arrays or ShapeDtypeStructs.
     platform: devices and links.
-    mesh_axis: name of the axis of the workers, or of the hosts if
-      `local_axis` is given.
+    mesh_axis: name of the axis of the workers. With `HostAxes` the devices of a
+      host reduce among themselves first, at full precision.
     codec: codec of the payloads; None sends full precision.
     method: "gather" or "two_phase"; None chooses as the exchange does.
-    local_axis: name of the axis of the devices of one host, if they reduce
-      first.
     algorithm: "ring", "halving_doubling" or "tree", as in
       `collective_traffic`.
 
@@ -157,11 +152,8 @@ def predict_exchange(
   _checks.check_platform(platform)
   _checks.check_codec_given("codec", codec)
   _collectives.check_algorithm(algorithm)
-  workers = _checks.named_axis(platform, "mesh_axis", mesh_axis)
-  devices = None
-  if local_axis is not None:
-    devices = _checks.named_axis(platform, "local_axis", local_axis)
-  layout = _layout.make_layout(tree, workers, codec, method, devices)
+  hosts, devices = _checks.named_axes(platform, mesh_axis)
+  layout = _layout.make_layout(tree, hosts, codec, method, devices)
   return predict_layout(layout, platform, algorithm)
 
 
@@ -169,7 +161,7 @@ def predict_layout(
   layout: _layout.ExchangeLayout, platform: Platform, algorithm: str
 ) -> ExchangePrediction:
   """Predicts the exchange of all arrays of a layout at once."""
-  workers, device = layout.mesh_axis.workers, platform.device
+  workers, device = layout.hosts.workers, platform.device
   phases = [_codec_seconds(array, workers, device) for array in layout.arrays]
   encode_s, recode_s, decode_s = (
     math.fsum(phase[i] for phase in phases) for i in range(3)

@@ -61,40 +61,40 @@ class ExchangeLayout(NamedTuple):
 
   Attributes:
     arrays: exchanged arrays, in the order of the tree.
-    mesh_axis: axis of the workers, or of the hosts.
-    local_axis: axis of the devices of one host, if they reduce first.
+    hosts: axis of the hosts, or of the workers.
+    devices: axis of the devices of one host, if they reduce first.
   """
 
   arrays: tuple[ExchangedArray, ...]
-  mesh_axis: platform.Axis
-  local_axis: platform.Axis | None
+  hosts: platform.Axis
+  devices: platform.Axis | None
 
   @property
   def ledger(self) -> wire.Ledger:
     """Collectives that each worker takes part in, with their bytes."""
-    moves = _exchange_moves(self.arrays, self.mesh_axis)
-    if self.local_axis is None:
+    moves = _exchange_moves(self.arrays, self.hosts)
+    if self.devices is None:
       return wire.Ledger(tuple(moves))
     leaves = [leaf for array in self.arrays for leaf in array.whole]
-    before, after = _local_moves(leaves, self.local_axis)
+    before, after = _local_moves(leaves, self.devices)
     return wire.Ledger((*before, *moves, *after))
 
 
 def make_layout(
   tree: PyTree,
-  mesh_axis: platform.Axis,
+  hosts: platform.Axis,
   codec: codecs.Codec | None,
   method: str | None,
-  local_axis: platform.Axis | None,
+  devices: platform.Axis | None,
 ) -> ExchangeLayout:
   """Returns the arrays that are exchanged, each with its codec and method."""
   core.check_choice("method", method, (None, "gather", "two_phase"))
   leaves = jax.tree.leaves(tree)
-  if local_axis is not None:
-    devices = local_axis.workers
-    tree = jax.tree.map(lambda a: shard_like(a, devices), tree)
+  if devices is not None:
+    count = devices.workers
+    tree = jax.tree.map(lambda a: shard_like(a, count), tree)
   split = partition(codecs.identity() if codec is None else codec, tree)
-  methods = choose_methods(split, mesh_axis.workers, method)
+  methods = choose_methods(split, hosts.workers, method)
   arrays = []
   for group, like, chosen in zip(
     split.leaf_groups, split.array_likes(), methods, strict=True
@@ -106,7 +106,7 @@ def make_layout(
     arrays.append(
       ExchangedArray(group.codec, like, chosen, group.leaves, whole)
     )
-  return ExchangeLayout(tuple(arrays), mesh_axis, local_axis)
+  return ExchangeLayout(tuple(arrays), hosts, devices)
 
 
 def _exchange_moves(

@@ -181,13 +181,12 @@ def trace_step(
 def predict_step(
   step_cost: StepCost,
   platform: Platform,
-  mesh_axis: str,
+  mesh_axis: str | core.HostAxes,
   codec: codecs.Codec | None = None,
   *,
   bucket_bytes: int | None = None,
   overlap: bool = True,
   method: str | None = None,
-  local_axis: str | None = None,
   algorithm: str = "ring",
   base_step_s: float | None = None,
 ) -> StepPrediction:
@@ -199,15 +198,13 @@ def predict_step(
   Args:
     step_cost: cost of one worker with its part of the batch, from `trace_step`.
     platform: devices and links.
-    mesh_axis: name of the axis of the workers, or of the hosts if
-      `local_axis` is given.
+    mesh_axis: name of the axis of the workers. With `HostAxes` the devices of a
+      host reduce among themselves first, at full precision.
     codec: codec of the payloads; None sends full precision.
     bucket_bytes: least bytes of gradients in every bucket but the last; None
       is one bucket, as `jaxmotion.exchange` has up to 8 MiB of payload.
     overlap: whether links and devices work at the same time.
     method: "gather" or "two_phase"; None chooses as the exchange does.
-    local_axis: name of the axis of the devices of one host, if they reduce
-      first.
     algorithm: "ring", "halving_doubling" or "tree", as in
       `collective_traffic`.
     base_step_s: measured seconds of the whole step without any exchange;
@@ -247,13 +244,8 @@ def predict_step(
   core.check_bool("overlap", overlap)
   _collectives.check_algorithm(algorithm)
   device = platform.device
-  workers = _checks.named_axis(platform, "mesh_axis", mesh_axis)
-  local_devices = None
-  if local_axis is not None:
-    local_devices = _checks.named_axis(platform, "local_axis", local_axis)
-  layout = _layout.make_layout(
-    step_cost.params, workers, codec, method, local_devices
-  )
+  hosts, devices = _checks.named_axes(platform, mesh_axis)
+  layout = _layout.make_layout(step_cost.params, hosts, codec, method, devices)
   compute_s = _roofline.predict_seconds(step_cost.gradient, device)
   update_s = _roofline.predict_seconds(step_cost.update, device)
   scale = 1.0

@@ -45,8 +45,7 @@ def advise(
   gradients: PyTree | None = None,
   candidates: Sequence[Codec] = CANDIDATES,
   optimizer: optax.GradientTransformation | None = None,
-  mesh_axis: str | None = None,
-  local_axis: str | None = None,
+  mesh_axis: str | core.HostAxes | None = None,
   bucket_bytes: int | None = None,
   overlap: bool = True,
 ) -> _plan.ExchangePlan:
@@ -75,9 +74,8 @@ def advise(
       `params`; errors are measured on them.
     candidates: codecs of arrays to choose from. Full precision is always one.
     optimizer: optimizer of the update; None is SGD without momentum.
-    mesh_axis: name of the platform's axis of the workers, or of the hosts;
-      None is its only axis.
-    local_axis: name of the axis of one host's devices, if they reduce first.
+    mesh_axis: name of the platform's axis of the workers; None is its only
+      axis. With `HostAxes` the devices of a host reduce first.
     bucket_bytes: least bytes of gradients that are exchanged together, as in
       `perfmodel.predict_step`; None is one bucket, as in
       `jaxmotion.exchange`.
@@ -131,7 +129,7 @@ def advise(
     core.check_instance(
       "optimizer", optimizer, optax.GradientTransformation, noun
     )
-  mesh_axis = _check_axes(platform, mesh_axis, local_axis)
+  mesh_axis = _check_axes(platform, mesh_axis)
   codecs = _check_candidates(candidates)
   if not jax.tree.leaves(params):
     raise ValueError("`params` must hold at least one array, got none.")
@@ -160,7 +158,6 @@ def advise(
       codecs,
       errors,
       accuracy_budget,
-      local_axis=local_axis,
       bucket_bytes=bucket_bytes,
       overlap=overlap,
     )
@@ -168,16 +165,16 @@ def advise(
 
 
 def _check_axes(
-  platform: perfmodel.Platform, mesh_axis: str | None, local_axis: str | None
-) -> str:
-  """Returns the name of the axis of the workers."""
+  platform: perfmodel.Platform, mesh_axis: str | core.HostAxes | None
+) -> str | core.HostAxes:
+  """Returns the axes of the workers, which the platform must have."""
   names = [axis.name for axis in platform.axes]
   if mesh_axis is None and len(names) == 1:
     mesh_axis = names[0]
-  core.check_choice("mesh_axis", mesh_axis, names)
-  core.check_choice(
-    "local_axis", local_axis, [None, *(n for n in names if n != mesh_axis)]
-  )
+  hosts, devices = core.split_axes(mesh_axis)
+  core.check_choice("mesh_axis", hosts, names)
+  if devices:
+    core.check_choice("mesh_axis", devices, names)
   assert mesh_axis is not None
   return mesh_axis
 

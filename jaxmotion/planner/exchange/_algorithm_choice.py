@@ -93,7 +93,7 @@ def params_bytes(problem: _problem.ExchangeProblem) -> int:
 
 def make_workers_mesh(problem: _problem.ExchangeProblem) -> AbstractMesh:
   """Returns a mesh of the workers' axes, on no devices."""
-  axes = tuple(filter(None, (problem.mesh_axis, problem.local_axis)))
+  axes = core.axis_names(problem.mesh_axis)
   sizes = tuple(problem.platform.axis(axis).workers for axis in axes)
   kinds = (AxisType.Auto,) * len(axes)
   return AbstractMesh(sizes, axes, axis_types=kinds)

@@ -56,7 +56,6 @@ class TensorCosts:
       self.problem.mesh_axis,
       codec,
       method=method,
-      local_axis=self.problem.local_axis,
     )
 
   def _predict_joined(

@@ -24,11 +24,11 @@ class ExchangeProblem:
   Attributes:
     step_cost: computation of one worker in one step.
     platform: devices and links.
-    mesh_axis: name of the axis of the workers, or of the hosts.
+    mesh_axis: name of the axis of the workers; `HostAxes` if devices of a host
+      reduce first.
     candidates: codecs to choose from; the first is full precision.
     errors: errors of every candidate on every tensor.
     accuracy_budget: greatest relative error of the gradient.
-    local_axis: name of the axis of one host's devices, if they reduce first.
     bucket_bytes: least bytes of gradients that are exchanged together; None
       is one bucket.
     overlap: whether links and devices work at the same time.
@@ -36,18 +36,23 @@ class ExchangeProblem:
 
   step_cost: perfmodel.StepCost
   platform: perfmodel.Platform
-  mesh_axis: str
+  mesh_axis: str | core.HostAxes
   candidates: tuple[codecs.Codec, ...]
   errors: _errors.EncodingErrors
   accuracy_budget: float
-  local_axis: str | None = None
   bucket_bytes: int | None = None
   overlap: bool = True
 
   @functools.cached_property
   def workers(self) -> int:
     """Number of workers, or hosts, in the exchange."""
-    return self.platform.axis(self.mesh_axis).workers
+    return self.platform.axis(core.split_axes(self.mesh_axis)[0]).workers
+
+  @functools.cached_property
+  def devices(self) -> int | None:
+    """Number of devices of a host, if they reduce first."""
+    devices = core.split_axes(self.mesh_axis)[1]
+    return self.platform.axis(devices).workers if devices else None
 
   @functools.cached_property
   def schedule(self) -> _search.BucketSchedule:
@@ -76,9 +81,9 @@ class ExchangeProblem:
 
   def exchanged_tree(self) -> PyTree:
     """Returns shapes of what each worker, or each device of a host, encodes."""
-    if self.local_axis is None:
+    devices = self.devices
+    if devices is None:
       return self.step_cost.params
-    devices = self.platform.axis(self.local_axis).workers
     return jax.tree.map(lambda a: shard_like(a, devices), self.step_cost.params)
 
   def predict_step(
@@ -93,7 +98,6 @@ class ExchangeProblem:
       bucket_bytes=self.bucket_bytes,
       overlap=self.overlap,
       method=method,
-      local_axis=self.local_axis,
     )
 
   def on_platform(self, platform: perfmodel.Platform) -> ExchangeProblem:

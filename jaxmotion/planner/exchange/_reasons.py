@@ -86,7 +86,7 @@ def explain_plan(
   """Says what a plan does to the step."""
   # `choice`: int[tensors], a codec for each tensor.
   # `uniform_s`: float64[codecs], seconds with one codec for all tensors.
-  if problem.workers == 1 and problem.local_axis is None:
+  if problem.workers == 1 and problem.devices is None:
     return "Do not compress: one worker has nobody to exchange with."
   if choice.any():
     source = "measured" if problem.errors.is_measured else "at most"

@@ -6,7 +6,7 @@ import dataclasses
 
 import jax
 
-from jaxmotion import codecs, perfmodel
+from jaxmotion import codecs, core, perfmodel
 from jaxmotion.collectives.extend import part_like
 from jaxmotion.perfmodel.extend import decode_seconds, encode_seconds
 from jaxmotion.planner.exchange import _problem
@@ -57,7 +57,7 @@ def scale_links(
 ) -> perfmodel.Platform:
   """Returns a platform whose collectives take `factor` times as long."""
   platform = problem.platform
-  scaled_axes = (problem.mesh_axis, problem.local_axis)
+  scaled_axes = core.axis_names(problem.mesh_axis)
   axes = tuple(
     dataclasses.replace(axis, link=_scale_link(axis.link, factor))
     if axis.name in scaled_axes

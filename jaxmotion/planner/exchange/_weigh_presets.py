@@ -9,7 +9,6 @@ import jax
 import optax
 
 from jaxmotion import codecs, perfmodel, presets
-from jaxmotion.core import AxisName
 from jaxmotion.planner.exchange import _algorithm_choice, _problem
 from jaxmotion.transforms.extend import (
   ExchangeOptions,
@@ -64,9 +63,6 @@ def refuse_no_matrices(problem: _problem.ExchangeProblem) -> str:
   return "It assumes matrices, which it orthogonalizes, and `params` has none."
 
 
-_RATE = 1e-3  # Learning rates change no bytes.
-
-
 def _refuse_frozen(problem: _problem.ExchangeProblem) -> str:
   """Says that some second moments would stay zero, or nothing."""
   why = (
@@ -77,60 +73,39 @@ def _refuse_frozen(problem: _problem.ExchangeProblem) -> str:
 
 
 class _Preset(NamedTuple):
-  """A preset: how it is written, and what it changes about training."""
+  """A preset, and what it changes about training."""
 
-  name: str
-  make: Callable[[str, AxisName | None], optax.GradientTransformation]
+  make: Callable[..., optax.GradientTransformation]
   note: str
   refuse: Callable[[_problem.ExchangeProblem], str] = lambda problem: ""
+  # Learning rates change no bytes.
+  rates: tuple[float, ...] = ()
 
 
 _OPTIMIZER = "Replaces the optimizer; its learning rate has to be tuned."
 _MOMENTUM = "Has the momentum inside: follow it by SGD without momentum."
+_RATE = (1e-3,)
 _PRESETS = (
   _Preset(
-    "power_sgd",
-    lambda axis, local: presets.power_sgd(axis, local_axis=local),
+    presets.power_sgd,
     "Sends factors of rank 4, after 1000 steps at full precision.",
     refuse_stacks,
   ),
+  _Preset(presets.dgc, _MOMENTUM, refuse_moments),
+  _Preset(presets.ef21_sgdm, _MOMENTUM, refuse_moments),
   _Preset(
-    "dgc",
-    lambda axis, local: presets.dgc(axis, local_axis=local),
-    _MOMENTUM,
-    refuse_moments,
-  ),
-  _Preset(
-    "ef21_sgdm",
-    lambda axis, local: presets.ef21_sgdm(axis, local_axis=local),
-    _MOMENTUM,
-    refuse_moments,
-  ),
-  _Preset(
-    "onebit_adam",
-    lambda axis, local: presets.onebit_adam(axis, _RATE, local_axis=local),
+    presets.onebit_adam,
     "Replaces the optimizer by Adam, whose second moments freeze.",
     _refuse_frozen,
+    rates=_RATE,
   ),
+  _Preset(presets.lion, _OPTIMIZER, rates=_RATE),
+  _Preset(presets.signum, _OPTIMIZER, rates=_RATE),
+  _Preset(presets.demo, _OPTIMIZER, rates=_RATE),
   _Preset(
-    "lion",
-    lambda axis, local: presets.lion(axis, _RATE, local_axis=local),
-    _OPTIMIZER,
-  ),
-  _Preset(
-    "signum",
-    lambda axis, local: presets.signum(axis, _RATE, local_axis=local),
-    _OPTIMIZER,
-  ),
-  _Preset(
-    "demo",
-    lambda axis, local: presets.demo(axis, _RATE, local_axis=local),
-    _OPTIMIZER,
-  ),
-  _Preset(
-    "sparse_loco",
-    lambda axis, local: presets.sparse_loco(axis, _RATE, local_axis=local),
+    presets.sparse_loco,
     f"{_OPTIMIZER} It is meant as the outer one of `local_updates`.",
+    rates=_RATE,
   ),
 )
 
@@ -150,15 +125,14 @@ def weigh_presets(
   problem: _problem.ExchangeProblem, uncompressed: perfmodel.StepPrediction
 ) -> Iterator[_algorithm_choice.AlgorithmChoice]:
   """Yields the presets that exchange in every step."""
-  axis, local = problem.mesh_axis, problem.local_axis
   mesh = _algorithm_choice.make_workers_mesh(problem)
   for preset in _PRESETS:
-    name = f"presets.{preset.name}({axis!r}, ...)"
+    name = f"presets.{preset.make.__name__}({problem.mesh_axis!r}, ...)"
     if refusal := preset.refuse(problem):
       yield _algorithm_choice.refuse_choice(name, refusal)
       continue
     try:
-      tx = preset.make(axis, local)
+      tx = preset.make(problem.mesh_axis, *preset.rates)
       traced = trace_state(tx, problem.distinct_leaves, mesh, mesh.axis_names)
       steps = [
         problem.predict_step(codec, method)

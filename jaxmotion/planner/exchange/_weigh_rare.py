@@ -48,16 +48,6 @@ def weigh_rare_presets(
   problem: _problem.ExchangeProblem, uncompressed: perfmodel.StepPrediction
 ) -> Iterator[_algorithm_choice.AlgorithmChoice]:
   """Yields the presets of local updates."""
-  names = ("diloco", "streaming_diloco", "muloco")
-  if problem.local_axis is not None:
-    note = (
-      "It exchanges over one axis: take `local_updates` with an "
-      "`exchange(..., local_axis=...)` in its outer chain."
-    )
-    yield from (
-      _algorithm_choice.refuse_choice(f"presets.{n}(...)", note) for n in names
-    )
-    return
   yield weigh_period(
     problem, uncompressed, "presets.diloco(..., every={every})"
   )

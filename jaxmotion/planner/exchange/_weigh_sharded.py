@@ -22,11 +22,11 @@ def weigh_sharded(
   problem: _problem.ExchangeProblem, uncompressed: perfmodel.StepPrediction
 ) -> Iterator[_algorithm_choice.AlgorithmChoice]:
   """Yields the ways in which workers divide the optimizer."""
-  axis, local = problem.mesh_axis, problem.local_axis
+  axis = problem.mesh_axis
   optimizer, tree = problem.step_cost.optimizer, problem.step_cost.params
   names = [f"sharded({axis!r}, ...)", f"presets.sdp4bit({axis!r}, ...)"]
   try:
-    tx = transforms.sharded(axis, optimizer, local_axis=local)
+    tx = transforms.sharded(axis, optimizer)
     try:
       plain = _trace_distinct(problem, tx)
     except (KeyError, TypeError, ValueError):
@@ -38,7 +38,7 @@ def weigh_sharded(
   else:
     yield _weigh(problem, uncompressed, names[0], *plain, f"{_PARTS}.")
     # Bytes depend on shapes alone.
-    tx = presets.sdp4bit(axis, optax.sgd(0.1), local_axis=local)
+    tx = presets.sdp4bit(axis, optax.sgd(0.1))
     note = f"{_PARTS}; gradients and weights lose accuracy at 4 bits."
     coded = _trace_distinct(problem, tx)
     yield _weigh(problem, uncompressed, names[1], *coded, note)
@@ -102,8 +102,7 @@ def _weigh(
   note: str,
 ) -> _algorithm_choice.AlgorithmChoice:
   step_cost, device = problem.step_cost, problem.platform.device
-  hosts, local = problem.workers, problem.local_axis
-  devices = 1 if local is None else problem.platform.axis(local).workers
+  hosts, devices = problem.workers, problem.devices or 1
   workers = hosts * devices
   size = sum(a.size for a in jax.tree.leaves(step_cost.params))
   part = -(-size // workers)

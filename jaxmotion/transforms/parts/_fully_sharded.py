@@ -15,14 +15,13 @@ from jaxmotion.collectives.extend import (
   apply_nonfinite_policy,
   keep_update,
 )
-from jaxmotion.core import AxisName, PyTree
+from jaxmotion.core import PyTree
 from jaxmotion.transforms import _exchange, _placement, _states
 from jaxmotion.transforms.parts import (
   _fully_sharded_plan,
   _fully_sharded_work,
   _parts,
   _shard_layout,
-  _weight_part,
 )
 from jaxmotion.transforms.step import _local_work, _scheme
 
@@ -33,7 +32,6 @@ def fully_sharded(
   weight_codec: codecs.Codec | None = None,
   gradient_codec: codecs.Codec | None = None,
   error_feedback: bool = False,
-  local_axis: AxisName | None = None,
   local_codec: codecs.Codec | None = None,
   regather: bool | str = True,
   stacked: str | None = None,
@@ -47,10 +45,11 @@ def fully_sharded(
   through `weight_codec`; their gradient is reduced to parts through
   `gradient_codec`.
 
-  With hosts of several devices, give `local_axis`: payloads then cross to
-  another host once, and gradients are averaged within the host first.
-  `regather="local"` keeps what a device got from other hosts, so the backward
-  pass sends nothing between hosts but gradients (hpZ).
+  With hosts of several devices, give `make_train_step` the axes as `HostAxes`.
+  Parameters are then cut host by host, payloads cross to another host once, and
+  gradients are averaged within the host first. `regather="local"` keeps what a
+  device got from other hosts, so the backward pass sends nothing between hosts
+  but gradients (hpZ).
 
   A leaf is cut along its longest dimension that the workers divide. Without
   one, it is cut along its longest dimension and padded with zeros, so its part
@@ -69,10 +68,7 @@ def fully_sharded(
     gradient_codec: codec of gradients, without state; None is full precision.
     error_feedback: whether each worker remembers what encodings of its gradient
       left out. The memory is float32 of the size of all parameters, divided by
-      the devices of a host if there is a `local_axis`.
-    local_axis: the axis of the devices of one host, which is the last one of
-      the step's `axis_name=(hosts, devices)`. The batch is split over both,
-      parameters host by host.
+      the devices of a host if there are hosts.
     local_codec: codec of gradients within a host, without state; None is full
       precision.
     regather: what the backward pass of a `gather_block` gathers again. True:
@@ -96,9 +92,9 @@ def fully_sharded(
   Raises:
     TypeError: an argument of another type.
     ValueError: a codec has state or joins leaves. `stacked` is no regular
-      expression. `local_codec` or `regather="local"` is given without
-      `local_axis`, or `nonfinite` is unknown. `init` raises it for a `stacked`
-      that matches no leaf and for a `tx` with an exchange. `step` raises it for
+      expression, or `nonfinite` is unknown. `init` raises it for a `stacked`
+      that matches no leaf, for a `tx` with an exchange, and for a `local_codec`
+      or `regather="local"` without `HostAxes`. `step` raises it for
       a `tx` that looks across elements, and for a `loss_fn` that uses a part by
       itself.
 
@@ -119,20 +115,12 @@ def fully_sharded(
     Rajbhandari et al., *ZeRO*, 2019; Wang et al., *ZeRO++*, 2023.
   """
   tx = _placement.as_transformation(tx)
-  if local_axis is not None:
-    core.check_axis_name("local_axis", local_axis)
-  elif local_codec is not None:
-    raise ValueError(
-      "`local_codec` must be None unless `local_axis` is given, got "
-      f"{local_codec!r}."
-    )
-  _weight_part.check_regather(regather, local_axis)
+  core.check_choice("regather", regather, (True, False, "local"))
   options = _fully_sharded_plan.GatherPlan(
     weight_codec,
     gradient_codec,
     local_codec,
     error_feedback,
-    local_axis,
     regather,
     nonfinite,
     _fully_sharded_plan.compile_pattern(stacked),
@@ -163,11 +151,6 @@ class FullySharded(_scheme.Scheme):
   counts_refusal = (
     "workers of a fully sharded step gather weights together in each microbatch"
   )
-
-  @property
-  def local_axis(self) -> AxisName | None:
-    """The axis of the devices of one host, or None."""
-    return self.options.local_axis
 
   def bind(
     self, workers: _scheme.Workers, state: _scheme.TrainState

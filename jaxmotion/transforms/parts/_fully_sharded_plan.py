@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 from jaxmotion import core
 from jaxmotion.codecs import Codec
 from jaxmotion.codecs.extend import fold_paths
-from jaxmotion.collectives.extend import find_leaf_codecs
+from jaxmotion.collectives.extend import check_local_codec, find_leaf_codecs
 from jaxmotion.core import Array, AxisName, PyTree
 from jaxmotion.transforms import _exchange, _model_axes, _states
 from jaxmotion.transforms.parts import (
@@ -49,7 +49,6 @@ class GatherPlan(NamedTuple):
   gradient_codec: Codec | None
   local_codec: Codec | None
   error_feedback: bool
-  local_axis: AxisName | None
   regather: bool | str
   nonfinite: str
   stacked: Any
@@ -96,7 +95,7 @@ class ShardPlan(NamedTuple):
   Attributes:
     options: arguments of `fully_sharded`.
     axes: the axes of all workers.
-    axis_name: those of the workers, or hosts, that encode for one another.
+    axis_name: the same axes, as the step was given them.
     workers: number of workers of all axes.
     senders: number of those that encode for one another.
     model: axes of the model, and the spec of every leaf over them.
@@ -224,8 +223,7 @@ class ShardPlan(NamedTuple):
         cut.dimension - len(cut.shape),
         weight.codec,
         gradient.codec,
-        options.local_axis,
-        None if options.local_axis is None else local.codec,
+        None if options.local_codec is None else local.codec,
         options.regather,
         options.nonfinite,
         # Of the whole leaf: the axes of the model are not manual here.
@@ -245,21 +243,13 @@ def make_plan(
   mesh: Mesh | AbstractMesh,
 ) -> ShardPlan:
   """Returns the division of whole parameters, or raises."""
-  local, axes = options.local_axis, workers.axis_name
-  names, axis_name = core.axis_names(axes), axes
-  if local is not None:
-    inner = core.axis_names(local)
-    hosts = tuple(name for name in names if name not in inner)
-    if not hosts or (*hosts, *inner) != names:
-      raise ValueError(
-        "`axis_name` must be the axes of the hosts and then `local_axis`, "
-        f"{local!r}, got {axes!r}."
-      )
-    axis_name = hosts[0] if len(hosts) == 1 else hosts
-  sizes = dict(mesh.shape)
+  axes, axis_name = workers.axis_name, workers.host_axes or workers.axis_name
+  check_local_codec(axis_name, options.local_codec)
+  _weight_part.check_regather(options.regather, axis_name)
+  names, sizes = core.axis_names(axes), dict(mesh.shape)
   count, senders = (
     math.prod(sizes[name] for name in core.axis_names(found))
-    for found in (axes, axis_name)
+    for found in (axes, core.split_axes(axis_name)[0])
   )
   model = _model_axes.ModelAxes((), None)
   if workers.specs is not None:

@@ -152,13 +152,11 @@ def average_whole(plan: _fully_sharded_plan.ShardPlan, grads: PyTree) -> PyTree:
   treedef: Any = jax.tree.structure(grads)
   whole = [i for i, cut in enumerate(plan.cuts) if not cut.is_cut]
   if whole:
-    own, local_axis = [leaves[i] for i in whole], plan.options.local_axis
-    if local_axis is None:
-      means, _ = collectives.all_reduce(own, plan.axis_name)
+    own = [leaves[i] for i in whole]
+    if isinstance(plan.axis_name, core.HostAxes):
+      means, _ = collectives.all_reduce_hierarchical(own, plan.axis_name)
     else:
-      means, _ = collectives.all_reduce_hierarchical(
-        own, plan.axis_name, local_axis
-      )
+      means, _ = collectives.all_reduce(own, plan.axis_name)
     for i, mean in zip(whole, means, strict=True):
       leaves[i] = plan.model.assert_shared(mean, plan.leaves[i].spec)
   return treedef.unflatten(leaves)

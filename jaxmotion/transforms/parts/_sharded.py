@@ -8,7 +8,7 @@ from jaxmotion import codecs, core, hosts
 from jaxmotion.codecs.extend import check_codec
 from jaxmotion.collectives.extend import (
   NONFINITE_POLICIES,
-  all_axes,
+  check_local_codec,
   check_weight,
 )
 from jaxmotion.core import AxisName, PyTree
@@ -24,7 +24,6 @@ def sharded(
   weight_codec: codecs.Codec | None = None,
   nonfinite: str = "propagate",
   seed: int = 0,
-  local_axis: AxisName | None = None,
   local_codec: codecs.Codec | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   r"""Runs an optimizer on each worker's part of the parameters (ZeRO-1 and 2).
@@ -51,7 +50,10 @@ def sharded(
   are averaged through `gradient_codec`, and all workers update them alike.
 
   Args:
-    axis_name: the workers' axis, or a tuple of axes.
+    axis_name: the workers' axis, or a tuple of axes. With `HostAxes` gradients
+      are reduced within a host first, and a payload crosses to another host
+      once. Give the same `HostAxes` to `make_train_step`, `init_state` and
+      `state_specs`.
     tx: transformation that treats every element by itself, such as
       `optax.adamw`. `clip_by_global_norm` clips inside of it; that of optax
       would see the norm of a part. `testing.check_sharded` finds others that
@@ -63,10 +65,6 @@ def sharded(
       worker: "propagate", "skip" (all workers agree to emit zeros and to keep
       moments, master and error memory as they were) or "zero".
     seed: seed of stochastic rounding and sampling, in [0, 2^32).
-    local_axis: the axis of the devices of one host, if `axis_name` is that of
-      the hosts. Gradients are then reduced within a host first, and a payload
-      crosses to another host once. Give `make_train_step`, `init_state` and
-      `state_specs` both axes.
     local_codec: codec of gradients within a host; None is full precision.
 
   Returns:
@@ -79,10 +77,9 @@ def sharded(
     TypeError: an argument of another type.
     ValueError: `seed` is outside [0, 2^32), or `nonfinite` is unknown. A codec
       joins leaves, `weight_codec` or `local_codec` has state, or feedback has
-      the global form. An axis is in both `axis_name` and `local_axis`, or
-      `local_codec` is given without `local_axis`. `update` raises it for a
-      gradient that JAX has summed already and for the state of another number
-      of workers.
+      the global form. `local_codec` is given without hosts. `update` raises it
+      for a gradient that JAX has summed already and for the state of another
+      number of workers.
 
   Example:
     >>> from jaxmotion import codecs
@@ -97,7 +94,7 @@ def sharded(
     Rajbhandari et al., *ZeRO*, 2019; Jia et al., *SDP4Bit*, 2024 (differences
     of weights, two hops).
   """
-  core.check_axis_name("axis_name", axis_name)
+  workers = core.flatten_axes("axis_name", axis_name)
   tx = _placement.as_transformation(tx)
   core.check_choice("nonfinite", nonfinite, NONFINITE_POLICIES)
   core.check_int("seed", seed, 0, 2**32 - 1)
@@ -108,13 +105,13 @@ def sharded(
   ):
     if codec is not None:
       check_codec(name, codec, trees=True)
+  check_local_codec(axis_name, local_codec)
   one = _sharded_update.ShardedUpdate(
     axis_name,
-    all_axes(axis_name, local_axis, local_codec),
+    workers,
     optax.with_extra_args_support(tx),
     codecs.identity() if gradient_codec is None else gradient_codec,
     weight_codec,
-    local_axis,
     local_codec,
     nonfinite,
     seed,
@@ -133,10 +130,9 @@ def sharded(
     return make_state(params, None)
 
   options = _exchange.ShardedOptions(
-    core.axis_names(axis_name),
+    _exchange.comparable_axes(axis_name),
     one.gradient_codec,
     weight_codec,
-    None if local_axis is None else core.axis_names(local_axis),
     make_state,
     tx,
   )

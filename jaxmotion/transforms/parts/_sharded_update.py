@@ -67,11 +67,10 @@ class ShardedUpdate(NamedTuple):
   """Arguments of one `sharded`, and what one device does.
 
   Attributes:
-    axis_name: the workers' axis, or that of the hosts.
+    axis_name: the workers' axes, or `HostAxes`.
     workers: the axes of all workers.
     tx: transformation that updates each worker's part.
     weight_codec: codec of the differences, or None.
-    local_axis: the axis of the devices of one host, or None.
   """
 
   axis_name: AxisName
@@ -79,7 +78,6 @@ class ShardedUpdate(NamedTuple):
   tx: optax.GradientTransformationExtraArgs
   gradient_codec: Codec
   weight_codec: Codec | None
-  local_axis: AxisName | None
   local_codec: Codec | None
   nonfinite: str
   seed: int
@@ -234,7 +232,7 @@ class ShardedUpdate(NamedTuple):
     self, division: _Division, params: PyTree
   ) -> tuple[list[PyTree], list[PyTree]]:
     """Returns fresh states of cut leaves, one a row, and of whole leaves."""
-    rows = core.axis_size(self.axis_name)
+    rows = core.axis_size(core.split_axes(self.axis_name)[0])
     cut = [
       init_rows(
         leaf.gradient.codec,
@@ -292,19 +290,15 @@ class ShardedUpdate(NamedTuple):
     states, whole_state = check_state(expected, core.unpack_worker(state))
     values, cut = jax.tree.leaves(x), division.cut_leaves
     rows = [leaf.cut.cut_rows(values[i]) for i, leaf in cut.items()]
-    if self.local_axis is not None:
+    if isinstance(self.axis_name, core.HostAxes):
       rows = average_locally(
-        rows,
-        [leaf.local for leaf in cut.values()],
-        self.axis_name,
-        self.local_axis,
-        sending,
+        rows, [leaf.local for leaf in cut.values()], self.axis_name, sending
       )
     parts, states = scatter_means(
       rows,
       [leaf.gradient for leaf in cut.values()],
       states,
-      self.axis_name,
+      core.split_axes(self.axis_name)[0],
       sending,
     )
     means: dict[int, Array] = dict(zip(cut, parts, strict=True))
@@ -333,7 +327,6 @@ class ShardedUpdate(NamedTuple):
       [changes[i] for i in cut],
       [leaf.weight for leaf in cut.values()],
       self.axis_name,
-      self.local_axis,
       sending,
     )
     whole = list(changes)

@@ -19,12 +19,11 @@ class GatherOptions(NamedTuple):
   """Axis and codecs of the gathers of one leaf.
 
   Attributes:
-    axis_name: the workers' axis.
+    axis_name: the workers' axis, or `HostAxes`.
     dimension: dimension that is cut, counted from the last: a loop over layers
       may take the first away.
     weight_codec: codec of the weights, or None.
     gradient_codec: codec of their gradient, or None.
-    local_axis: the axis of the devices of one host, or None.
     local_codec: codec of gradients within a host, or None.
     regather: what the backward pass gathers again, as for `fully_sharded`.
     nonfinite: policy for a gradient that is not finite.
@@ -44,7 +43,6 @@ class GatherOptions(NamedTuple):
   dimension: int
   weight_codec: codecs.Codec | None
   gradient_codec: codecs.Codec | None
-  local_axis: AxisName | None = None
   local_codec: codecs.Codec | None = None
   regather: bool | str = True
   nonfinite: str = "propagate"
@@ -108,7 +106,6 @@ class WeightPart:
       axis=options.dimension,
       error=self.error,
       key=self.key,
-      local_axis=options.local_axis,
       local_codec=options.local_codec,
       spec=spec,
     )
@@ -166,8 +163,8 @@ def gather_block(
 
   Raises:
     TypeError: an argument of another type.
-    ValueError: another `regather`. The block raises it for "local" if
-      `fully_sharded` has no `local_axis`.
+    ValueError: another `regather`. The block raises it for "local" if the step
+      has no `HostAxes`.
 
   Example:
     >>> import jax.numpy as jnp
@@ -186,7 +183,7 @@ def gather_block(
     options = [node.options for node in nodes if _is_part(node)]
     again = [one.regather if regather is None else regather for one in options]
     for one, what in zip(options, again, strict=True):
-      check_regather(what, one.local_axis)
+      check_regather(what, one.axis_name)
     # One step gives all leaves the same `regather`.
     names = _SAVED[again[0]] if again else ()
     policy = jax.checkpoint_policies.save_only_these_names(*names)
@@ -195,11 +192,10 @@ def gather_block(
   return run_again
 
 
-def check_regather(regather: Any, local_axis: Any) -> None:
-  """Raises unless `regather` is True, False or, with hosts, "local"."""
-  core.check_choice("regather", regather, tuple(_SAVED))
-  if regather == "local" and local_axis is None:
+def check_regather(regather: Any, axis_name: AxisName) -> None:
+  """Raises if "local" is to be gathered where axes name no hosts."""
+  if regather == "local" and not isinstance(axis_name, core.HostAxes):
     raise ValueError(
-      "`regather` must be True or False unless `fully_sharded` is given a "
-      f"`local_axis`, got {regather!r}."
+      "`regather` must be True or False without hosts, got 'local': give "
+      '`make_train_step` axis_name=jaxmotion.HostAxes("host", "device").'
     )

@@ -10,6 +10,7 @@ from jax.sharding import Mesh, PartitionSpec as P
 
 from jaxmotion import core, hosts
 from jaxmotion.core import AxisName, PyTree
+from jaxmotion.transforms import _init_state
 from jaxmotion.transforms.step import (
   _run_on_workers,
   _step_arguments,
@@ -88,7 +89,7 @@ def parallelize_step(
     >>> float(loss)
     1.0
   """
-  _step_arguments.check_step_mesh(mesh, axis_name)
+  axis_name = _init_state.check_mesh(mesh, axis_name)
   split = _step_arguments.check_batch_names(batch)
   options = _step_parameters.StepOptions(
     static_argnames, static_argnums, donate_argnames, donate_argnums

@@ -90,7 +90,9 @@ class Workers:
 
   Attributes:
     mesh: device mesh.
-    axis_name: the axis (or axes) that the batch is split over.
+    axis_name: the axis (or axes) that the batch is split over, as functions of
+      JAX take it.
+    host_axes: the axes of hosts and of their devices, or None.
     count: number of workers.
     specs: how parameters are sharded over other axes; None: they are not.
     is_weighted: whether each worker has a weight.
@@ -109,9 +111,11 @@ class Workers:
     specs: PyTree = None,
     is_weighted: bool = False,
   ):
-    self.mesh, self.axis_name = mesh, axis_name
-    self.is_weighted = is_weighted
-    self.shardings = _shardings.Shardings(mesh, axis_name, specs)
+    self.mesh, self.is_weighted = mesh, is_weighted
+    self.axis_name = _init_state.check_mesh(mesh, axis_name)
+    is_host_axes = isinstance(axis_name, core.HostAxes)
+    self.host_axes = axis_name if is_host_axes else None
+    self.shardings = _shardings.Shardings(mesh, self.axis_name, specs)
     self.specs = self.shardings.specs
     names = core.axis_names(axis_name)
     self.count = math.prod(mesh.shape[name] for name in names)
@@ -200,6 +204,10 @@ class Scheme:
     raise NotImplementedError
 
   # What follows has a default that most schemes keep.
+
+  def for_workers(self, workers: Workers) -> "Scheme":
+    """Returns the scheme for these workers: itself, or another one."""
+    return self
 
   # Why workers cannot compute unequal numbers of microbatches; None: they can.
   counts_refusal: str | None = None

@@ -11,15 +11,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from jaxmotion import core
 from jaxmotion.core import Array, AxisName, PyTree
-from jaxmotion.transforms import _init_state, _model_axes
+from jaxmotion.transforms import _model_axes
 from jaxmotion.transforms.step import _run_on_workers
-
-
-def check_step_mesh(mesh: Any, axis_name: Any) -> None:
-  """Raises unless a step can be mapped over the axes of a mesh."""
-  core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
-  core.check_axis_name("axis_name", axis_name)
-  _init_state.check_axes(mesh, axis_name)
 
 
 def check_names(name: str, value: Any) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, PartitionSpec as P
 from jaxmotion import core, hosts
 from jaxmotion.collectives.extend import check_rows
 from jaxmotion.core import Array, AxisName, PyTree
-from jaxmotion.transforms import _init_state, _placement, _trace_state
+from jaxmotion.transforms import _placement, _trace_state
 from jaxmotion.transforms.step import (
   _agreement,
   _averages,
@@ -100,7 +100,8 @@ def make_train_step(
       `fully_sharded(tx)`, `local_updates(inner, outer, every=...)`, or a
       `Scheme` of your own.
     mesh: device mesh that has the axis.
-    axis_name: the axis (or axes) that the batch is split over.
+    axis_name: the axis (or axes) that the batch is split over. `HostAxes` tell
+      a scheme which of them are those of one host.
     has_aux: whether `loss_fn` returns auxiliary values. Floating-point scalars
       are averaged over workers. Other values, such as counts and logits, get a
       leading axis of workers.
@@ -208,16 +209,14 @@ def make_train_step(
     1.0
   """
   scheme = _scheme.as_scheme(scheme)
-  core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
-  core.check_axis_name("axis_name", axis_name)
+  workers = _scheme.Workers(mesh, axis_name, specs, weight_fn is not None)
   loss = _local_work.LossOptions(
     loss_fn, has_aux, model_state, weight_fn, microbatches, mean_loss
   )
   loss.check()
   core.check_choice("overlap", overlap, hosts.OVERLAPS)
   core.check_bool("donate", donate)
-  _init_state.check_axes(mesh, axis_name)
-  workers = _scheme.Workers(mesh, axis_name, specs, weight_fn is not None)
+  scheme = scheme.for_workers(workers)
   driver = _Driver(workers, scheme, loss)
   in_threads = scheme.choose_overlap(workers, overlap, loss) == "thread"
   call = None
@@ -273,7 +272,7 @@ def make_train_step(
 
   maker = _trace_state.StateMaker(
     lambda params: scheme.init(workers, params),
-    by_device=getattr(scheme, "local_axis", None) is not None,
+    by_device=workers.host_axes is not None,
     divide=getattr(scheme, "divide", None),
   )
   return TrainStep(maker.attach(init), compiled)

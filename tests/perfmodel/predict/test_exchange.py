@@ -6,7 +6,14 @@ import jax
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 
-from jaxmotion import codecs, collectives, make_key, perfmodel, wire
+from jaxmotion import (
+  HostAxes,
+  codecs,
+  collectives,
+  make_key,
+  perfmodel,
+  wire,
+)
 from jaxmotion.collectives.extend import part_like
 from jaxmotion.perfmodel import exchange_ledger, predict_exchange
 from jaxmotion.perfmodel.extend import decode_seconds, encode_seconds
@@ -127,8 +134,8 @@ TRACED = {
 )
 def test_bytes_are_those_of_the_traced_exchange(name, workers, method):
   codec = TRACED[name]
-  axis = platform(data=workers).axis("data")
-  predicted = exchange_ledger(TREE, axis, codec, method=method)
+  cluster = platform(data=workers)
+  predicted = exchange_ledger(TREE, cluster, "data", codec, method=method)
   traced = traced_ledger(all_reduce_body(codec, method), data=workers)
   assert predicted.total_bytes == traced.total_bytes
   assert payload_by_op(predicted) == payload_by_op(traced)
@@ -140,8 +147,7 @@ def test_bytes_are_right_for_every_codec(name, workers):
   codec = CODECS[name]
   # More elements than one block, and a multiple of no block.
   x = jax.ShapeDtypeStruct((2 * 647,), "float32")
-  axis = platform(data=workers).axis("data")
-  predicted = exchange_ledger(x, axis, codec)
+  predicted = exchange_ledger(x, platform(data=workers), "data", codec)
   part = part_like(codec, x, workers)
   payload = wire.payload_bytes(codec, x)
   if codec.summable:
@@ -169,19 +175,18 @@ def test_bytes_are_right_for_every_codec(name, workers):
 def test_bytes_of_hosts_and_their_devices_are_those_of_the_trace(
   name, hosts, devices
 ):
-  codec = TRACED.get(name)
+  codec, axes = TRACED.get(name), HostAxes("host", "device")
 
   def body(x):
     kind = codec or codecs.identity()
-    state = collectives.all_reduce_hierarchical_init(x, "host", "device", kind)
+    state = collectives.all_reduce_hierarchical_init(x, axes, kind)
     return collectives.all_reduce_hierarchical(
-      x, "host", "device", codec, state=state, key=make_key(0, 1)
+      x, axes, codec, state=state, key=make_key(0, 1)
     )[0]
 
   cluster = platform(host=hosts, device=devices)
-  predicted = predict_exchange(
-    TREE, cluster, "host", codec, local_axis="device"
-  ).ledger
+  predicted = predict_exchange(TREE, cluster, axes, codec).ledger
+  assert predicted == exchange_ledger(TREE, cluster, axes, codec)
   traced = traced_ledger(body, host=hosts, device=devices)
   assert predicted.per_axis() == {
     axis: n
@@ -250,8 +255,8 @@ def test_an_unknown_axis_or_method_is_named():
   one_of = "must be one of 'data', got 'x'"
   with pytest.raises(ValueError, match=f"`mesh_axis` {one_of}"):
     predict_exchange(GRADS, platform(data=2), "x")
-  with pytest.raises(ValueError, match=f"`local_axis` {one_of}"):
-    predict_exchange(GRADS, platform(data=2), "data", local_axis="x")
+  with pytest.raises(ValueError, match=f"`mesh_axis` {one_of}"):
+    predict_exchange(GRADS, platform(data=2), HostAxes("data", "x"))
   with pytest.raises(ValueError, match=f"`name` {one_of}"):
     platform(data=2).axis("x")
   with pytest.raises(ValueError, match="`method` must be one of"):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
+import jaxmotion
 from jaxmotion import codecs, perfmodel
 from jaxmotion.perfmodel import (
   gbit_per_s,
@@ -254,18 +255,12 @@ def test_more_examples_take_longer():
   assert times == sorted(times)
 
 
-def test_a_local_axis_reduces_the_bytes_between_hosts():
+def test_devices_of_a_host_reduce_the_bytes_between_hosts():
   cluster = perfmodel.builtin_platform("h100_cluster").resize(host=4, device=8)
   flat = predict_step(STEP_COST, cluster, "host", codecs.sign())
-  hierarchical = predict_step(
-    STEP_COST, cluster, "host", codecs.sign(), local_axis="device"
-  )
-  ledger = perfmodel.exchange_ledger(
-    PARAMS,
-    cluster.axis("host"),
-    codecs.sign(),
-    local_axis=cluster.axis("device"),
-  )
+  axes = jaxmotion.HostAxes("host", "device")
+  hierarchical = predict_step(STEP_COST, cluster, axes, codecs.sign())
+  ledger = perfmodel.exchange_ledger(PARAMS, cluster, axes, codecs.sign())
   assert hierarchical.wire_bytes == ledger.total_bytes
   assert ledger.per_axis()[("host",)] < flat.wire_bytes / 4
 

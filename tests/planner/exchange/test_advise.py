@@ -185,10 +185,9 @@ def test_a_plan_trains():
 
 def test_hosts_of_several_devices_exchange_shards():
   platform = perfmodel.builtin_platform("h100_cluster").resize(host=4)
-  plan = advise(platform, mesh_axis="host", local_axis="device")
-  step = predict_step(
-    WORK, platform, "host", plan.codec, method=plan.method, local_axis="device"
-  )
+  axes = jaxmotion.HostAxes("host", "device")
+  plan = advise(platform, mesh_axis=axes)
+  step = predict_step(WORK, platform, axes, plan.codec, method=plan.method)
   assert plan.step == step
   assert sum(c.wire_bytes for c in plan.choices) == pytest.approx(
     step.wire_bytes
@@ -235,9 +234,9 @@ def test_a_while_loop_without_trips_is_named():
       "`mesh_axis` must be one of 'data', got 'mod",
     ),
     (
-      {"local_axis": "data"},
+      {"mesh_axis": jaxmotion.HostAxes("data", "device")},
       ValueError,
-      "`local_axis` must be one of None, got 'dat",
+      "`mesh_axis` must be one of 'data', got 'dev",
     ),
     ({"accuracy_budget": 1.5}, ValueError, r"must be a number in \[0, 1\]"),
     ({"accuracy_budget": -0.1}, ValueError, r"\[0, 1\], got -0.1"),

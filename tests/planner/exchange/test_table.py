@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+import jaxmotion
 from jaxmotion import codecs, perfmodel
 from jaxmotion.perfmodel import Curve, predict_step
 from jaxmotion.planner.exchange._prices import TensorCosts
@@ -36,7 +37,6 @@ def predicted(problem, choice, method, candidates=THREE):
     bucket_bytes=problem.bucket_bytes,
     overlap=problem.overlap,
     method=method,
-    local_axis=problem.local_axis,
   )
 
 
@@ -49,8 +49,7 @@ PROBLEMS = {
   "buckets": problem_on(cluster(8, gbit=100), bucket_bytes=1),
   "hosts": problem_on(
     perfmodel.builtin_platform("h100_cluster").resize(host=4),
-    "host",
-    local_axis="device",
+    jaxmotion.HostAxes("host", "device"),
   ),
 }
 

@@ -9,6 +9,7 @@ import optax
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 
+import jaxmotion
 from jaxmotion import perfmodel, planner, presets, wire
 from jaxmotion.perfmodel import builtin_platform
 from jaxmotion.planner.exchange import _weigh_sharded
@@ -168,8 +169,7 @@ def test_what_does_not_fit_is_not_offered():
 
 def test_hosts_with_several_devices_reduce_within_first():
   platform = builtin_platform("h100_cluster")
-  plan = planner.advise(
-    matrix_loss, MATRIX, (X,), platform, mesh_axis="host", local_axis="device"
-  )
-  assert find(plan.algorithms, "presets.lion").is_offered
-  assert "local_axis=" in refusal(plan, "presets.diloco")
+  axes = jaxmotion.HostAxes("host", "device")
+  plan = planner.advise(matrix_loss, MATRIX, (X,), platform, mesh_axis=axes)
+  for name in ("lion", "sdp4bit", "diloco", "streaming_diloco", "muloco"):
+    assert find(plan.algorithms, f"presets.{name}").is_offered

@@ -16,7 +16,8 @@ from tests.transforms.helpers import bits
 
 HOSTS, DEVICES = 2, 2
 WORKERS = HOSTS * DEVICES
-BOTH = ("host", "device")
+AXES = jaxmotion.HostAxes("host", "device")
+BOTH = AXES.names
 MESH = Mesh(np.array(jax.devices()[:WORKERS]).reshape(HOSTS, DEVICES), BOTH)
 RNG = np.random.default_rng(0)
 PARAMS = {
@@ -38,12 +39,12 @@ def loss_fn(params, batch):
 
 def train(tx, steps=4, batch=BATCH, **extra):
   return helpers.train(
-    loss_fn, tx, MESH, PARAMS, batch, axis_name=BOTH, steps=steps, **extra
+    loss_fn, tx, MESH, PARAMS, batch, axis_name=AXES, steps=steps, **extra
   )
 
 
 def exchange(codec=None, **options):
-  return jaxmotion.exchange("host", codec, local_axis="device", **options)
+  return jaxmotion.exchange(AXES, codec, **options)
 
 
 @pytest.mark.parametrize(
@@ -62,13 +63,13 @@ def exchange(codec=None, **options):
       optax.lion(1e-3),
     ),
     jaxmotion.skip_nonfinite(
-      optax.chain(exchange(INT4), optax.adam(1e-2)), BOTH
+      optax.chain(exchange(INT4), optax.adam(1e-2)), AXES
     ),
   ],
   ids=["skip", "local_codec", "rules_two_phase", "skip_nonfinite"],
 )
 def test_properties_hold_over_both_axes(tx):
-  check_transform(tx, MESH, PARAMS, axis_name=BOTH)
+  check_transform(tx, MESH, PARAMS, axis_name=AXES)
 
 
 def test_identity_trains_as_the_flat_exchange_does():
@@ -79,6 +80,33 @@ def test_identity_trains_as_the_flat_exchange_does():
   for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(flat), strict=True):
     np.testing.assert_allclose(a, b, rtol=0, atol=4 * 2 * WORKERS * eps)
   np.testing.assert_allclose(losses, theirs, rtol=1e-6)
+
+
+def test_one_value_names_the_workers_of_every_function():
+  chain = optax.chain(
+    jaxmotion.per_worker(optax.trace(0.5), AXES), exchange(), optax.sgd(0.1)
+  )
+  tx = jaxmotion.skip_nonfinite(chain, AXES)
+  bound = jaxmotion.bind_mesh(tx, MESH, axis_name=AXES)
+
+  @jaxmotion.parallelize_step(MESH, axis_name=AXES)
+  def step(params, opt_state, batch):
+    grad_fn = jaxmotion.local_value_and_grad(loss_fn, AXES)
+    loss, grads = grad_fn(params, batch)
+    updates, opt_state = bound.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, loss
+
+  params, state = PARAMS, bound.init(PARAMS)
+  for _ in range(4):
+    params, state, _ = step(params, state, BATCH)
+  expected, held, _ = train(tx)
+  assert jaxmotion.state_specs(state, AXES) == jaxmotion.state_specs(held, BOTH)
+  for a, b in zip(
+    jax.tree.leaves((params, state)),
+    jax.tree.leaves((expected, held)),
+    strict=True,
+  ):
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
 
 
 def test_error_memory_is_each_workers_own_shard():
@@ -98,7 +126,7 @@ def test_hosts_exchange_words_alone_and_little_else_in_full():
     jaxmotion.exchange(BOTH, codec, method="gather"),
   ):
     chain = optax.chain(tx, optax.sgd(0.1))
-    init, step = jaxmotion.make_train_step(loss_fn, chain, MESH, axis_name=BOTH)
+    init, step = jaxmotion.make_train_step(loss_fn, chain, MESH, axis_name=AXES)
     state = init(PARAMS)
     programs.append(wire.step_bytes(step, state, BATCH))
     compiled = step.lower(state, BATCH).compile()
@@ -166,12 +194,8 @@ def test_a_level_trains_as_its_codec_does():
   ("make", "message"),
   [
     (
-      lambda: jaxmotion.exchange("host", local_axis="host"),
-      "`local_axis` must name axes other than `axis_name` = 'host', got 'host'",
-    ),
-    (
-      lambda: jaxmotion.exchange("host", local_codec=INT4),
-      "`local_codec` must be None unless `local_axis` is given, got feedback",
+      lambda: jaxmotion.exchange(BOTH, local_codec=INT4),
+      "`local_codec` must be None without hosts, got feedback.*HostAxes",
     ),
     (
       lambda: exchange(INT4).init(PARAMS),

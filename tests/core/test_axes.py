@@ -1,0 +1,86 @@
+"""Names of mesh axes, and of hosts with their devices."""
+
+import pickle
+
+import jax
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh, PartitionSpec as P
+
+import jaxmotion
+from jaxmotion import HostAxes, core
+from jaxmotion.core import check_axis_name
+
+AXES = HostAxes("host", "device")
+
+
+@pytest.mark.parametrize("value", [None, 1, ["a"], ("a", None), float("nan")])
+def test_names_of_axes_are_strings(value):
+  check_axis_name("axis_name", "data")
+  check_axis_name("axis_name", ("host", "device"))
+  with pytest.raises(TypeError, match="`axis_name` must be the name of a mesh"):
+    check_axis_name("axis_name", value)
+
+
+@pytest.mark.parametrize("value", [(), ("a", "a")])
+def test_tuples_of_axes_have_names_each_once(value):
+  with pytest.raises(
+    ValueError, match="`axis_name` must be the name of a mesh"
+  ):
+    check_axis_name("axis_name", value)
+
+
+@pytest.mark.parametrize("value", [AXES, None, 1, ("a", None)])
+def test_hosts_and_devices_are_names(value):
+  for field in ("hosts", "devices"):
+    given = {"hosts": "host", "devices": "device"} | {field: value}
+    with pytest.raises(
+      TypeError, match=f"`{field}` must be the name of a mesh"
+    ):
+      HostAxes(**given)
+
+
+@pytest.mark.parametrize("devices", ["host", ("device", "host"), ("host",)])
+def test_hosts_and_devices_share_no_axis(devices):
+  message = "`devices` must name axes other than `hosts` = 'host', got"
+  with pytest.raises(ValueError, match=message):
+    HostAxes("host", devices)
+
+
+def test_equal_axes_compare_as_equal_and_no_tuple_does():
+  assert AXES == HostAxes(("host",), ("device",)) != HostAxes("device", "host")
+  assert hash(AXES) == hash(HostAxes(("host",), "device"))
+  assert AXES != ("host", "device") and AXES != AXES.names
+  assert pickle.loads(pickle.dumps(AXES)) == AXES == eval(repr(AXES))
+
+
+def test_names_are_those_of_hosts_and_then_of_devices():
+  axes = HostAxes(("pod", "host"), "device")
+  assert axes.names == core.axis_names(axes) == ("pod", "host", "device")
+  assert core.flatten_axes("axis_name", axes) == axes.names
+  assert core.split_axes(axes) == (("pod", "host"), "device")
+  assert core.split_axes("data") == ("data", ())
+
+
+@pytest.mark.parametrize("value", [None, 1, ("a", 1)])
+def test_what_is_no_axis_is_not_flattened(value):
+  assert core.flatten_axes("axis_name", "data") == "data"
+  with pytest.raises(TypeError, match="`axis_name` must be the name of a mesh"):
+    core.flatten_axes("axis_name", value)
+
+
+def test_functions_of_axes_know_those_of_hosts_and_devices():
+  def read(x):
+    assert core.axis_is_bound(AXES) and core.axis_size(AXES) == 6
+    assert core.tracks_varying(AXES.names)
+    assert core.varying_axes(core.to_varying(x, AXES)) == set(AXES.names)
+    return lax.psum(core.to_varying(x, AXES), AXES.names)
+
+  mesh = AbstractMesh((2, 3), AXES.names)
+  mapped = jax.shard_map(read, mesh=mesh, in_specs=P(), out_specs=P())
+  assert jax.eval_shape(mapped, jax.ShapeDtypeStruct((3,), "float32")).ndim == 1
+
+
+def test_a_collective_without_hosts_refuses_them():
+  with pytest.raises(TypeError, match="`axis_name` must be the name of a mesh"):
+    jaxmotion.collectives.all_reduce(jax.numpy.ones(3), AXES)
