@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 import jaxmotion
-from jaxmotion import checkpoint, codecs
+from jaxmotion import codecs
 
 ROWS = 64  # Of each device.
 
@@ -57,12 +57,11 @@ def train(steps=100):
       "out": shared.normal(size=(512, 10)).astype(np.float32) / 20,
     }
   )
-  layout = checkpoint.describe_state(init, state.params, mesh)
   own = np.random.default_rng(1 + jax.process_index())  # Other rows on each.
   for i in range(1, steps + 1):
     state, loss = step(state, load_batch(own, mesh))
     if i % 10 == 0:  # All processes read the metrics; one prints them.
-      log = {"loss": loss, **jaxmotion.metrics(state.opt_state, layout)}
+      log = {"loss": loss, **jaxmotion.metrics(state.opt_state)}
       if jax.process_index() == 0:
         print({name: round(float(value), 4) for name, value in log.items()})
   return float(loss)

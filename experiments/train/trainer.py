@@ -165,23 +165,20 @@ class Trainer:
       store=store,
       elastic=None if store is None else self._make_elastic(state.params),
       stop=stop,
-      evaluate=self._make_watch(state.params, writer) if writer else None,
+      evaluate=self._make_watch(writer) if writer else None,
       on_step=log_step,
     )
     self._check_finite(log, seed)
     return Trained(state, log)
 
   def _make_watch(
-    self, params: Params, writer: scalars.ScalarWriter
+    self, writer: scalars.ScalarWriter
   ) -> Callable[[int, jaxmotion.TrainState], None]:
     """Returns a function of a step that logs what its exchange did."""
-    layout = checkpoint.describe_state(
-      self._init, params, self._mesh, axis_name=self._workers
-    )
 
     def watch(done: int, state: jaxmotion.TrainState) -> None:
       if done % _SCALARS_EVERY == 0:
-        writer.write(done, jaxmotion.metrics(state.opt_state, layout))
+        writer.write(done, jaxmotion.metrics(state.opt_state, self._mesh))
 
     return watch
 

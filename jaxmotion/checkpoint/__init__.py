@@ -2,7 +2,6 @@
 
 from jaxmotion.checkpoint._check_workers import check_workers as check_workers
 from jaxmotion.checkpoint._layout import (
-  ExchangeLayout as ExchangeLayout,
   Layout as Layout,
   describe_state as describe_state,
 )

@@ -59,8 +59,8 @@ checkpoint, in the place of jax_utils.unreplicate.
       raise ValueError(
         "`state` must have error memory of each worker's own, got one memory "
         f"for all {len(rows)} at {core.leaf_path(path)!r}: keep per-worker "
-        "state "
-        "whole, also in a checkpoint, in the place of jax_utils.unreplicate."
+        "state whole, also in a checkpoint, in the place of "
+        "jax_utils.unreplicate."
       )
 
 

@@ -5,11 +5,10 @@ shared them. A layout does. It is plain data, so that a checkpoint can hold it
 as JSON.
 """
 
-import math
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-import jax
 import optax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
@@ -17,58 +16,18 @@ from jaxmotion import core, transforms
 from jaxmotion.codecs import Codec, from_config
 from jaxmotion.core import AxisName, PyTree
 from jaxmotion.transforms.extend import (
+  ExchangedLeaf,
+  ExchangeOptions,
   Options,
   ShardedOptions,
-  drop_single_axes,
-  expand_specs,
+  find_exchanges,
   trace_state,
 )
 
-_VERSION = 3
+_VERSION = 4
+_KINDS = {kind.kind: kind for kind in (ExchangeOptions, ShardedOptions)}
 
-Leaves = tuple[tuple[str, tuple[int, ...], str], ...]
 Trained: TypeAlias = optax.GradientTransformation | Callable[..., Any]
-Spec = tuple[tuple[str, ...], ...]
-
-
-class ExchangeLayout(NamedTuple):
-  """Description of the state of one `exchange` or one `sharded`.
-
-  Attributes:
-    codecs: codec of the gradients, or one for each level.
-    axis_name: the workers' axes, as a tuple or `HostAxes`.
-    leaves: path, shape and dtype of every array that is exchanged.
-    specs: for each leaf the axes of the model that shard each dimension; empty
-      if there are no such axes.
-    op: "mean" or "sum".
-    method: "gather", "two_phase" or None.
-    is_sharded: whether it is `sharded`, whose workers divide the arrays.
-    weight_codec: codec of the differences of `sharded`, or None if there is no
-      master.
-
-  Example:
-    >>> import optax
-    >>> from jaxmotion import checkpoint, codecs, transforms
-    >>> mesh = jax.sharding.AbstractMesh((4,), ("data",))
-    >>> codec = codecs.feedback(codecs.sign())
-    >>> tx = transforms.exchange("data", codec)
-    >>> (one,) = checkpoint.describe_state(tx, jnp.zeros(8), mesh).exchanges
-    >>> one.axis_name, one.op, one.codecs == (codec,)
-    (('data',), 'mean', True)
-    >>> tx = transforms.sharded("data", optax.adam(1e-3))
-    >>> (one,) = checkpoint.describe_state(tx, jnp.zeros(8), mesh).exchanges
-    >>> one.is_sharded, one.leaves
-    (True, (('', (8,), 'float32'),))
-  """
-
-  codecs: tuple[Codec, ...]
-  axis_name: tuple[str, ...] | core.HostAxes
-  leaves: Leaves
-  specs: tuple[Spec, ...] = ()
-  op: str = "mean"
-  method: str | None = None
-  is_sharded: bool = False
-  weight_codec: Codec | None = None
 
 
 class Layout(NamedTuple):
@@ -77,7 +36,9 @@ class Layout(NamedTuple):
   Attributes:
     workers: name and length of every axis of workers.
     model: name and length of every axis that shards the model.
-    exchanges: one entry for each exchange, in the order of their states.
+    exchanges: what each exchange is made for, as its state says in `made_for`,
+      in the order of their states: its arguments, and as `leaves` path, shape,
+      dtype and sharding of every array.
 
   Example:
     >>> from jaxmotion import checkpoint, codecs, transforms
@@ -86,13 +47,21 @@ class Layout(NamedTuple):
     >>> layout = checkpoint.describe_state(tx, jnp.zeros(8), mesh)
     >>> layout.workers
     (('data', 4),)
+    >>> (one,) = layout.exchanges
+    >>> one.axis_name, one.op, one.codec.codec, str(one.leaves[0])
+    (('data',), 'mean', sign(block=1024), 'float32[8]')
     >>> Layout.from_dict(layout.to_dict()) == layout  # A file may hold it.
     True
   """
 
   workers: tuple[tuple[str, int], ...]
   model: tuple[tuple[str, int], ...]
-  exchanges: tuple[ExchangeLayout, ...]
+  exchanges: tuple[Options, ...]
+
+  @property
+  def sizes(self) -> dict[str, int]:
+    """The length of every axis."""
+    return dict(self.workers + self.model)
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the layout as plain data, which JSON can hold."""
@@ -100,7 +69,7 @@ class Layout(NamedTuple):
       "version": _VERSION,
       "workers": dict(self.workers),
       "model": dict(self.model),
-      "exchanges": list(map(_write_entry, self.exchanges)),
+      "exchanges": list(map(_write_options, self.exchanges)),
     }
 
   @classmethod
@@ -123,7 +92,7 @@ class Layout(NamedTuple):
       return cls(
         tuple((str(k), int(v)) for k, v in data["workers"].items()),
         tuple((str(k), int(v)) for k, v in data["model"].items()),
-        tuple(map(_read_entry, data["exchanges"])),
+        tuple(map(_read_options, data["exchanges"])),
       )
     except (AttributeError, KeyError, TypeError) as error:
       raise ValueError(
@@ -137,32 +106,25 @@ def layout_mesh(
 ) -> AbstractMesh:
   """Returns a mesh without devices that has a layout's axes of the model."""
   names, lengths = zip(*workers, *layout.model, strict=True)
-  today = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-  models = [name for name, _ in layout.model]
-  kinds = [today[n] if n in models else AxisType.Auto for n in names]
-  return AbstractMesh(lengths, names, axis_types=tuple(kinds))
-
-
-def count_workers(layout: Layout, axes: AxisName) -> int:
-  """Returns the number of workers along some axes."""
-  lengths = dict(layout.workers)
-  return math.prod(lengths[name] for name in core.axis_names(axes))
+  kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+  kinds |= {name: AxisType.Auto for name, _ in workers}
+  return AbstractMesh(lengths, names, axis_types=tuple(kinds[n] for n in names))
 
 
 def make_transformation(
-  entry: ExchangeLayout, inner: optax.GradientTransformation | None = None
+  options: Options, tx: optax.GradientTransformation | None = None
 ) -> optax.GradientTransformation:
-  """Makes the exchange that a layout describes, or `sharded` around `inner`."""
-  if entry.is_sharded:
+  """Makes the exchange of some options, or `sharded` around `tx`."""
+  if isinstance(options, ShardedOptions):
     return transforms.sharded(
-      entry.axis_name,
-      optax.identity() if inner is None else inner,
-      gradient_codec=entry.codecs[0],
-      weight_codec=entry.weight_codec,
+      options.axis_name,
+      optax.identity() if tx is None else tx,
+      gradient_codec=options.gradient_codec,
+      weight_codec=options.weight_codec,
     )
-  codec = entry.codecs[0] if len(entry.codecs) == 1 else entry.codecs
+  assert isinstance(options, ExchangeOptions)
   return transforms.exchange(
-    entry.axis_name, codec, op=entry.op, method=entry.method
+    options.axis_name, options.codec, op=options.op, method=options.method
   )
 
 
@@ -209,92 +171,63 @@ def describe_state(
     >>> checkpoint.Layout.from_dict(layout.to_dict()) == layout
     True
   """
-  traced = trace_state(tx, params, mesh, axis_name, specs)
-  specs = drop_single_axes(specs, mesh.shape)
-  return make_layout(mesh, axis_name, specs, traced.exchanges)
+  state = trace_state(tx, params, mesh, axis_name, specs)
+  return make_layout(state, mesh, axis_name, specs)
 
 
 def make_layout(
+  state: PyTree,
   mesh: Mesh | AbstractMesh,
   axis_name: AxisName,
   specs: PyTree | None,
-  exchanges: list[Options],
 ) -> Layout:
-  """Returns the layout of exchanges on a mesh."""
-  workers = tuple(
-    (name, mesh.shape[name]) for name in map(str, core.axis_names(axis_name))
-  )
-  names = [name for name, _ in workers]
-  model = tuple(
-    (str(name), size)
-    for name, size in mesh.shape.items()
-    if specs is not None and name not in names and size > 1
-  )
-
-  def describe_entry(options: Options) -> ExchangeLayout:
-    entry = ExchangeLayout(
-      (),
-      options.axis_name,
-      tuple(
-        (path, tuple(leaf.shape), str(leaf.dtype))
-        for path, leaf in core.named_leaves(options.params)
-      ),
-      _describe_specs(options, specs, dict(model)),
-    )
-    if isinstance(options, ShardedOptions):
-      return entry._replace(
-        codecs=(options.gradient_codec,),
-        weight_codec=options.weight_codec,
-        is_sharded=True,
-      )
-    codec = options.codec
-    return entry._replace(
-      codecs=(codec,) if isinstance(codec, Codec) else codec,
-      op=options.op,
-      method=options.method,
-    )
-
-  return Layout(workers, model, tuple(map(describe_entry, exchanges)))
-
-
-def _describe_specs(
-  options: Options, specs: PyTree, sizes: dict[Any, int]
-) -> tuple[Spec, ...]:
-  """Returns the axes of the model that shard each dimension of each leaf."""
-  if not sizes:
-    return ()
-  chosen = specs if options.specs is None else options.specs
-  full = expand_specs(chosen, options.params, sizes)
-  return tuple(
+  """Returns the layout of a state on a mesh."""
+  names = core.axis_names(axis_name)
+  # Without specs, devices along other axes hold the same.
+  others = {} if specs is None else mesh.shape
+  return Layout(
+    tuple((name, mesh.shape[name]) for name in names),
     tuple(
-      tuple(n for n in sizes if n in core.spec_axes(entry))
-      for entry in (*spec, *[None] * (leaf.ndim - len(spec)))
-    )
-    for spec, leaf in zip(
-      jax.tree.leaves(full), jax.tree.leaves(options.params), strict=True
-    )
+      (n, size) for n, size in others.items() if n not in names and size > 1
+    ),
+    tuple(_drop_functions(node.made_for) for node in find_exchanges(state)),
   )
 
 
-def _write_entry(entry: ExchangeLayout) -> dict[str, Any]:
-  weight = entry.weight_codec
-  axes, local = map(core.axis_names, core.split_axes(entry.axis_name))
-  return entry._asdict() | {
-    "axis_name": axes,
-    "local_axis": local or None,
-    "codecs": [codec.config() for codec in entry.codecs],
-    "weight_codec": None if weight is None else weight.config(),
+def _drop_functions(options: Options) -> Options:
+  """Returns options as a file would hold them."""
+  fields = dataclasses.fields(options)
+  unset: dict[str, Any] = {f.name: f.default for f in fields if not f.compare}
+  return dataclasses.replace(options, **unset)
+
+
+def _write_options(options: Options) -> dict[str, Any]:
+  """Returns the arguments of an exchange, and its tree, as plain data."""
+  return {"kind": options.kind} | {
+    field.name: _write_value(getattr(options, field.name))
+    for field in dataclasses.fields(options)
+    if field.compare
   }
 
 
-def _read_entry(data: Mapping[str, Any]) -> ExchangeLayout:
-  values, weight = dict(data), data["weight_codec"]
-  axes, local = tuple(values["axis_name"]), values.pop("local_axis")
-  values |= {
-    "codecs": tuple(map(from_config, data["codecs"])),
-    "axis_name": core.HostAxes(axes, tuple(local)) if local else axes,
-    "leaves": tuple((p, tuple(shape), t) for p, shape, t in data["leaves"]),
-    "specs": tuple(tuple(map(tuple, spec)) for spec in data["specs"]),
-    "weight_codec": None if weight is None else from_config(weight),
-  }
-  return ExchangeLayout(**values)
+def _write_value(value: Any) -> Any:
+  if isinstance(value, Codec):
+    return value.config()
+  if isinstance(value, core.HostAxes):
+    return dataclasses.asdict(value)
+  return list(map(_write_value, value)) if isinstance(value, tuple) else value
+
+
+def _read_options(data: Mapping[str, Any]) -> Options:
+  """Returns what `_write_options` wrote, after a way through JSON too."""
+  values = {name: _read_value(value) for name, value in data.items()}
+  leaves = tuple(ExchangedLeaf(*leaf) for leaf in values.pop("leaves"))
+  return _KINDS[values.pop("kind")](leaves=leaves, **values)
+
+
+def _read_value(value: Any) -> Any:
+  if isinstance(value, Mapping):
+    is_axes = value.keys() == {"hosts", "devices"}
+    return core.HostAxes(**value) if is_axes else from_config(dict(value))
+  is_sequence = isinstance(value, list | tuple)
+  return tuple(map(_read_value, value)) if is_sequence else value

@@ -5,17 +5,13 @@ cut other dimensions and have other padding. Error memory is each worker's own:
 it is read from the old rows, mixed, and cut into the new rows.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxmotion import core
-from jaxmotion.codecs import Codec
 from jaxmotion.collectives.extend import (
-  StateLayout,
-  find_leaf_codecs,
   mix_rows,
   read_memory,
   read_states,
@@ -24,64 +20,14 @@ from jaxmotion.collectives.extend import (
   write_states,
 )
 from jaxmotion.core import Array, PyTree, ShapedLike
-from jaxmotion.transforms.extend import (
-  LeafCut,
-  cut_leaf,
-  is_key,
-  select_whole,
-)
-
-
-class PartsLayout(NamedTuple):
-  """Determines how `sharded` keeps its error memory.
-
-  Attributes:
-    codec: codec of the gradients' parts.
-    hosts: number of workers, or of hosts if devices of a host reduce first.
-    devices: number of devices of one host that reduce first, or 1.
-    sharded: for each leaf the dimensions that axes of the model shard.
-  """
-
-  codec: Codec
-  hosts: int
-  devices: int
-  sharded: Sequence[Sequence[int]]
-
-  @property
-  def workers(self) -> int:
-    """The number of all workers."""
-    return self.hosts * self.devices
-
-  def cut_leaves(self, leaves: Sequence[ShapedLike]) -> list[LeafCut]:
-    """Returns how the workers divide each leaf."""
-    return [
-      cut_leaf(x, self.workers, kept)
-      for x, kept in zip(leaves, self.sharded, strict=True)
-    ]
-
-  def pair_leaves(
-    self, params: PyTree
-  ) -> list[tuple[LeafCut, Codec, jax.ShapeDtypeStruct]]:
-    """Returns how workers divide each leaf, its codec and a part's shape."""
-    leaves = jax.tree.leaves(params)
-    codecs = find_leaf_codecs("gradient_codec", self.codec, params)
-    return [
-      (cut, leaf.codec, jax.ShapeDtypeStruct(cut.shard_shape(), x.dtype))
-      for cut, leaf, x in zip(
-        self.cut_leaves(leaves), codecs, leaves, strict=True
-      )
-    ]
-
-  def find_whole(self, params: PyTree) -> tuple[PyTree, StateLayout]:
-    """Returns the leaves that all workers reduce whole, and how."""
-    cuts = self.cut_leaves(jax.tree.leaves(params))
-    return select_whole(params, cuts), StateLayout(self.codec, self.workers)
+from jaxmotion.transforms.extend import LeafCut, PartsLayout, is_key
 
 
 def fit_parts(
-  name: str, state: core.Split, like: core.Split, params: dict[Any, ShapedLike]
+  name: str, state: core.Split, like: core.Split, params: PyTree
 ) -> core.Split:
   """Returns arrays that workers cut, with the padding of other workers."""
+  of_path = dict(jax.tree.leaves_with_path(params))
   treedef: Any = jax.tree.structure(like)
   named = jax.tree.leaves_with_path(state.value)
   news = jax.tree.leaves_with_path(like.value)
@@ -102,12 +48,11 @@ def fit_parts(
     named, news, state.dimensions, like.dimensions, strict=True
   ):
     is_kept = cut == [None, None] and x.shape == new.shape
-    if not is_kept and not _is_like_parameter(path, x, cut, params):
+    if not is_kept and not _is_like_parameter(path, x, cut, of_path):
       raise ValueError(
         "`tx` must keep arrays of the parameters' shapes inside of `sharded` to"
         f" be continued by other workers, got `{name}/{core.leaf_path(path)}` "
-        "of "
-        f"shape {x.shape}: continue it by as many workers, or without what "
+        f"of shape {x.shape}: continue it by as many workers, or without what "
         "encodes moments, such as `memory.compress_state`."
       )
     leaves.append(x if x.shape == new.shape else _fit_shape(x, new.shape))
@@ -139,30 +84,14 @@ def _fit_shape(x: Array, shape: tuple[int, ...]) -> Array:
   return jnp.pad(x, padding)
 
 
-def convert_parts(
-  states: PyTree,
-  params: PyTree,
-  source: PartsLayout,
-  target: PartsLayout,
-  *,
-  reset_memory: bool,
-) -> PyTree:
-  """Returns the codec's states for other workers, which remember the same."""
-  found = _read_parts(states, params, source)
-  return _write_parts(found, params, target, reset_memory=reset_memory)
-
-
-def _read_parts(
-  states: PyTree, params: PyTree, layout: PartsLayout
-) -> list[dict[str, Array]]:
+def read_parts(states: PyTree, layout: PartsLayout) -> list[dict[str, Array]]:
   """Returns the parts of each leaf's memory: float32[workers, ...]."""
   cut_states, whole_states = states
-  whole, whole_layout = layout.find_whole(params)
-  memory = read_memory(whole_states, whole, whole_layout)
+  memory = read_memory(whole_states, layout.whole, layout.whole_layout)
   whole_parts = {name: iter(jax.tree.leaves(a)) for name, a in memory.items()}
   remaining = iter(cut_states)
   found = []
-  for cut, codec, like in layout.pair_leaves(params):
+  for cut, codec, like in layout.leaves:
     if cut.dimension is None:
       found.append({name: next(a) for name, a in whole_parts.items()})
       continue
@@ -173,17 +102,12 @@ def _read_parts(
   return found
 
 
-def _write_parts(
-  found: list[dict[str, Array]],
-  params: PyTree,
-  layout: PartsLayout,
-  *,
-  reset_memory: bool,
+def write_parts(
+  found: list[dict[str, Array]], layout: PartsLayout, *, reset_memory: bool
 ) -> PyTree:
+  """Returns the states of workers that remember these parts of each leaf."""
   cut_states, whole_parts = [], []
-  for parts, (cut, codec, like) in zip(
-    found, layout.pair_leaves(params), strict=True
-  ):
+  for parts, (cut, codec, like) in zip(found, layout.leaves, strict=True):
     if cut.dimension is None:
       whole_parts.append(parts)
       continue
@@ -191,11 +115,10 @@ def _write_parts(
       codec, parts, cut.shape, layout.hosts, reset_memory=reset_memory
     )
     rows = {name: _cut_rows(a, cut, layout) for name, a in resized.items()}
-    lead = layout.workers, layout.hosts
+    lead = layout.hosts * layout.devices, layout.hosts
     cut_states.append(write_states(codec, rows, like, lead))
-  whole, whole_layout = layout.find_whole(params)
-  shapes = jax.tree.leaves(whole)
-  treedef: Any = jax.tree.structure(whole)
+  shapes = jax.tree.leaves(layout.whole)
+  treedef: Any = jax.tree.structure(layout.whole)
   memory = {
     name: treedef.unflatten(
       [
@@ -206,7 +129,7 @@ def _write_parts(
     for name in sorted(set().union(*whole_parts))
   }
   return cut_states, write_memory(
-    memory, whole, whole_layout, reset_memory=reset_memory
+    memory, layout.whole, layout.whole_layout, reset_memory=reset_memory
   )
 
 

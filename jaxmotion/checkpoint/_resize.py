@@ -22,10 +22,8 @@ from jaxmotion import core, transforms
 from jaxmotion.checkpoint import _convert, _layout, _parts
 from jaxmotion.core import AxisName, PyTree
 from jaxmotion.transforms.extend import (
-  ShardedOptions,
   Shardings,
-  TracedState,
-  drop_single_axes,
+  count_devices,
   find_exchanges,
   find_maker,
   is_exchange,
@@ -81,10 +79,9 @@ def saved_like(
   core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
   axis_name = core.flatten_axes("axis_name", axis_name)
   today = trace_state(tx, params, mesh, axis_name, specs)
-  specs = drop_single_axes(specs, mesh.shape)
   saved = _trace_saved(tx, params, layout, today, mesh, axis_name, specs)
   shardings = Shardings(mesh, axis_name, specs)
-  return _place_like(saved.state, params, layout, mesh, axis_name, shardings)
+  return _place_like(saved, params, layout, mesh, axis_name, shardings)
 
 
 def _place_like(
@@ -197,37 +194,23 @@ def resize(
   core.check_bool("reset_memory", reset_memory)
   axis_name = core.flatten_axes("axis_name", axis_name)
   today = trace_state(tx, params, mesh, axis_name, specs)
-  specs = drop_single_axes(specs, mesh.shape)
-  new_layout = _layout.make_layout(mesh, axis_name, specs, today.exchanges)
   saved = _trace_saved(tx, params, layout, today, mesh, axis_name, specs)
+  new_layout = _layout.make_layout(today, mesh, axis_name, specs)
   converters = [
-    _convert.Converter(
-      old, new, options.params, layout, new_layout, like, reset_memory
-    )
-    for old, new, options, like in zip(
-      layout.exchanges,
-      new_layout.exchanges,
-      today.exchanges,
-      find_exchanges(today.state),
-      strict=True,
+    _convert.Converter(old.made_for, like, layout, new_layout, reset_memory)
+    for old, like in zip(
+      find_exchanges(saved), find_exchanges(today), strict=True
     )
   ]
   for converter in converters:
     converter.check()
-  _check_saved(state, saved.state)
-  workers = _layout.count_workers(new_layout, core.axis_names(axis_name))
+  state = _check_saved(state, saved)
+  workers = count_devices(core.axis_names(axis_name), new_layout.sizes)
 
   def convert(state: PyTree) -> PyTree:
     if isinstance(state, transforms.FullyShardedState):
-      if layout == new_layout and not reset_memory:
-        return state
       return _convert.convert_fully_sharded(
-        state,
-        today.state,
-        params,
-        workers,
-        by_device=find_maker(tx).by_device,
-        reset_memory=reset_memory,
+        state, today, params, reset_memory=reset_memory
       )
     if isinstance(state, transforms.LocalState):
       divide = find_maker(tx).divide
@@ -247,7 +230,13 @@ def resize(
         )
       return node
 
-    return jax.tree.map(convert_node, state, is_leaf=_is_node)
+    return jax.tree.map(
+      convert_node,
+      state,
+      is_leaf=lambda node: (
+        is_exchange(node) or isinstance(node, core.PerWorker)
+      ),
+    )
 
   if isinstance(mesh, AbstractMesh):
     state = jax.tree.map(_forget_types, state)
@@ -256,7 +245,7 @@ def resize(
   # Explicit axes would want to know how every reshaped array is sharded.
   plain = Mesh(mesh.devices, mesh.axis_names)
   shardings = Shardings(plain, axis_name, specs)
-  like = _place_like(saved.state, params, layout, plain, axis_name, shardings)
+  like = _place_like(saved, params, layout, plain, axis_name, shardings)
   with core.without_context_mesh():
     state = jax.device_put(state, jax.tree.map(lambda a: a.sharding, like))
     new_specs = shardings.state(jax.eval_shape(convert, state), params)
@@ -284,48 +273,47 @@ def _trace_saved(
   tx: _layout.Trained,
   params: PyTree,
   layout: _layout.Layout,
-  today: TracedState,
+  today: PyTree,
   mesh: Mesh | AbstractMesh,
   axis_name: AxisName,
   specs: PyTree | None,
-) -> TracedState:
+) -> PyTree:
   """Returns the shapes of the saved state; raises if it is of another chain."""
-  new = _layout.make_layout(mesh, axis_name, specs, today.exchanges)
-  _check_exchanges(layout, new)
-  old_mesh = _layout.layout_mesh(layout, layout.workers, mesh)
+  # today: shapes of the state of today.
+  _check_layout(layout, _layout.make_layout(today, mesh, axis_name, specs))
+  specs = Shardings(mesh, axis_name, specs).specs  # without single axes
   saved_axes = tuple(name for name, _ in layout.workers)
   # The chain names today's axes. All else depends on the workers' number alone,
   # but for memory of `fully_sharded`, which depends on that of the hosts.
   axes = core.axis_names(axis_name)
-  lengths = (_layout.count_workers(layout, saved_axes), *[1] * (len(axes) - 1))
-  if len(axes) == len(layout.workers):
-    lengths = tuple(length for _, length in layout.workers)
-  workers = tuple(zip(axes, lengths, strict=True))
-  renamed = _layout.layout_mesh(layout, workers, mesh)
-  saved = trace_state(tx, params, renamed, axis_name, specs)
-  made = iter(zip(layout.exchanges, today.exchanges, strict=True))
+  lengths = tuple(length for _, length in layout.workers)
+  if len(axes) != len(lengths):
+    lengths = (math.prod(lengths), *[1] * (len(axes) - 1))
+  old_mesh, renamed = (
+    _layout.layout_mesh(layout, workers, mesh)
+    for workers in (layout.workers, tuple(zip(axes, lengths, strict=True)))
+  )
+  made = zip(layout.exchanges, find_exchanges(today), strict=True)
 
   def replace_node(node: Any) -> Any:
     if not is_exchange(node):
       return node
-    entry, options = next(made)
-    inner = options.tx if isinstance(options, ShardedOptions) else None
-    own = _layout.make_transformation(entry, inner)
-    found = trace_state(
-      own, options.params, old_mesh, saved_axes, options.specs
-    )
-    return found.state
+    old, like = next(made)
+    new = like.made_for
+    own = _layout.make_transformation(old, getattr(new, "tx", None))
+    return trace_state(own, new.params, old_mesh, saved_axes, new.specs)
 
-  state = jax.tree.map(replace_node, saved.state, is_leaf=is_exchange)
+  state = trace_state(tx, params, renamed, axis_name, specs)
+  state = jax.tree.map(replace_node, state, is_leaf=is_exchange)
   if isinstance(state, transforms.FullyShardedState):
     state = state._replace(
       inner=dataclasses.replace(state.inner, axes=saved_axes),
       made_for=dataclasses.replace(state.made_for, axis_name=saved_axes),
     )
-  return TracedState(state, saved.exchanges)
+  return state
 
 
-def _check_exchanges(layout: _layout.Layout, today: _layout.Layout) -> None:
+def _check_layout(layout: _layout.Layout, today: _layout.Layout) -> None:
   """Raises an error that says how the layouts differ, if they do."""
   counts = len(layout.exchanges), len(today.exchanges)
   if counts[0] != counts[1]:
@@ -339,17 +327,17 @@ def _check_exchanges(layout: _layout.Layout, today: _layout.Layout) -> None:
       " others."
     )
   for old, new in zip(layout.exchanges, today.exchanges, strict=True):
-    if old.is_sharded != new.is_sharded:
-      kinds = ["exchange", "sharded"]
+    if old.kind != new.kind:
       raise ValueError(
-        f"`layout` must be of `{kinds[new.is_sharded]}`, as `tx` has, got "
-        f"`{kinds[old.is_sharded]}`."
+        f"`layout` must be of `{new.kind}`, as `tx` has, got `{old.kind}`."
       )
     if old.op != new.op:
       raise ValueError(
         f"`layout` must have the `op` of `tx`, {new.op!r}, got {old.op!r}."
       )
-    wanted, found = dict(_by_path(new)), dict(_by_path(old))
+    wanted, found = (
+      {leaf.path: str(leaf) for leaf in one.leaves} for one in (new, old)
+    )
     for path in [*wanted, *found]:
       if wanted.get(path) != found.get(path):
         raise ValueError(
@@ -358,34 +346,32 @@ def _check_exchanges(layout: _layout.Layout, today: _layout.Layout) -> None:
         )
 
 
-def _by_path(
-  entry: _layout.ExchangeLayout,
-) -> list[tuple[str, str]]:
-  """Returns words for the shape of each leaf, and how it is sharded."""
-  specs = entry.specs or [()] * len(entry.leaves)
-  return [
-    (path, f"{dtype}{list(shape)}" + (f" sharded {P(*spec)}" if spec else ""))
-    for (path, shape, dtype), spec in zip(entry.leaves, specs, strict=True)
-  ]
+def _check_saved(state: PyTree, saved: PyTree) -> PyTree:
+  """Returns a state as that of its layout; raises unless the shapes fit."""
+  likes = iter(find_exchanges(saved))
 
-
-def _check_saved(state: PyTree, saved: PyTree) -> None:
-  """Raises unless a state has the shapes of its layout."""
-  pairs = zip(find_exchanges(state), find_exchanges(saved), strict=False)
-  for one, like in pairs:
-    if one.made_for != like.made_for:
+  def check_node(node: Any) -> Any:
+    like = next(likes, None) if is_exchange(node) else None
+    if like is None:
+      return node
+    # A map of one's own may have shown `init` the shards of arrays.
+    leaves = getattr(node.made_for, "leaves", ())
+    if node.made_for != dataclasses.replace(like.made_for, leaves=leaves):
       raise ValueError(
         f"`state` must be of `layout`, made for {like.made_for}, got one made "
-        f"for {one.made_for}."
+        f"for {node.made_for}."
       )
+    return node._replace(made_for=like.made_for)
+
+  state = jax.tree.map(check_node, state, is_leaf=is_exchange)
   if isinstance(saved, transforms.FullyShardedState):
     _check_cuts(state, saved)
   if not core.same_shapes(state, saved):
     raise ValueError(
       f"`state` must be of `layout`, with arrays {core.shape_strings(saved)}, "
-      "got "
-      f"{core.shape_strings(state)}."
+      f"got {core.shape_strings(state)}."
     )
+  return state
 
 
 def _check_cuts(state: PyTree, saved: transforms.FullyShardedState) -> None:
@@ -399,7 +385,3 @@ def _check_cuts(state: PyTree, saved: transforms.FullyShardedState) -> None:
         f"{own!r:.200}, got {other!r:.200}: give the layout of this state, and "
         "the parameters that `jaxmotion.read_params` returns."
       )
-
-
-def _is_node(node: Any) -> bool:
-  return is_exchange(node) or isinstance(node, core.PerWorker)

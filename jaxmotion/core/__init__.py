@@ -5,6 +5,7 @@ from jaxmotion.core._axes import (
   HostAxes as HostAxes,
   axis_names as axis_names,
   check_axis_name as check_axis_name,
+  comparable_axes as comparable_axes,
   flatten_axes as flatten_axes,
   split_axes as split_axes,
 )

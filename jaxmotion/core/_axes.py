@@ -65,6 +65,11 @@ def axis_names(axis_name: AxisName) -> tuple[Any, ...]:
   return axis_name if isinstance(axis_name, tuple) else (axis_name,)
 
 
+def comparable_axes(axis_name: AxisName) -> tuple[Any, ...] | HostAxes:
+  """Returns axes in a form in which one name equals the tuple of it."""
+  return axis_name if isinstance(axis_name, HostAxes) else axis_names(axis_name)
+
+
 def split_axes(axis_name: AxisName) -> tuple[Any, Any]:
   """Returns the axes of hosts and of their devices, or of workers and ()."""
   if isinstance(axis_name, HostAxes):

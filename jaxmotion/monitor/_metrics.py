@@ -6,8 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh
 
-from jaxmotion import checkpoint, core, transforms
+from jaxmotion import core, transforms
 from jaxmotion.collectives.extend import as_level
 from jaxmotion.core import Array, PyTree
 from jaxmotion.monitor import _errors, _traffic
@@ -24,7 +25,7 @@ _SKIPPED = (*_EXCHANGES, transforms.LocalState, transforms.SkipNonfiniteState)
 
 def metrics(
   opt_state: PyTree,
-  layout: checkpoint.Layout | None = None,
+  mesh: Mesh | AbstractMesh | None = None,
   *,
   level: Any = None,
   sent: Ledger | None = None,
@@ -38,12 +39,14 @@ def metrics(
   Args:
     opt_state: state of an optax chain with exchanges, or of `local_updates` or
       `fully_sharded`, wherever the exchanges are inside of it.
-    layout: what `checkpoint.describe_state` returns for this optimizer. Without
-      it there are neither bytes nor error norms, of which a state says nothing.
+    mesh: mesh of the workers; None: the state's arrays say how many there are.
+      Arrays on no mesh, such as those of NumPy, may not say it: without error
+      memory, with `HostAxes` or with `specs`. There are then neither bytes
+      nor error norms.
     level: int32[], the level of the last exchange, for exchanges with several
       codecs; None: it is not known.
     sent: what `wire.step_bytes` or `wire.compiled_bytes` counted once for the
-      step; None: the bytes are those of the layout's exchanges.
+      step; None: the bytes are those of the state's exchanges.
 
   Returns:
     Scalars by their names:
@@ -72,22 +75,22 @@ def metrics(
     ratio: a count does not say what would be sent without codecs.
 
   Raises:
-    TypeError: a leaf of `opt_state` is no array, `layout` no layout, `level` no
+    TypeError: a leaf of `opt_state` is no array, `mesh` no mesh, `level` no
       integer scalar, or `sent` no ledger.
-    ValueError: the layout is of other exchanges, or no codec is of that level.
+    ValueError: the mesh lacks an axis of an exchange, or no codec is of that
+      level.
 
   Example:
     >>> import optax
-    >>> from jaxmotion import checkpoint, codecs, transforms
+    >>> from jaxmotion import codecs, transforms
     >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
     >>> codec = codecs.feedback(codecs.uniform(bits=8))
     >>> tx = optax.chain(transforms.exchange("data", codec), optax.adam(1e-3))
     >>> params = {"w": jnp.zeros((64, 64))}
     >>> state = transforms.init_state(tx, params, mesh)
-    >>> # One worker sends nothing: describe the state of four.
+    >>> # One worker sends nothing: ask about four.
     >>> four = jax.sharding.AbstractMesh((4,), ("data",))
-    >>> layout = checkpoint.describe_state(tx, params, four)
-    >>> for name, value in metrics(state, layout).items():
+    >>> for name, value in metrics(state, four).items():
     ...   print(f"{name:25} {float(value):.4g}")
     step                      0
     exchange/updates          0
@@ -100,10 +103,7 @@ def metrics(
   """
   core.check_arrays("opt_state", opt_state)
   core.check_instance(
-    "layout",
-    layout,
-    (checkpoint.Layout, type(None)),
-    "what `checkpoint.describe_state` returned",
+    "mesh", mesh, (Mesh, AbstractMesh, type(None)), "a mesh of jax.sharding"
   )
   core.check_instance(
     "sent",
@@ -111,29 +111,25 @@ def metrics(
     (Ledger, type(None)),
     "what `wire.step_bytes` or `wire.compiled_bytes` returned",
   )
+  exchanges = list(_find_nodes(opt_state, _EXCHANGES))
+  known = [
+    x for x in exchanges if not isinstance(x, transforms.FullyShardedState)
+  ]
   if level is not None:
-    _check_range(level, layout)
+    _check_range(level, known)
     level = as_level(level)
   counts = [node.count for node in _find_nodes(opt_state, _COUNTED)]
-  exchanges = list(_find_nodes(opt_state, _EXCHANGES))
   skipped = [node.skipped for node in _find_nodes(opt_state, _SKIPPED)]
   found: dict[str, Any] = {
     "step": _largest(counts),
     "exchange/updates": _largest([node.count for node in exchanges]),
     "exchange/skipped": sum(skipped, jnp.zeros((), jnp.int32)),
   }
-  if layout is not None:
-    known = [
-      x for x in exchanges if not isinstance(x, transforms.FullyShardedState)
-    ]
-    if len(known) != len(layout.exchanges):
-      raise ValueError(
-        f"`layout` must have the {len(known)} exchanges of `opt_state`, got "
-        f"{len(layout.exchanges)}."
-      )
+  sizes = _find_sizes(opt_state, known, mesh)
+  if sizes is not None:
     if known and sent is None:
-      found |= _read_traffic(layout, level)
-    found |= _read_errors(exchanges, layout)
+      found |= _read_traffic(known, sizes, level)
+    found |= _read_errors(exchanges, sizes)
   if sent is not None:
     found["exchange/wire_bytes"] = sent.total_bytes
   if level is not None:
@@ -160,11 +156,38 @@ def _largest(counts: list[Array]) -> Array:
   return jnp.max(jnp.stack([jnp.zeros((), jnp.int32), *counts]))
 
 
-def _read_traffic(layout: checkpoint.Layout, level: Any) -> dict[str, Any]:
+def _find_sizes(
+  opt_state: PyTree, exchanges: list[Any], mesh: Mesh | AbstractMesh | None
+) -> _traffic.Sizes | None:
+  """Returns the length of every axis of exchanges; None if nothing says it."""
+  names = sorted({n for node in exchanges for n in node.made_for.axes})
+  if mesh is not None:
+    if missing := [name for name in names if name not in mesh.shape]:
+      raise ValueError(
+        f"`mesh` must have the axes of the exchanges of `opt_state`, {names}, "
+        f"got {mesh.axis_names} without {missing}."
+      )
+    return tuple((name, mesh.shape[name]) for name in names)
+  if core.axis_is_bound(tuple(names)):  # Inside of a map over workers.
+    return tuple((name, core.axis_size(name)) for name in names)
+  # Error memory has a row of each worker. Rows of several axes cannot say how
+  # many there are along each, but the mesh of arrays and of tracers can.
+  states = core.drop_shared([node.codec_state for node in exchanges])
+  rows = [a.shape[0] for a in jax.tree.leaves(states)]
+  if rows and len(names) == 1:
+    return ((names[0], rows[0]),)
+  for leaf in jax.tree.leaves(opt_state):
+    sizes = jax.typeof(leaf).sharding.mesh.shape
+    if set(names) <= set(sizes):
+      return tuple((name, sizes[name]) for name in names)
+  return None
+
+
+def _read_traffic(
+  exchanges: list[Any], sizes: _traffic.Sizes, level: Any
+) -> dict[str, Any]:
   """Returns bytes and ratio of all exchanges, at a level."""
-  traffic = [
-    _traffic.count_traffic(layout, entry) for entry in layout.exchanges
-  ]
+  traffic = [_traffic.count_traffic(node.made_for, sizes) for node in exchanges]
   if level is None and any(len(own.wire_bytes) > 1 for own in traffic):
     return {}
   wire: Any = sum(_pick_level(own.wire_bytes, level) for own in traffic)
@@ -180,11 +203,11 @@ def _read_traffic(layout: checkpoint.Layout, level: Any) -> dict[str, Any]:
   }
 
 
-def _check_range(level: Any, layout: checkpoint.Layout | None) -> None:
+def _check_range(level: Any, exchanges: list[Any]) -> None:
   """Raises if a level that is known now is that of no codec."""
-  levels = math.inf
-  for entry in () if layout is None else layout.exchanges:
-    levels = min(levels, len(getattr(entry, "codecs", [0])))
+  levels = min(
+    (len(node.made_for.codecs) for node in exchanges), default=math.inf
+  )
   if isinstance(level, int) and not 0 <= level < levels:
     raise ValueError(f"`level` must be in [0, {levels}), got {level}.")
 
@@ -195,10 +218,8 @@ def _pick_level(values: tuple[float, ...], level: Any) -> Any:
   return jnp.asarray(values, jnp.float32)[level]
 
 
-def _read_errors(
-  exchanges: list[Any], layout: checkpoint.Layout
-) -> dict[str, Any]:
-  squares = _errors.error_squares(exchanges, layout)
+def _read_errors(exchanges: list[Any], sizes: _traffic.Sizes) -> dict[str, Any]:
+  squares = _errors.error_squares(exchanges, sizes)
   if squares is None:
     return {}
   return {

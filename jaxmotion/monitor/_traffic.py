@@ -1,19 +1,22 @@
-"""Bytes that one worker sends in an exchange, from the layout of its state."""
+"""Bytes that one worker sends in an exchange, from the state of it."""
 
-import collections
+import dataclasses
 import functools
 import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 
-from jaxmotion import checkpoint, core
-from jaxmotion.checkpoint.extend import make_transformation, shard_shapes
+from jaxmotion import codecs, core
+from jaxmotion.checkpoint.extend import make_transformation
 from jaxmotion.core import PyTree
+from jaxmotion.transforms.extend import Options, ShardedOptions
 from jaxmotion.wire import step_bytes
+
+# Name and length of every axis of the exchanges.
+Sizes = tuple[tuple[str, int], ...]
 
 
 class Traffic(NamedTuple):
@@ -32,61 +35,46 @@ class Traffic(NamedTuple):
   element_bits: int
 
 
-def count_traffic(
-  layout: checkpoint.Layout,
-  entry: checkpoint.ExchangeLayout,
-) -> Traffic:
-  """Counts the bytes that one worker sends, from the traced exchange."""
-  with core.without_context_mesh():
-    return _count_traffic(layout.workers, layout.model, entry)
-
-
 # A loop asks at each step.
 @functools.lru_cache(maxsize=256)
-def _count_traffic(
-  workers: tuple[tuple[str, int], ...],
-  model: tuple[tuple[str, int], ...],
-  entry: checkpoint.ExchangeLayout,
-) -> Traffic:
-  likes = list_shapes(entry, checkpoint.Layout(workers, model, ()))
+def count_traffic(options: Options, sizes: Sizes) -> Traffic:
+  """Counts the bytes that one worker sends, from the traced exchange."""
+  likes = options.shard_params(dict(sizes))
   leaves = jax.tree.leaves(likes)
-  nothing: Any = None
-  plain = entry._replace(codecs=(nothing,), weight_codec=None, method=None)
+  *coded, plain = (
+    _trace_bytes(one, likes, dict(sizes)) for one in _list_levels(options)
+  )
   return Traffic(
-    tuple(
-      _trace(workers, entry._replace(codecs=(c,)), likes) for c in entry.codecs
-    ),
-    _trace(workers, plain, likes),
+    tuple(coded),
+    plain,
     sum(math.prod(x.shape) for x in leaves),
     sum(8 * math.prod(x.shape) * x.dtype.itemsize for x in leaves),
   )
 
 
-def list_shapes(
-  entry: checkpoint.ExchangeLayout,
-  layout: checkpoint.Layout,
-) -> PyTree:
-  """Returns what one device exchanges, by path, in the order of the tree."""
-  whole: Any = collections.OrderedDict(
-    (path, jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)))
-    for path, shape, dtype in entry.leaves
-  )
-  # A fragment lacks leaves that some rules match alone: it is marked as a part.
-  whole[None] = optax.MaskedNode()
-  return shard_shapes(whole, entry, layout)
+def _list_levels(options: Options) -> list[Options]:
+  """Returns the options of each level's codec, and those without codecs."""
+  changes: list[dict[str, Any]]
+  plain = codecs.identity()
+  if isinstance(options, ShardedOptions):
+    changes = [{}, {"gradient_codec": plain, "weight_codec": None}]
+  else:
+    changes = [{"codec": codec} for codec in options.codecs]
+    changes.append({"codec": plain, "method": None})
+  return [dataclasses.replace(options, **change) for change in changes]
 
 
-def _trace(
-  workers: tuple[tuple[str, int], ...],
-  entry: checkpoint.ExchangeLayout,
-  likes: PyTree,
+def _trace_bytes(
+  options: Options, likes: PyTree, sizes: dict[str, int]
 ) -> float:
   """Returns the bytes that one worker sends in an exchange of one level."""
-  names, lengths = zip(*workers, strict=True)
+  names = core.axis_names(options.axis_name)
   mesh = AbstractMesh(
-    lengths, names, axis_types=(AxisType.Auto,) * len(lengths)
+    tuple(sizes[name] for name in names),
+    names,
+    axis_types=(AxisType.Auto,) * len(names),
   )
-  tx = make_transformation(entry)
+  tx = make_transformation(options)
 
   def update(grads: PyTree) -> PyTree:
     params = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), grads)
@@ -94,10 +82,10 @@ def _trace(
     return tx.update(own, tx.init(params), params)[0]
 
   mapped = jax.shard_map(update, mesh=mesh, in_specs=P(), out_specs=P())
+  with core.without_context_mesh():
+    moves = step_bytes(mapped, likes).moves
   # What the devices of a host exchange stays within it.
-  inner = set(core.axis_names(core.split_axes(entry.axis_name)[1]))
+  inner = set(core.axis_names(core.split_axes(options.axis_name)[1]))
   return math.fsum(
-    move.wire_bytes
-    for move in step_bytes(mapped, likes).moves
-    if not inner & set(move.axes)
+    move.wire_bytes for move in moves if not inner & set(move.axes)
   )

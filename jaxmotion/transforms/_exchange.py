@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxmotion import codecs, collectives, core, hosts
+from jaxmotion import collectives, core, hosts
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.codecs.extend import check_codec
 from jaxmotion.collectives.extend import (
@@ -24,7 +24,7 @@ from jaxmotion.collectives.extend import (
   reduce_tree,
 )
 from jaxmotion.core import Array, AxisName, PyTree
-from jaxmotion.transforms import _model_axes
+from jaxmotion.transforms import _model_axes, _options
 
 
 class DelayedState(NamedTuple):
@@ -52,79 +52,7 @@ class DelayedState(NamedTuple):
   pending: core.PerWorker
 
 
-Init = Callable[[PyTree, PyTree | None], Any]
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class ExchangeOptions:
-  """Arguments of one `exchange`, and the tree that it is for.
-
-  Attributes:
-    axis_name: the workers' axes, as a tuple or `HostAxes`.
-    codec: the codec, or a tuple with one for each level.
-    init: (parameters, specs) -> state.
-    specs: how the tree is sharded over axes of the model, or None.
-    params: shapes of the tree; None before `init`.
-  """
-
-  axis_name: tuple[Any, ...] | core.HostAxes
-  codec: codecs.Codec | tuple[codecs.Codec, ...]
-  op: str
-  method: str | None
-  # Functions of two runs are never equal, and trees of dicts have no hash.
-  init: Init = dataclasses.field(compare=False, repr=False)
-  specs: PyTree | None = dataclasses.field(default=None, compare=False)
-  params: PyTree = dataclasses.field(default=None, compare=False, repr=False)
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class ShardedOptions:
-  """Arguments of one `sharded`, and the tree that it is for.
-
-  Attributes:
-    axis_name: the workers' axes, as a tuple or `HostAxes`.
-    weight_codec: codec of the differences, or None.
-    init: (parameters, specs) -> state.
-    tx: the transformation inside.
-    specs: how the tree is sharded over axes of the model, or None.
-    params: shapes of the parameters; None before `init`.
-  """
-
-  axis_name: tuple[Any, ...] | core.HostAxes
-  gradient_codec: codecs.Codec
-  weight_codec: codecs.Codec | None
-  init: Init = dataclasses.field(compare=False, repr=False)
-  tx: optax.GradientTransformation = dataclasses.field(
-    compare=False, repr=False
-  )
-  specs: PyTree | None = dataclasses.field(default=None, compare=False)
-  params: PyTree = dataclasses.field(default=None, compare=False, repr=False)
-
-
-Options = ExchangeOptions | ShardedOptions
-
-
-def comparable_axes(axis_name: AxisName) -> tuple[Any, ...] | core.HostAxes:
-  """Returns axes in a form in which one name equals the tuple of it."""
-  if isinstance(axis_name, core.HostAxes):
-    return axis_name
-  return core.axis_names(axis_name)
-
-
-def note_options(
-  state: Any, options: Options, params: PyTree, specs: PyTree | None
-) -> Any:
-  """Returns a fresh state that says what it was made for."""
-  core.know_in_flax(type(options))
-  shapes = jax.tree.map(core.shape_dtype, params)
-  return state._replace(
-    made_for=dataclasses.replace(options, params=shapes, specs=specs)
-  )
-
-
-def check_options(state: Any, kind: type, options: Options) -> None:
+def check_options(state: Any, kind: type, options: _options.Options) -> None:
   """Raises unless a state was made for an exchange with these arguments."""
   check_counts(state, kind)
   if type(state.made_for) is not type(options):
@@ -132,21 +60,9 @@ def check_options(state: Any, kind: type, options: Options) -> None:
       "`state` must say what it was made for, as that of `init` does, got "
       f"{state.made_for!r:.200}."
     )
-  check_made_for("state", state.made_for, options, "exchange")
-
-
-def check_made_for(name: str, made_for: Any, wanted: Any, noun: str) -> None:
-  """Raises unless a state was made for certain options, by what differs."""
-  if made_for == wanted:
-    return
-  for field in dataclasses.fields(wanted):
-    own, other = (getattr(one, field.name) for one in (wanted, made_for))
-    if field.compare and own != other:
-      raise ValueError(
-        f"`{name}` must be made for the {field.name} of this {noun}, "
-        f"{own!r:.200}, got one for {other!r:.200}: continue it by "
-        "`checkpoint.resize`."
-      )
+  # The arrays say by their shapes which tree they are for.
+  options = dataclasses.replace(options, leaves=state.made_for.leaves)
+  _options.check_made_for("state", state.made_for, options, "exchange")
 
 
 class ExchangeState(NamedTuple):
@@ -307,14 +223,18 @@ def exchange(
 
   def make_state(params: PyTree, specs: PyTree | None) -> ExchangeState:
     state = init_mapped(params, specs)
-    return note_options(state, options, params, specs)
+    return _options.note_options(state, options, params, specs)
 
   def init_fn(params: PyTree) -> ExchangeState:
     core.check_arrays("params", params, numbers=False)
     return make_state(params, None)
 
-  options = ExchangeOptions(
-    comparable_axes(axis_name), codec, op, method, make_state
+  options = _options.ExchangeOptions(
+    axis_name=core.comparable_axes(axis_name),
+    codec=codec,
+    op=op,
+    method=method,
+    init=make_state,
   )
 
   def update_fn(

@@ -1,4 +1,4 @@
-"""Makers of states; shapes of a state, and the exchanges inside of it."""
+"""Makers of states, and the shapes of what they make."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
 from jaxmotion import core
 from jaxmotion.core import AxisName, PyTree
-from jaxmotion.transforms import _exchange, _init_state, _shardings
+from jaxmotion.transforms import _init_state, _shardings
 
 _NAME = "state_maker"
 
@@ -19,12 +19,10 @@ class StateMaker(NamedTuple):
 
   Attributes:
     init: parameters, whole on every worker -> one worker's state.
-    by_device: whether devices of a host remember errors of different parts.
     divide: parameters -> `Fragments`, of `local_updates`; otherwise None.
   """
 
   init: Callable[[PyTree], PyTree]
-  by_device: bool = False
   divide: Callable[[PyTree], Any] | None = None
 
   def attach(self, init: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,26 +49,14 @@ def find_maker(
   return StateMaker(chain.init)
 
 
-class TracedState(NamedTuple):
-  """State of a chain, without its arrays.
-
-  Attributes:
-    state: ShapeDtypeStructs; per-worker leaves have an axis of all workers.
-    exchanges: options of each exchange, in the order of their states.
-  """
-
-  state: PyTree
-  exchanges: list[_exchange.Options]
-
-
 def trace_state(
   tx: optax.GradientTransformation | Callable[..., Any],
   params: PyTree,
   mesh: Mesh | AbstractMesh,
   axis_name: AxisName,
   specs: PyTree | None = None,
-) -> TracedState:
-  """Returns the shapes of a state and the exchanges it belongs to."""
+) -> PyTree:
+  """Returns the shapes of a state, whose per-worker leaves have rows."""
   # tx: optax chain, or the `init` that `make_train_step` returned. mesh: one
   # without devices will do, to ask about other numbers of workers.
   init_whole = find_maker(tx).init
@@ -94,7 +80,4 @@ def trace_state(
       own = core.state_specs(shapes, axis_name)
       return jax.shard_map(init, out_specs=own, **maps)(placed)
 
-    state = jax.tree.map(core.shape_dtype, jax.eval_shape(run, params))
-  return TracedState(
-    state, [node.made_for for node in _init_state.find_exchanges(state)]
-  )
+    return jax.tree.map(core.shape_dtype, jax.eval_shape(run, params))

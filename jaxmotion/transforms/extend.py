@@ -4,32 +4,29 @@ Users of the transformations need none of these names.
 """
 
 from jaxmotion.core import set_public_module as _set_public_module
-from jaxmotion.transforms._exchange import (
-  ExchangeOptions as ExchangeOptions,
-  Options as Options,
-  ShardedOptions as ShardedOptions,
-)
 from jaxmotion.transforms._init_state import (
   check_mesh as check_mesh,
   find_exchanges as find_exchanges,
   is_exchange as is_exchange,
 )
-from jaxmotion.transforms._model_axes import (
-  drop_single_axes as drop_single_axes,
-  expand_specs as expand_specs,
+from jaxmotion.transforms._options import (
+  ExchangedLeaf as ExchangedLeaf,
+  ExchangeOptions as ExchangeOptions,
+  Options as Options,
+  ShardedOptions as ShardedOptions,
+  count_devices as count_devices,
 )
 from jaxmotion.transforms._placement import check_trained as check_trained
 from jaxmotion.transforms._shardings import Shardings as Shardings
 from jaxmotion.transforms._trace_state import (
-  TracedState as TracedState,
   find_maker as find_maker,
   trace_state as trace_state,
 )
-from jaxmotion.transforms.parts._shard_layout import (
-  LeafCut as LeafCut,
-  cut_leaf as cut_leaf,
-  select_whole as select_whole,
+from jaxmotion.transforms.parts._parts_layout import (
+  PartsLayout as PartsLayout,
+  parts_layout as parts_layout,
 )
+from jaxmotion.transforms.parts._shard_layout import LeafCut as LeafCut
 from jaxmotion.transforms.step._run_on_workers import (
   Join as Join,
   fold_worker as fold_worker,

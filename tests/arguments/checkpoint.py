@@ -31,8 +31,6 @@ CALLS = {
 }
 UNCALLED = {
   "checkpoint.extend.make_transformation": "it reads a layout",
-  "checkpoint.extend.shard_shapes": "it reads what `describe_state` made",
-  "checkpoint.extend.*_layout": "it reads what `describe_state` made",
 }
 ACCEPTED = {
   ("checkpoint.check_workers", "state"): dict.fromkeys(

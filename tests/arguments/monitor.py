@@ -4,12 +4,12 @@ import numpy as np
 
 from jaxmotion import wire
 from tests.arguments.calls import Call, Lazy
-from tests.arguments.checkpoint import LAYOUT, make_state
+from tests.arguments.checkpoint import MESH, make_state
 
 CALLS = {
   "monitor.metrics": Call(
     Lazy(make_state),
-    LAYOUT,
+    MESH,
     level=np.int32(0),
     sent=wire.Ledger(),
     traced=True,

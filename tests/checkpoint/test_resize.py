@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -227,8 +228,7 @@ def test_layouts_name_hosts_and_devices_in_plain_data():
   (layout,) = make_layouts(exchange_only(axis_name=axes), [(2, 3, 4)], axes)
   data = json.loads(json.dumps(layout.to_dict()))
   (entry,) = data["exchanges"]
-  assert entry["axis_name"] == ["pod", "host"]
-  assert entry["local_axis"] == ["device"]
+  assert entry["axis_name"] == {"hosts": ["pod", "host"], "devices": "device"}
   assert checkpoint.Layout.from_dict(data) == layout
   assert layout.exchanges[0].axis_name == axes
 
@@ -298,7 +298,53 @@ def test_a_layout_of_other_code_is_refused_by_what_differs():
   with pytest.raises(ValueError, match="version"):
     checkpoint.Layout.from_dict({})
   with pytest.raises(ValueError, match="KeyError: 'exchanges'"):
-    checkpoint.Layout.from_dict({"version": 3, "workers": {}, "model": {}})
+    checkpoint.Layout.from_dict({"version": 4, "workers": {}, "model": {}})
+  old = layout.to_dict() | {"version": 3}
+  with pytest.raises(ValueError, match="of version 4, got version 3"):
+    checkpoint.Layout.from_dict(old)
+
+
+def test_axes_that_cut_a_model_in_another_order_are_refused():
+  mesh = AbstractMesh((2, 2, 2), ("data", "row", "column"))
+  specs = {"w": P(("row", "column")), "v": P(), "b": P()}
+  tx = make_tx()
+  layout = checkpoint.describe_state(tx, PARAMS, mesh, specs=specs)
+  swapped = specs | {"w": P(("column", "row"))}
+  # Devices would go on with the memory of other parts.
+  with pytest.raises(
+    ValueError, match="'w' is .*'column', 'row'.* got .*'row'"
+  ):
+    checkpoint.resize(tx, {}, PARAMS, layout, mesh, specs=swapped)
+
+
+def test_a_file_keeps_what_states_say_they_are_made_for():
+  axes = jaxmotion.HostAxes("host", "device")
+  pair = [codecs.feedback(codecs.uniform(bits=n)) for n in (4, 8)]
+  first = transforms.exchange(axes, pair, op="sum", method="gather")
+  master = transforms.sharded(
+    axes, optax.adam(0.1), weight_codec=codecs.uniform(bits=4)
+  )
+  mesh = AbstractMesh((2, 2), axes.names)
+  for tx in (first, master):
+    layout = checkpoint.describe_state(tx, PARAMS, mesh, axis_name=axes)
+    text = json.dumps(layout.to_dict())
+    assert checkpoint.Layout.from_dict(json.loads(text)) == layout
+    assert pickle.loads(pickle.dumps(layout)) == layout
+    state = transforms.extend.trace_state(tx, PARAMS, mesh, axes)
+    assert layout.exchanges == (state.made_for,)
+    fewer = {k: PARAMS[k] for k in ("w", "v")}
+    assert layout != checkpoint.describe_state(tx, fewer, mesh, axis_name=axes)
+
+
+def test_a_list_of_one_codec_continues():
+  tx = make_tx([codecs.feedback(codecs.sign())])
+  state = transforms.init_state(tx, PARAMS, make_mesh(4))
+  layout = checkpoint.describe_state(tx, PARAMS, make_mesh(4))
+  layout = checkpoint.Layout.from_dict(layout.to_dict())
+  two = checkpoint.resize(tx, state, PARAMS, layout, make_mesh(2))
+  fresh = transforms.init_state(tx, PARAMS, make_mesh(2))
+  assert jax.tree.structure(two) == jax.tree.structure(fresh)
+  assert jax.tree.map(np.shape, two) == jax.tree.map(np.shape, fresh)
 
 
 def test_state_that_workers_share_is_kept_by_any_number():
@@ -310,7 +356,7 @@ def test_state_that_workers_share_is_kept_by_any_number():
 
   def trace_shapes(tx, hosts):
     mesh = AbstractMesh((hosts, 2), axes.names)
-    return transforms.extend.trace_state(tx, PARAMS, mesh, axes).state
+    return transforms.extend.trace_state(tx, PARAMS, mesh, axes)
 
   axes = jaxmotion.HostAxes("host", "device")
   tx = make_exchange(2)

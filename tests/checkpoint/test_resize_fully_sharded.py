@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AbstractMesh, Mesh
 
 import jaxmotion
-from jaxmotion import checkpoint, codecs
+from jaxmotion import checkpoint, codecs, core
 from jaxmotion.transforms import gather_params
 from tests.checkpoint.test_resize import fill_randomly, make_mesh
 
@@ -157,3 +157,29 @@ def test_hosts_and_devices_that_stay_keep_every_bit():
   state = fill_randomly(init(PARAMS).opt_state)
   again = checkpoint.resize(init, state, PARAMS, layout, mesh, axis_name=axes)
   jax.tree.map(np.testing.assert_array_equal, again, state)
+
+
+def test_hosts_of_one_device_continue_as_workers_do():
+  axes = jaxmotion.HostAxes("host", "device")
+  devices = np.array(jax.devices())
+  plain, _ = make(4, optax.sgd(0.1, 0.9), **CODED)
+  hosts, _ = jaxmotion.make_train_step(
+    linear_loss,
+    jaxmotion.fully_sharded(optax.sgd(0.1, 0.9), **CODED),
+    Mesh(devices[:4].reshape(4, 1), axes.names),
+    axis_name=axes,
+  )
+  found = []
+  for init, names, shapes in (
+    (plain, "data", ((4,), (2,))),
+    (hosts, axes, ((4, 1), (2, 1))),
+  ):
+    four, two = (AbstractMesh(n, core.axis_names(names)) for n in shapes)
+    state = fill_randomly(init(PARAMS).opt_state)
+    layout = checkpoint.describe_state(init, PARAMS, four, axis_name=names)
+    found.append(
+      checkpoint.resize(init, state, PARAMS, layout, two, axis_name=names)
+    )
+  a, b = map(jax.tree.leaves, found)
+  assert len(a) == len(b)
+  jax.tree.map(np.testing.assert_array_equal, a, b)

@@ -246,13 +246,13 @@ def test_a_codec_that_does_not_say_what_it_remembers_is_refused():
 
 def test_metrics_report_the_norm_of_what_is_to_be_sent():
   tx = transforms.exchange("data", halves(), method="gather")
-  layout, like = saved_like(tx, 4)
+  _, like = saved_like(tx, 4)
   state = jax.tree.map(jnp.asarray, fill(like))
   rows = sum(
     np.square(np.asarray(a) / 2).reshape(4, -1).sum(1)
     for a in jax.tree.leaves(state.codec_state)
   )
-  found = jaxmotion.metrics(state, layout)["exchange/error_norm_max"]
+  found = jaxmotion.metrics(state)["exchange/error_norm_max"]
   assert found == pytest.approx(np.sqrt(rows.max()), rel=1e-5)
 
 

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec as P
 
 import jaxmotion
-from jaxmotion import checkpoint, codecs, presets, transforms, wire
+from jaxmotion import codecs, presets, transforms, wire
 
 PARAMS = {"b": np.zeros(40, np.float32), "w": np.ones((64, 48), np.float32)}
 BATCH = {
@@ -84,8 +84,7 @@ EXCHANGES = {
 def test_wire_bytes_are_those_of_the_traced_step(name):
   tx = EXCHANGES[name]
   init, step = jaxmotion.make_train_step(loss_fn, tx, MESH, mean_loss=False)
-  layout = checkpoint.describe_state(tx, PARAMS, MESH)
-  found = jaxmotion.metrics(fill_state(init), layout)
+  found = jaxmotion.metrics(fill_state(init), mesh=MESH)
   ledger = wire.step_bytes(step, jax.eval_shape(init, PARAMS), BATCH)
   assert found["exchange/wire_bytes"] == pytest.approx(ledger.total_bytes)
   plain = 2 * 3 / 4 * 4 * (40 + 64 * 48)
@@ -100,9 +99,7 @@ def test_wire_bytes_of_several_hosts_are_those_between_hosts():
   mesh = mesh_of(2, 4, names=axes.names)
   tx = chain_of(INT4, axes)
   init, _ = jaxmotion.make_train_step(loss_fn, tx, mesh, axis_name=axes)
-  layout = checkpoint.describe_state(tx, PARAMS, mesh, axis_name=axes)
-  state = fill_state(init)
-  found = jaxmotion.metrics(state, layout)
+  found = jaxmotion.metrics(fill_state(init), mesh=mesh)
   assert 7 < found["exchange/ratio"] < 8
   # A device sends its quarter of the matrix, and whole what is too small.
   assert found["exchange/wire_bytes"] < (64 * 48 / 4 / 2 + 40) * 1.2
@@ -111,17 +108,16 @@ def test_wire_bytes_of_several_hosts_are_those_between_hosts():
 def test_levels_choose_the_bytes_in_a_jitted_function():
   pair = [codecs.feedback(codecs.uniform(bits=n)) for n in (4, 8)]
   tx = chain_of(pair)
-  layout = checkpoint.describe_state(tx, PARAMS, MESH)
   state = fill_state(jaxmotion.make_train_step(loss_fn, tx, MESH)[0])
-  read = jax.jit(lambda state, n: jaxmotion.metrics(state, layout, level=n))
+  read = jax.jit(lambda state, n: jaxmotion.metrics(state, level=n))
   low, high = read(state, 0), read(state, 1)
   assert 7 < float(low["exchange/ratio"]) < 8
   assert 3.5 < float(high["exchange/ratio"]) < 4
   assert int(high["exchange/level"]) == 1
   # Nobody said which codec was used.
-  assert "exchange/wire_bytes" not in jaxmotion.metrics(state, layout)
+  assert "exchange/wire_bytes" not in jaxmotion.metrics(state)
   with pytest.raises(ValueError, match=r"`level` must be in \[0, 2\), got 2"):
-    jaxmotion.metrics(state, layout, level=2)
+    jaxmotion.metrics(state, level=2)
 
 
 def constant_loss(params, batch):
@@ -131,7 +127,7 @@ def constant_loss(params, batch):
 
 @functools.cache
 def train_constantly():
-  """(layout, state, error of the only worker with a gradient, params)."""
+  """(state, error of the only worker with a gradient, mesh)."""
   tx = optax.chain(
     jaxmotion.skip_nonfinite(
       optax.chain(
@@ -150,13 +146,12 @@ def train_constantly():
   state, _ = step(state, batch * np.float32(np.nan))
   params, _, opt_state = state
   error = 3 * g + 2 * np.asarray(params["w"])  # What has not been applied yet.
-  layout = checkpoint.describe_state(init, params, mesh)
-  return layout, opt_state, error, mesh
+  return opt_state, error, mesh
 
 
 def test_the_error_norm_is_that_of_what_is_still_to_be_sent():
-  layout, state, error, _ = train_constantly()
-  found = jaxmotion.metrics(state, layout)
+  state, error, _ = train_constantly()
+  found = jaxmotion.metrics(state)
   norm = np.linalg.norm(error)
   assert norm > 1
   # The other worker has no error.
@@ -166,18 +161,20 @@ def test_the_error_norm_is_that_of_what_is_still_to_be_sent():
 
 
 def test_a_skipped_step_is_counted_once():
-  layout, state, *_ = train_constantly()
+  state, *_ = train_constantly()
   found = jaxmotion.metrics(state)
-  assert [int(v) for v in found.values()] == [3, 3, 1]
-  assert list(found) == ["step", "exchange/updates", "exchange/skipped"]
-  jitted = jax.jit(lambda s: jaxmotion.metrics(s, layout))(state)
-  for name, value in jaxmotion.metrics(state, layout).items():
+  names = ["step", "exchange/updates", "exchange/skipped"]
+  assert [int(found[name]) for name in names] == [3, 3, 1]
+  assert {"exchange/ratio", "exchange/error_norm"} < set(found)
+  jitted = jax.jit(jaxmotion.metrics)(state)
+  assert set(jitted) == set(found)
+  for name, value in found.items():
     assert float(jitted[name]) == pytest.approx(float(value)), name
     assert jnp.shape(value) == ()
 
 
 def test_a_worker_reads_its_own_error_inside_of_a_map():
-  layout, state, error, mesh = train_constantly()
+  state, error, mesh = train_constantly()
 
   @jax.jit
   @functools.partial(
@@ -188,7 +185,7 @@ def test_a_worker_reads_its_own_error_inside_of_a_map():
     check_vma=False,
   )
   def read(state):
-    return jaxmotion.metrics(state, layout)["exchange/error_norm"][None]
+    return jaxmotion.metrics(state)["exchange/error_norm"][None]
 
   np.testing.assert_allclose(
     read(state), [np.linalg.norm(error), 0], rtol=1e-5, atol=1e-6
@@ -212,21 +209,20 @@ def test_fully_sharded_states_have_error_norms_and_counted_bytes():
     MESH,
   )
   state = fill_state(init)
-  layout = checkpoint.describe_state(init, PARAMS, MESH)
-  found = jaxmotion.metrics(state, layout)
+  found = jaxmotion.metrics(state)
   rows = sum(
     np.square(np.asarray(e)).reshape(4, -1).sum(1) for e in state.error.value
   )
   assert found["exchange/error_norm"] == pytest.approx(np.sqrt(rows.mean()))
   assert "exchange/wire_bytes" not in found
   sent = wire.step_bytes(step, jax.eval_shape(init, PARAMS), BATCH)
-  found = jaxmotion.metrics(state, layout, sent=sent)
+  found = jaxmotion.metrics(state, sent=sent)
   weights = 3 / 4 * 4 * (64 * 48 + 40)  # Gathered once, by 4 workers.
   gradient = found["exchange/wire_bytes"] - weights
   assert weights / 8 < gradient < weights / 6
   assert found["exchange/error_norm"] > 0 and "exchange/ratio" not in found
   with pytest.raises(TypeError, match=r"`sent` must be what .*got 3"):
-    jaxmotion.metrics(state, layout, sent=3)
+    jaxmotion.metrics(state, sent=3)
 
 
 def test_local_updates_count_steps_and_send_all_fragments():
@@ -243,13 +239,11 @@ def test_local_updates_count_steps_and_send_all_fragments():
   state = state._replace(
     count=jnp.int32(9), outer=((outer, *state.outer[0][1:]), state.outer[1])
   )
-  layout = checkpoint.describe_state(init, PARAMS, MESH)
-  found = jaxmotion.metrics(state, layout)
+  found = jaxmotion.metrics(state, mesh=MESH)
   assert (found["step"], found["exchange/updates"]) == (9, 2)
   tx = chain_of(codec)
-  whole = checkpoint.describe_state(tx, PARAMS, MESH)
   all_at_once = jaxmotion.metrics(
-    fill_state(jaxmotion.make_train_step(loss_fn, tx, MESH)[0]), whole
+    fill_state(jaxmotion.make_train_step(loss_fn, tx, MESH)[0]), mesh=MESH
   )
   # A fragment of one small leaf has padding of its own.
   ratio = found["exchange/wire_bytes"] / all_at_once["exchange/wire_bytes"]
@@ -266,15 +260,49 @@ def test_exchanges_are_found_wherever_they_are(where):
   if where == "delayed":
     tx = jaxmotion.delayed(tx)
   init, _ = jaxmotion.make_train_step(loss_fn, tx, MESH)
-  layout = checkpoint.describe_state(init, PARAMS, MESH)
   found = jax.eval_shape(
-    lambda s: jaxmotion.metrics(s, layout),
+    lambda s: jaxmotion.metrics(s, mesh=MESH),
     jax.eval_shape(init, PARAMS).opt_state,
   )
   assert {"exchange/ratio", "exchange/error_norm"} <= set(found)
 
 
-def test_a_layout_of_other_exchanges_is_refused():
-  layout = checkpoint.describe_state(chain_of(INT4), PARAMS, MESH)
-  with pytest.raises(ValueError, match="the 0 exchanges of `opt_state`, got 1"):
-    jaxmotion.metrics(optax.adam(1e-3).init(PARAMS), layout)
+def test_a_state_says_how_many_workers_there_are_or_asks_for_the_mesh():
+  axes = jaxmotion.HostAxes("host", "device")
+  mesh = mesh_of(2, 4, names=axes.names)
+  tx = chain_of(INT4, axes)
+  state = transforms.init_state(tx, PARAMS, mesh, axis_name=axes)
+  found = jaxmotion.metrics(state)
+  host = jax.device_get(state)
+  counts = {"step", "exchange/updates", "exchange/skipped"}
+  # Eight rows are those of hosts and devices.
+  assert set(jaxmotion.metrics(host)) == counts
+  assert jaxmotion.metrics(host, mesh=mesh) == found
+  with pytest.raises(ValueError, match=r"\['device', 'host'\], got .*'device'"):
+    jaxmotion.metrics(host, mesh=mesh_of(2, names=("host",)))
+  # Rows of error memory count the workers; without memory nothing does.
+  for codec, names in ((INT4, {"exchange/ratio"}), (codecs.sign(), set())):
+    state = transforms.init_state(chain_of(codec), PARAMS, MESH)
+    assert "exchange/ratio" in jaxmotion.metrics(state)
+    found = jaxmotion.metrics(jax.device_get(state))
+    assert {"exchange/ratio"} & set(found) == names
+
+
+def test_a_step_reads_its_metrics_beside_the_axes_of_a_model():
+  names = ("data", "model")
+  mesh = mesh_of(2, 2, names=names)
+  specs = {"b": P(), "w": P(None, "model")}
+  tx = chain_of(INT4)
+  state = transforms.init_state(tx, PARAMS, mesh, specs=specs)
+  found = jaxmotion.metrics(state)
+  inner = jax.jit(
+    jax.shard_map(
+      lambda s: jax.lax.pmean(jaxmotion.metrics(s)["exchange/ratio"], "data"),
+      mesh=mesh,
+      in_specs=(jaxmotion.state_specs(state, names),),
+      out_specs=P(),
+      check_vma=False,
+    )
+  )(state)
+  assert float(inner) == pytest.approx(float(found["exchange/ratio"]))
+  assert jaxmotion.metrics(jax.device_get(state), mesh=mesh) == found

@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 import jaxmotion
 from jaxmotion import checkpoint, codecs, perfmodel, presets, wire
 from jaxmotion.perfmodel.predict._layout import make_layout
-from jaxmotion.transforms.extend import trace_state
+from jaxmotion.transforms.extend import find_exchanges, trace_state
 from tests.presets.helpers import BAD, poison
 from tests.presets.reference import make_run
 
@@ -120,7 +120,8 @@ def test_bytes_are_predicted_and_traced_alike(workers, names):
 def list_exchanges(name):
   """Options of a preset's exchanges, which no number of workers changes."""
   tx = PRESETS[name]
-  return trace_state(tx, PARAMS, make_mesh(4), "data").exchanges
+  state = trace_state(tx, PARAMS, make_mesh(4), "data")
+  return [node.made_for for node in find_exchanges(state)]
 
 
 def traced_bytes(workers, names):

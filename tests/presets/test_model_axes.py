@@ -55,7 +55,7 @@ def assert_equal_on_shards(found, expected):
 def test_a_step_of_shards_is_typed_as_one_of_whole_parameters(name):
   """Traced only: the exchange of shards is tested with its transformation."""
   tx = EVERY_STEP[name]
-  opt_state = trace_state(tx, PARAMS, MESH, "data", SPECS).state
+  opt_state = trace_state(tx, PARAMS, MESH, "data", SPECS)
   _, step = jaxmotion.make_train_step(loss_fn, tx, MESH, specs=SPECS)
   state = transforms.TrainState(PARAMS, None, opt_state)
   after, loss = jax.eval_shape(step, state, BATCH)

@@ -9,12 +9,9 @@ import jax
 import optax
 
 from jaxmotion import codecs, perfmodel, presets
+from jaxmotion.core import PyTree
 from jaxmotion.planner.exchange import _algorithm_choice, _problem
-from jaxmotion.transforms.extend import (
-  ExchangeOptions,
-  Options,
-  trace_state,
-)
+from jaxmotion.transforms.extend import find_exchanges, trace_state
 
 
 def refuse_moments(problem: _problem.ExchangeProblem) -> str:
@@ -110,15 +107,11 @@ _PRESETS = (
 )
 
 
-def _list_phases(
-  exchanges: list[Options],
-) -> Iterator[tuple[codecs.Codec, str | None]]:
+def _list_phases(state: PyTree) -> Iterator[tuple[codecs.Codec, str | None]]:
   """Yields the codec and the method of each phase of a preset."""
-  for options in exchanges:
-    assert isinstance(options, ExchangeOptions)
-    codec = options.codec
-    for own in codec if isinstance(codec, tuple) else (codec,):
-      yield own, options.method
+  for exchange in find_exchanges(state):
+    for codec in exchange.made_for.codecs:
+      yield codec, exchange.made_for.method
 
 
 def weigh_presets(
@@ -133,10 +126,10 @@ def weigh_presets(
       continue
     try:
       tx = preset.make(problem.mesh_axis, *preset.rates)
-      traced = trace_state(tx, problem.distinct_leaves, mesh, mesh.axis_names)
+      state = trace_state(tx, problem.distinct_leaves, mesh, mesh.axis_names)
       steps = [
         problem.predict_step(codec, method)
-        for codec, method in _list_phases(traced.exchanges)
+        for codec, method in _list_phases(state)
       ]
       # Phases that send more are a warm-up.
       step = min(steps, key=lambda s: s.wire_bytes)

@@ -13,7 +13,11 @@ from jaxmotion import codecs, core, perfmodel, presets, transforms, wire
 from jaxmotion.core import PyTree
 from jaxmotion.perfmodel.extend import decode_seconds, encode_seconds
 from jaxmotion.planner.exchange import _algorithm_choice, _problem
-from jaxmotion.transforms.extend import ShardedOptions, trace_state
+from jaxmotion.transforms.extend import (
+  ShardedOptions,
+  find_exchanges,
+  trace_state,
+)
 
 _PARTS = "Each worker keeps a part of the optimizer's state"
 
@@ -73,8 +77,8 @@ def _trace_moves(
   """Returns what an update of parameters sends."""
   mesh = _algorithm_choice.make_workers_mesh(problem)
   axes = mesh.axis_names
-  traced = trace_state(tx, params, mesh, axes)
-  specs = core.state_specs(traced.state, axes)
+  state = trace_state(tx, params, mesh, axes)
+  specs = core.state_specs(state, axes)
 
   def update(grads: PyTree, state: PyTree, params: PyTree) -> PyTree:
     own = jax.tree.map(lambda a: a[0], grads)
@@ -87,10 +91,8 @@ def _trace_moves(
     lambda a: jax.ShapeDtypeStruct((mesh.size, *a.shape), a.dtype),
     params,
   )
-  ledger = wire.step_bytes(run, grads, traced.state, params)
-  (options,) = traced.exchanges
-  assert isinstance(options, ShardedOptions)
-  return options, ledger
+  (exchange,) = find_exchanges(state)
+  return exchange.made_for, wire.step_bytes(run, grads, state, params)
 
 
 def _weigh(

@@ -14,7 +14,7 @@ from jaxmotion.codecs import Codec
 from jaxmotion.codecs.extend import fold_paths
 from jaxmotion.collectives.extend import check_local_codec, find_leaf_codecs
 from jaxmotion.core import Array, AxisName, PyTree
-from jaxmotion.transforms import _exchange, _model_axes, _states
+from jaxmotion.transforms import _exchange, _model_axes, _options, _states
 from jaxmotion.transforms.parts import (
   _gradient_guard,
   _shard_layout,
@@ -295,7 +295,7 @@ def find_plan(
     made_for.cuts,
   )
   plan = make_plan(options, workers, whole, workers.mesh)
-  _exchange.check_made_for(name, made_for, plan.describe(), "step")
+  _options.check_made_for(name, made_for, plan.describe(), "step")
   return plan
 
 

@@ -12,7 +12,13 @@ from jaxmotion.collectives.extend import (
   check_weight,
 )
 from jaxmotion.core import AxisName, PyTree
-from jaxmotion.transforms import _exchange, _model_axes, _placement, _states
+from jaxmotion.transforms import (
+  _exchange,
+  _model_axes,
+  _options,
+  _placement,
+  _states,
+)
 from jaxmotion.transforms.parts import _sharded_update
 
 
@@ -123,18 +129,18 @@ def sharded(
 
   def make_state(params: PyTree, specs: PyTree | None) -> _states.ShardedState:
     state = init_mapped(params, specs)
-    return _exchange.note_options(state, options, params, specs)
+    return _options.note_options(state, options, params, specs)
 
   def init_fn(params: PyTree) -> _states.ShardedState:
     core.check_arrays("params", params, numbers=False)
     return make_state(params, None)
 
-  options = _exchange.ShardedOptions(
-    _exchange.comparable_axes(axis_name),
-    one.gradient_codec,
-    weight_codec,
-    make_state,
-    tx,
+  options = _options.ShardedOptions(
+    axis_name=core.comparable_axes(axis_name),
+    gradient_codec=one.gradient_codec,
+    weight_codec=weight_codec,
+    tx=tx,
+    init=make_state,
   )
 
   def update_fn(

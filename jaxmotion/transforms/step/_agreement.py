@@ -61,7 +61,7 @@ def check_processes(
   ]
   entries += [("scheme", *pair) for pair in _list_settings("", scheme, set())]
   entries += [
-    ("scheme", "opt_state/made_for", repr(node.made_for))
+    ("scheme", "opt_state/made_for", f"{node.made_for}, {node.made_for.specs}")
     for node in _init_state.find_exchanges(state)
   ]
   entries += [

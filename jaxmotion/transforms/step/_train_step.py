@@ -272,7 +272,6 @@ def make_train_step(
 
   maker = _trace_state.StateMaker(
     lambda params: scheme.init(workers, params),
-    by_device=workers.host_axes is not None,
     divide=getattr(scheme, "divide", None),
   )
   return TrainStep(maker.attach(init), compiled)
