@@ -60,6 +60,9 @@ from jaxmotion.program._primitives import (
   is_float_equality as is_float_equality,
   writes_in_place as writes_in_place,
 )
-from jaxmotion.program._varying import find_varying as find_varying
+from jaxmotion.program._varying import (
+  find_varying as find_varying,
+  follow_marks as follow_marks,
+)
 
 _set_public_module(__name__, globals())

@@ -33,14 +33,12 @@ from jaxmotion.transforms.local._local_updates import (
 )
 from jaxmotion.transforms.parts._fully_sharded import (
   fully_sharded as fully_sharded,
+  read_params as read_params,
 )
-from jaxmotion.transforms.parts._gradient_guard import (
-  GradientGuard as GradientGuard,
-)
-from jaxmotion.transforms.parts._read_params import read_params as read_params
 from jaxmotion.transforms.parts._sharded import sharded as sharded
 from jaxmotion.transforms.parts._weight_part import (
   GatherOptions as GatherOptions,
+  GradientGuard as GradientGuard,
   WeightPart as WeightPart,
   gather_block as gather_block,
   gather_params as gather_params,

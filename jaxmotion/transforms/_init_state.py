@@ -9,13 +9,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
 from jaxmotion import core
 from jaxmotion.core import AxisName, PyTree, state_specs
-from jaxmotion.transforms import (
-  _exchange,
-  _model_axes,
-  _placement,
-  _shardings,
-  _states,
-)
+from jaxmotion.transforms import _model_axes, _placement, _shardings
 
 
 def init_state(
@@ -116,7 +110,18 @@ def make_state(
   axis_name: AxisName,
   shardings: _shardings.Shardings,
 ) -> PyTree:
-  """Returns the state of parameters that are placed on the mesh."""
+  """Returns the state, on the mesh, of parameters that are placed there."""
+  state = map_init(init_own, params, axis_name, shardings)
+  return shardings.place(state, shardings.state(state, params))
+
+
+def map_init(
+  init_own: Callable[[PyTree], PyTree],
+  params: PyTree,
+  axis_name: AxisName,
+  shardings: _shardings.Shardings,
+) -> PyTree:
+  """Makes a state inside of a map over the workers."""
 
   def init_shards(params: PyTree) -> PyTree:
     return shard_states(init_own(params), params, shardings.specs)
@@ -124,11 +129,8 @@ def make_state(
   maps = {"in_specs": P(), **shardings.map_options}
   shapes = core.eval_shape_in_map(init_shards, maps, params)
   _placement.check_placement(shapes)
-  init = jax.shard_map(
-    init_shards, out_specs=state_specs(shapes, axis_name), **maps
-  )
-  state = init(params)
-  return shardings.place(state, shardings.state(state, params))
+  own_specs = state_specs(shapes, axis_name)
+  return jax.shard_map(init_shards, out_specs=own_specs, **maps)(params)
 
 
 def shard_states(state: PyTree, params: PyTree, specs: PyTree | None) -> PyTree:
@@ -137,38 +139,17 @@ def shard_states(state: PyTree, params: PyTree, specs: PyTree | None) -> PyTree:
   # states of whole arrays, which say what they are for.
   if specs is None:
     return state
-  full = _model_axes.spread_specs(specs, params)
-  known = {
-    tuple(path): pair
-    for (path, *pair) in zip(
-      [path for path, _ in jax.tree.leaves_with_path(params)],
-      jax.tree.leaves(params),
-      jax.tree.leaves(full),
-      strict=True,
-    )
-  }
+  specs = _model_axes.spread_specs(specs, params)
+  known = [dict(jax.tree.leaves_with_path(tree)) for tree in (params, specs)]
 
   def renew(node: Any) -> Any:
-    if not is_exchange(node):
+    if not _placement.is_exchange(node):
       return node
     options = node.made_for
-    own = [
-      known[tuple(path)]
-      for path, _ in jax.tree.leaves_with_path(options.params)
-    ]
-    treedef: Any = jax.tree.structure(options.params)
-    leaves, own_specs = ([pair[i] for pair in own] for i in (0, 1))
-    return options.init(treedef.unflatten(leaves), treedef.unflatten(own_specs))
 
-  return jax.tree.map(renew, state, is_leaf=is_exchange)
+    def select_own(by_path: dict[Any, Any]) -> PyTree:
+      return jax.tree.map_with_path(lambda p, _: by_path[p], options.params)
 
+    return options.init(*map(select_own, known))
 
-def find_exchanges(state: PyTree) -> list[Any]:
-  """Returns the states of exchanges inside of a state, in order."""
-  nodes = jax.tree.leaves(state, is_leaf=is_exchange)
-  return list(filter(is_exchange, nodes))
-
-
-def is_exchange(node: Any) -> bool:
-  """Says whether a node is the state of an exchange."""
-  return isinstance(node, _exchange.ExchangeState | _states.ShardedState)
+  return jax.tree.map(renew, state, is_leaf=_placement.is_exchange)

@@ -7,12 +7,12 @@ shard, sends only that, and remembers only the error of that.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from jaxmotion import core
 from jaxmotion.codecs import Codec
@@ -44,19 +44,12 @@ def drop_single_axes(specs: PyTree, sizes: Mapping[Any, int]) -> PyTree:
   """Returns specs without axes of one device, which shard nothing."""
   # sizes: sizes of the mesh's axes by name; other axes are kept, to be refused.
 
-  def drop(spec: PartitionSpec) -> PartitionSpec:
-    kept = [
-      tuple(name for name in core.spec_axes(entry) if sizes.get(name) != 1)
-      for entry in spec
-    ]
-    return PartitionSpec(
-      *(
-        entry if names == core.spec_axes(entry) else names or None
-        for names, entry in zip(kept, spec, strict=True)
-      )
-    )
+  def drop_entry(entry: Any) -> Any:
+    names = core.spec_axes(entry)
+    kept = tuple(name for name in names if sizes.get(name) != 1)
+    return entry if kept == names else kept or None
 
-  return jax.tree.map(drop, specs)
+  return jax.tree.map(lambda s: PartitionSpec(*map(drop_entry, s)), specs)
 
 
 def expand_specs(specs: PyTree, tree: PyTree, sizes: dict[Any, int]) -> PyTree:
@@ -89,9 +82,7 @@ def expand_specs(specs: PyTree, tree: PyTree, sizes: dict[Any, int]) -> PyTree:
 def spread_specs(specs: PyTree, tree: PyTree) -> PyTree:
   """Returns the spec of every leaf of a tree, of which `specs` is a prefix."""
   try:
-    return jax.tree.map(
-      lambda spec, branch: jax.tree.map(lambda _: spec, branch), specs, tree
-    )
+    return jax.tree.broadcast(specs, tree)
   except (TypeError, ValueError) as error:
     raise ValueError(
       "`specs` must be a PartitionSpec or a tree of them like the parameters, "
@@ -110,19 +101,17 @@ class ModelAxes(NamedTuple):
   names: tuple[Any, ...]
   specs: PyTree
 
-  def leaf_specs(self, count: int) -> list[PartitionSpec]:
-    """Returns the spec of each of so many leaves."""
-    if not self.names:
-      return [PartitionSpec()] * count
+  @property
+  def leaf_specs(self) -> list[PartitionSpec]:
+    """The spec of each leaf."""
     return jax.tree.leaves(self.specs)
 
   def assert_shared(self, x: Any, spec: PartitionSpec) -> Any:
     """Types an array as equal along axes that do not shard it."""
     # All devices of a worker encode such an array alike.
     used = sharded_axes(spec)
-    return core.assert_replicated(
-      x, tuple(n for n in self.names if n not in used)
-    )
+    axes = tuple(n for n in self.names if n not in used)
+    return core.assert_replicated(x, axes) if axes else x
 
 
 def map_model_axes(
@@ -134,16 +123,6 @@ def map_model_axes(
   """Runs an exchange on the shards of a model, where its axes are not
   manual."""
 
-  def find_axes(specs: PyTree | None) -> dict[Any, int]:
-    sizes = _model_axes(workers)
-    if not sizes:
-      return {}
-    # A map without types leaves other axes to the caller, who gives specs.
-    told = (
-      specs is not None or core.tracks_varying(workers) or _are_explicit(sizes)
-    )
-    return sizes if told else {}
-
   def map_options(names: Any, in_specs: Any) -> dict[str, Any]:
     return dict(
       in_specs=in_specs,
@@ -152,11 +131,10 @@ def map_model_axes(
     )
 
   def init_shards(params: PyTree, specs: PyTree | None) -> PyTree:
-    sizes = find_axes(specs)
     # Without specs a state is that of whole arrays, until `shard_states`.
-    if not sizes or (specs is None and not _are_explicit(sizes)):
-      return init(params, _manual_axes(specs, params, workers))
-    model = ModelAxes(tuple(sizes), _choose_specs(specs, params, sizes))
+    model, is_mapped = _find_model(specs, params, workers, needs_specs=False)
+    if not is_mapped:
+      return init(params, model)
 
     def init_own(params: PyTree) -> PyTree:
       return init(params, model)
@@ -173,20 +151,25 @@ def map_model_axes(
     args: dict[str, Any],
     specs: PyTree | None,
   ) -> tuple[PyTree, PyTree]:
-    sizes = find_axes(specs)
-    if not sizes:
-      model = _manual_axes(specs, updates, workers)
+    model, is_mapped = _find_model(specs, updates, workers, needs_specs=True)
+    if not is_mapped:
       return update(updates, state, params, args, model)
-    model = ModelAxes(tuple(sizes), _choose_specs(specs, updates, sizes))
     for codec in codecs:
       _check_joined(codec, updates, model.specs)
     args = args | {"sending": args["sending"].keep_scalars()}
-    arrays, join_args = _split_arrays(args)
+    # The map takes arguments that hold arrays; others are closed over.
+    names = [
+      name
+      for name, arg in args.items()
+      if any(hasattr(a, "dtype") for a in jax.tree.leaves(arg))
+    ]
+    arrays = [args[name] for name in names]
 
     def update_own(
       updates: PyTree, state: PyTree, params: PyTree, arrays: PyTree
     ) -> tuple[PyTree, PyTree]:
-      mean, state = update(updates, state, params, join_args(arrays), model)
+      mapped_args = args | dict(zip(names, arrays, strict=True))
+      mean, state = update(updates, state, params, mapped_args, model)
       return jax.tree.map(model.assert_shared, mean, model.specs), state
 
     state_specs = _shard_specs(state, model.names)
@@ -194,7 +177,11 @@ def map_model_axes(
       model.specs,
       state_specs,
       PartitionSpec() if params is None else model.specs,
-      [_args_spec(arg, updates, model.specs) for arg in arrays],
+      # An argument may be shaped like parameters.
+      [
+        model.specs if core.same_shapes(arg, updates) else PartitionSpec()
+        for arg in arrays
+      ],
     )
     mapped = jax.shard_map(
       update_own,
@@ -222,71 +209,36 @@ def _shard_specs(state: PyTree, names: tuple[Any, ...]) -> PyTree:
   )
 
 
-def _split_arrays(args: dict[str, Any]) -> tuple[list[Any], Callable[..., Any]]:
-  """Returns arguments that hold arrays, and a function that adds the others."""
-
-  def is_mapped(arg: Any) -> bool:
-    return any(hasattr(a, "dtype") for a in jax.tree.leaves(arg))
-
-  names = [name for name, arg in args.items() if is_mapped(arg)]
-
-  def join_args(arrays: list[Any]) -> dict[str, Any]:
-    return args | dict(zip(names, arrays, strict=True))
-
-  return [args[name] for name in names], join_args
-
-
-def _args_spec(arg: Any, tree: PyTree, specs: PyTree) -> PyTree:
-  """Returns the specs of an argument, which may be shaped like parameters."""
-  return specs if core.same_shapes(arg, tree) else PartitionSpec()
-
-
-def _manual_axes(
-  specs: PyTree | None, tree: PyTree, workers: AxisName
-) -> ModelAxes:
-  """Returns the axes of a model that the caller's map is over too."""
-  mesh = jax.sharding.get_abstract_mesh()
-  names = tuple(
+def _find_model(
+  specs: PyTree | None, tree: PyTree, workers: AxisName, *, needs_specs: bool
+) -> tuple[ModelAxes, bool]:
+  """Returns the axes of a model, and whether an inner map makes them manual."""
+  mesh, names = jax.sharding.get_abstract_mesh(), core.axis_names(workers)
+  # There are none outside of maps, and none where a map made all axes manual.
+  sizes = core.find_free_axes()
+  if sizes and set(names) <= set(mesh.manual_axes):
+    if specs is not None:
+      return ModelAxes(tuple(sizes), expand_specs(specs, tree, sizes)), True
+    if set(sizes) <= set(mesh.explicit_axes):
+      specs = jax.tree.map(lambda a: jax.typeof(a).sharding.spec, tree)
+      return ModelAxes(tuple(sizes), specs), True
+    # A map without types leaves other axes to the caller, who gives specs.
+    if needs_specs and core.tracks_varying(workers):
+      raise ValueError(
+        "`specs` must say how parameters are sharded over the mesh axes "
+        f"{tuple(sizes)}, got None: give `make_train_step`, `init_state` or "
+        "`bind_mesh` a tree of PartitionSpecs, or `specs=jax.P()` if they are "
+        "not sharded."
+      )
+  # The caller's map may be over axes of the model too.
+  manual = tuple(
     name
     for name in mesh.manual_axes
-    if name not in core.axis_names(workers) and mesh.shape[name] > 1
+    if name not in names and mesh.shape[name] > 1
   )
-  if specs is None or not names:
-    return ModelAxes((), None)
-  return ModelAxes(names, spread_specs(specs, tree))
-
-
-def _model_axes(workers: AxisName) -> dict[Any, int]:
-  """Returns the axes, with their sizes, that the partitioner is to shard
-  over."""
-  # There are none outside of maps, and none where a map made all axes manual.
-  mesh = jax.sharding.get_abstract_mesh()
-  if not set(core.axis_names(workers)) <= set(mesh.manual_axes):
-    return {}
-  return core.find_free_axes()
-
-
-def _choose_specs(
-  specs: PyTree | None, tree: PyTree, sizes: dict[Any, int]
-) -> PyTree:
-  """Returns a spec for every leaf, or raises if nothing tells them."""
-  if specs is not None:
-    return expand_specs(specs, tree, sizes)
-  if _are_explicit(sizes):
-    return jax.tree.map(lambda a: jax.typeof(a).sharding.spec, tree)
-  raise ValueError(
-    "`specs` must say how parameters are sharded over the mesh axes "
-    f"{tuple(sizes)}, got None: give `make_train_step`, `init_state` or "
-    "`bind_mesh` a tree of PartitionSpecs, or `specs=jax.P()` if they are not "
-    "sharded."
-  )
-
-
-def _are_explicit(names: Iterable[Any]) -> bool:
-  """Returns whether types of arrays tell how axes shard them."""
-  mesh = jax.sharding.get_abstract_mesh()
-  kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-  return all(kinds[name] == AxisType.Explicit for name in names)
+  if specs is None or not manual:
+    manual, specs = (), PartitionSpec()
+  return ModelAxes(manual, spread_specs(specs, tree)), False
 
 
 def _check_joined(codec: Codec, tree: PyTree, specs: PyTree) -> None:

@@ -1,5 +1,7 @@
 """Checks of where an exchange stands and of what is trained."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -7,8 +9,6 @@ import optax
 from jaxmotion import core
 from jaxmotion.core import PyTree
 from jaxmotion.transforms import _exchange, _states
-
-_EXCHANGES = (_exchange.ExchangeState, _states.ShardedState)
 
 _SOMETIMES = (
   "which runs it at some steps only: exchange first, and put the wrapper "
@@ -46,41 +46,30 @@ def as_transformation(
 
 def check_placement(opt_state: PyTree) -> None:
   """Raises if an exchange is inside a wrapper that does not always run it."""
-  kinds = (*_WRAPPERS, *_EXCHANGES)
-
-  def is_known(node: PyTree) -> bool:
-    return isinstance(node, kinds)
-
-  for node in jax.tree.leaves(opt_state, is_leaf=is_known):
-    if type(node) not in _WRAPPERS:
-      continue
-    name, remedy = _WRAPPERS[type(node)]
-    inner = jax.tree.leaves(
-      tuple(node), is_leaf=lambda n: isinstance(n, _EXCHANGES)
-    )
-    if any(isinstance(n, _EXCHANGES) for n in inner):
+  for node in jax.tree.leaves(
+    opt_state, is_leaf=lambda n: is_exchange(n) or type(n) in _WRAPPERS
+  ):
+    if type(node) in _WRAPPERS and has_exchange(tuple(node)):
+      name, remedy = _WRAPPERS[type(node)]
       raise ValueError(
         f"`tx` must have no exchange inside optax.{name}, {remedy}."
       )
 
 
+def is_exchange(node: Any) -> bool:
+  """Says whether a node is the state of an exchange."""
+  return isinstance(node, _exchange.ExchangeState | _states.ShardedState)
+
+
+def find_exchanges(state: PyTree) -> list[Any]:
+  """Returns the states of exchanges inside of a state, in order."""
+  nodes = jax.tree.leaves(state, is_leaf=is_exchange)
+  return list(filter(is_exchange, nodes))
+
+
 def has_exchange(state: PyTree) -> bool:
   """Returns whether a state is that of a chain with an exchange."""
-  is_exchange = lambda node: isinstance(node, _EXCHANGES)
-  return any(map(is_exchange, jax.tree.leaves(state, is_leaf=is_exchange)))
-
-
-def check_unexchanged(opt_state: PyTree) -> None:
-  """Raises if a chain exchanges gradients that its scheme has reduced."""
-  nodes = jax.tree.leaves(
-    opt_state, is_leaf=lambda n: isinstance(n, _EXCHANGES)
-  )
-  for node in nodes:
-    if isinstance(node, _EXCHANGES):
-      raise ValueError(
-        "`tx` must have no exchange, because `fully_sharded` reduces gradients "
-        f"through its own codecs, got one with {type(node).__name__}."
-      )
+  return bool(find_exchanges(state))
 
 
 def check_trained(params: PyTree) -> None:

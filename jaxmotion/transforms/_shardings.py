@@ -30,14 +30,16 @@ class Shardings:
     # replicated. With them, maps are over the workers' axes only, and the other
     # axes are the partitioner's.
     self.map_options: dict[str, Any] = {"mesh": mesh}
+    self._model_names: tuple[Any, ...] = ()
     if specs is not None:
       self.map_options["axis_names"] = set(self._workers)
+      self._model_names = tuple(n for n, k in self._sizes.items() if k > 1)
 
   def check_params(self, params: PyTree) -> None:
     """Raises if parameters are sharded over an axis that no spec names."""
     # They would be replicated without a word.
     if self.specs is not None:
-      _model_axes.expand_specs(self.specs, params, self._sizes)
+      self.params(params)
       return
     for path, leaf in core.named_leaves(params):
       sharding = getattr(leaf, "sharding", None)
@@ -59,6 +61,11 @@ class Shardings:
       return P()
     return _model_axes.expand_specs(self.specs, params, self._sizes)
 
+  def model(self, params: PyTree) -> _model_axes.ModelAxes:
+    """Returns the axes of the model, and the spec of every parameter."""
+    specs = _model_axes.spread_specs(self.params(params), params)
+    return _model_axes.ModelAxes(self._model_names, specs)
+
   def grads(self, params: PyTree) -> PyTree:
     """Returns the specs of gradients with a leading axis of workers."""
     return jax.tree.map(
@@ -72,23 +79,19 @@ class Shardings:
     # A leaf is sharded like the parameter whose path ends its own, if the shape
     # is the same: moments and averages are.
     likes = {
-      tuple(path): (jnp.shape(leaf), spec)
+      (path, jnp.shape(leaf)): spec
       for (path, leaf), spec in zip(
         jax.tree.leaves_with_path(params),
         jax.tree.leaves(self.params(params)),
         strict=True,
       )
     }
-    shards = tuple(n for n, size in self._sizes.items() if size > 1)
-    names = (*self._workers, *shards)
+    names = (*self._workers, *self._model_names)
     rows = math.prod(self._mesh.shape[name] for name in names)
 
     def spec_of(path: Any, shape: tuple[int, ...]) -> P:
-      for start in range(len(path) + 1):
-        shape_of, spec = likes.get(tuple(path[start:]), (None, P()))
-        if shape_of == shape:
-          return spec
-      return P()
+      ends = [(path[start:], shape) for start in range(len(path) + 1)]
+      return next((likes[end] for end in ends if end in likes), P())
 
     def place_node(path: Any, node: Any) -> Any:
       if isinstance(node, core.Split):  # Its parts are the workers'.
@@ -101,7 +104,7 @@ class Shardings:
           others = tuple(n for n in names if n not in leaf.axes)
           return jax.tree.map(lambda _: P(others or None), leaf)
         # One row for each device: the exchange's. Else one for each worker.
-        if shards and leaf.shape[0] == rows:
+        if self._model_names and leaf.shape[0] == rows:
           return P(names)
         return P(self._axis_name, *spec_of(inner, leaf.shape[1:]))
 
@@ -119,17 +122,7 @@ class Shardings:
     """Gives arrays, inside of a jitted function, the shardings of specs."""
     # specs: a prefix of the tree.
     tree = core.place_tree(tree, self._mesh, specs)
-    if self.specs is None or self._is_explicit:
+    if self.specs is None or self._mesh.explicit_axes:
       return tree
-
-    def constrain(spec: P, branch: PyTree) -> PyTree:
-      sharding = NamedSharding(self._mesh, spec)
-      return jax.tree.map(
-        lambda a: jax.lax.with_sharding_constraint(a, sharding), branch
-      )
-
-    return jax.tree.map(constrain, specs, tree)
-
-  @property
-  def _is_explicit(self) -> bool:
-    return jax.sharding.AxisType.Explicit in self._mesh.axis_types
+    shardings = jax.tree.map(lambda s: NamedSharding(self._mesh, s), specs)
+    return jax.lax.with_sharding_constraint(tree, shardings)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import optax
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
+from jax.sharding import AbstractMesh, Mesh
 
 from jaxmotion import core
 from jaxmotion.core import AxisName, PyTree
@@ -67,17 +67,10 @@ def trace_state(
   axis_name = _init_state.check_axes(mesh, axis_name)
   params = jax.tree.map(core.shape_dtype, params)
   shardings = _shardings.Shardings(mesh, axis_name, specs)
-  maps = {"in_specs": P(), **shardings.map_options}
 
-  def init(params: PyTree) -> PyTree:
-    return _init_state.shard_states(init_whole(params), params, shardings.specs)
+  def make(params: PyTree) -> PyTree:
+    placed = shardings.place(params, shardings.params(params))
+    return _init_state.map_init(init_whole, placed, axis_name, shardings)
 
   with core.without_context_mesh():
-
-    def run(params: PyTree) -> PyTree:
-      placed = core.place_tree(params, mesh, shardings.params(params))
-      shapes = core.eval_shape_in_map(init, maps, placed)
-      own = core.state_specs(shapes, axis_name)
-      return jax.shard_map(init, out_specs=own, **maps)(placed)
-
-    return jax.tree.map(core.shape_dtype, jax.eval_shape(run, params))
+    return jax.tree.map(core.shape_dtype, jax.eval_shape(make, params))

@@ -4,11 +4,7 @@ Users of the transformations need none of these names.
 """
 
 from jaxmotion.core import set_public_module as _set_public_module
-from jaxmotion.transforms._init_state import (
-  check_mesh as check_mesh,
-  find_exchanges as find_exchanges,
-  is_exchange as is_exchange,
-)
+from jaxmotion.transforms._init_state import check_mesh as check_mesh
 from jaxmotion.transforms._options import (
   ExchangedLeaf as ExchangedLeaf,
   ExchangeOptions as ExchangeOptions,
@@ -16,7 +12,11 @@ from jaxmotion.transforms._options import (
   ShardedOptions as ShardedOptions,
   count_devices as count_devices,
 )
-from jaxmotion.transforms._placement import check_trained as check_trained
+from jaxmotion.transforms._placement import (
+  check_trained as check_trained,
+  find_exchanges as find_exchanges,
+  is_exchange as is_exchange,
+)
 from jaxmotion.transforms._shardings import Shardings as Shardings
 from jaxmotion.transforms._trace_state import (
   find_maker as find_maker,

@@ -23,6 +23,19 @@ def loop_until(x):
   return jax.lax.while_loop(lambda a: a.sum() < 9, lambda a: a + 1, x)
 
 
+def loop_by_carry(x):
+  # Each row is scaled by the norm of the row before.
+  return jax.lax.scan(lambda c, a: (jnp.linalg.norm(a), c * a), 1.0, x)[1]
+
+
+def loop_beside(x):
+  def body(state):
+    counts, a = state
+    return counts + counts.sum(), 2 * a
+
+  return jax.lax.while_loop(lambda s: s[0].sum() < 9, body, (jnp.ones(2), x))[1]
+
+
 ACROSS = {
   "mean": lambda x: x - x.mean(),
   "matmul": lambda x: x @ x.T,
@@ -30,6 +43,7 @@ ACROSS = {
   "branch": branch,
   "branch by sum": branch_by_sum,
   "loop": loop,
+  "loop by carry": loop_by_carry,
   "loop until": loop_until,
   "jitted": jax.jit(lambda x: x / x.max()),
 }
@@ -37,6 +51,7 @@ APART = {
   "scaled": lambda x: 2 * jnp.sqrt(x) + x,
   "branch": lambda x: jax.lax.cond(True, lambda a: a, lambda a: 2 * a, x),
   "loop": lambda x: jax.lax.scan(lambda c, a: (c, 2 * a), 0.0, x)[1],
+  "loop beside": loop_beside,
   "unused": lambda x: (x.sum(), 2 * x)[1],
   "barrier": lambda x: jax.lax.optimization_barrier((x.sum(), x))[1],
   "table": lambda x: jnp.arange(9.0)[x.astype(int)],

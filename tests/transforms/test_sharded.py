@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec as P
 
 import jaxmotion
-from jaxmotion import codecs, transforms, wire
+from jaxmotion import checkpoint, codecs, transforms, wire
 from jaxmotion.core import to_varying
 from jaxmotion.memory import compress_state
 from jaxmotion.testing import check_transform
@@ -367,9 +367,12 @@ def test_optimizers_that_treat_elements_by_themselves_are_taken(name):
 
 def test_it_may_not_be_inside_of_what_runs_it_at_some_steps():
   tx = optax.MultiSteps(jaxmotion.sharded("data", optax.adam(1e-3)), 2)
+  tx = tx.gradient_transformation()
   init, _ = jaxmotion.make_train_step(loss_fn, tx, mesh_of(2))
-  with pytest.raises(ValueError, match="`tx` must have no exchange inside"):
-    jax.eval_shape(init, START)
+  describe = lambda params: checkpoint.describe_state(tx, params, mesh_of(2))
+  for make in (init, describe):
+    with pytest.raises(ValueError, match="`tx` must have no exchange inside"):
+      jax.eval_shape(make, START)
 
 
 def test_wrong_uses_say_what_is_wrong():

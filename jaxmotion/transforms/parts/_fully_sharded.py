@@ -15,12 +15,10 @@ from jaxmotion.collectives.extend import (
   apply_nonfinite_policy,
   keep_update,
 )
-from jaxmotion.core import PyTree
+from jaxmotion.core import Array, PyTree
 from jaxmotion.transforms import _exchange, _placement, _states
 from jaxmotion.transforms.parts import (
   _fully_sharded_plan,
-  _fully_sharded_work,
-  _parts,
   _shard_layout,
 )
 from jaxmotion.transforms.step import _local_work, _scheme
@@ -123,7 +121,7 @@ def fully_sharded(
     error_feedback,
     regather,
     nonfinite,
-    _fully_sharded_plan.compile_pattern(stacked),
+    core.PathRules([] if stacked is None else [(stacked, None)], "stacked"),
     seed,
   )
   for name, codec in options.codecs.items():
@@ -156,9 +154,7 @@ class FullySharded(_scheme.Scheme):
     self, workers: _scheme.Workers, state: _scheme.TrainState
   ) -> "FullySharded":
     """Returns the scheme with the division of this state, or raises."""
-    plan = _fully_sharded_plan.find_plan(
-      self.options, workers, state.params, state.opt_state
-    )
+    plan = _fully_sharded_plan.find_plan(self.options, workers, state)
     return dataclasses.replace(self, plan=plan)
 
   def init(self, workers: _scheme.Workers, params: PyTree) -> PyTree:
@@ -168,47 +164,58 @@ class FullySharded(_scheme.Scheme):
     parts = _shard_layout.map_cuts(
       lambda cut, x: cut.own_part(x, plan.axes), params, plan.cuts
     )
-    inner = _parts.init_parts(self.tx, parts, plan.cuts, plan.axes, plan.model)
-    memory = core.to_varying(plan.make_memory(), plan.axes)
-    return plan.make_state(inner, core.pack_worker(memory))
+    return self._init_parts(plan, parts)
+
+  def _init_parts(
+    self, plan: _fully_sharded_plan.ShardPlan, parts: PyTree
+  ) -> _states.FullyShardedState:
+    """Makes the state of this worker's parts."""
+    core.know_in_flax(type(plan.made_for))
+    memory = core.to_varying(plan.make_memory(parts), plan.axes)
+    return _states.FullyShardedState(
+      *_exchange.make_counts(),
+      plan.init(self.tx, parts),
+      core.pack_worker(memory),
+      plan.made_for,
+    )
 
   def start(
     self, workers: _scheme.Workers, params: PyTree
   ) -> tuple[PyTree, PyTree]:
     """Cuts parameters on the mesh, and makes the state of their parts."""
     params, mesh = jax.tree.map(jnp.asarray, params), workers.mesh
-    self.options.check_stacked(params)
     plan = _fully_sharded_plan.make_plan(self.options, workers, params, mesh)
+    self.options.stacked.require_use(plan.paths)
     params = _shard_layout.map_cuts(
       lambda cut, x: cut.pad_leaf(x), params, plan.cuts
     )
-    specs = plan.param_specs(params)
+    specs = plan.split(params).specs().value
 
-    def find_shardings(specs: PyTree) -> PyTree:
-      return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    def run_sharded(fun: Any, specs: PyTree, params: PyTree) -> PyTree:
+      """Runs a jitted function whose results have these specs on the mesh."""
+      shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+      return jax.jit(fun, out_shardings=shardings)(params)
 
     def copy_params(params: PyTree) -> PyTree:
       # A weak type would not last: `step` would be compiled again.
       return jax.tree.map(lambda a: jnp.copy(a.astype(a.dtype)), params)
 
-    params = jax.jit(copy_params, out_shardings=find_shardings(specs))(
-      core.put_on_mesh(params, mesh, specs)
+    def init_own(parts: PyTree) -> _states.FullyShardedState:
+      return self._init_parts(plan, parts)
+
+    params = run_sharded(
+      copy_params, specs, core.put_on_mesh(params, mesh, specs)
     )
-
-    def init_inner(parts: PyTree) -> PyTree:
-      return _parts.init_parts(self.tx, parts, plan.cuts, plan.axes, plan.model)
-
     maps: dict[str, Any] = {"mesh": mesh, "in_specs": (specs,)}
-    shapes = core.eval_shape_in_map(init_inner, maps, params)
-    _placement.check_unexchanged(shapes)
-    make_inner = jax.shard_map(init_inner, out_specs=shapes.specs(), **maps)
-
-    def make_state(params: PyTree) -> _states.FullyShardedState:
-      memory = core.PerWorker(plan.make_memory(workers.count))
-      return plan.make_state(make_inner(params), memory)
-
-    shardings = find_shardings(plan.state_specs(shapes))
-    return params, jax.jit(make_state, out_shardings=shardings)(params)
+    shapes = core.eval_shape_in_map(init_own, maps, params)
+    if found := _placement.find_exchanges(shapes.inner.value):
+      raise ValueError(
+        "`tx` must have no exchange, because `fully_sharded` reduces gradients "
+        f"through its own codecs, got one with {type(found[0]).__name__}."
+      )
+    state_specs = plan.state_specs(shapes.inner)
+    make_state = jax.shard_map(init_own, out_specs=state_specs, **maps)
+    return params, run_sharded(make_state, state_specs, params)
 
   def params(self, workers: _scheme.Workers, state: Any) -> PyTree:
     """Returns this worker's parts; `make_compute` lets the loss gather them."""
@@ -222,16 +229,16 @@ class FullySharded(_scheme.Scheme):
     self, workers: _scheme.Workers, state: _scheme.TrainState
   ) -> _scheme.Layout:
     """Returns where parts are on the mesh."""
-    plan, params, inner = self.plan, state.params, state.opt_state.inner
+    plan, inner = self.plan, state.opt_state.inner
+    params, names = plan.split(state.params), core.axis_names(plan.axes)
     specs = plan.state_specs(inner)
+    grads = workers.shardings.grads(state.params)
     return _scheme.Layout(
-      plan.param_specs(params),
+      params.specs().value,
       specs,
-      _fully_sharded_work.find_gradient_specs(plan, params),
-      plan.param_specs(params, plan.axes),
-      specs._replace(
-        inner=inner.specs(core.axis_names(plan.axes)), error=P(plan.axes)
-      ),
+      (grads, plan.memory_specs(), P(plan.axes)),
+      params.specs(names).value,
+      specs._replace(inner=inner.specs(names), error=P(plan.axes)),
       spans_model=True,
     )
 
@@ -239,7 +246,7 @@ class FullySharded(_scheme.Scheme):
     self, workers: _scheme.Workers, loss: _local_work.LossOptions
   ) -> _scheme.Compute:
     """Makes the function of a worker's part of the gradient."""
-    return _fully_sharded_work.make_sharded_work(loss, self.plan)
+    return _fully_sharded_plan.make_sharded_work(loss, self.plan)
 
   def update(
     self,
@@ -262,19 +269,12 @@ class FullySharded(_scheme.Scheme):
     _, ok = apply_nonfinite_policy(
       self.options.nonfinite, (flags, results.weight), plan.axes
     )
-    grads = _fully_sharded_work.average_whole(plan, grads)
+    grads = _fully_sharded_plan.average_whole(plan, grads)
     extra_args = results.extra_args
     if results.value is not None:
       extra_args = {"value": results.value} | extra_args
-    changes, inner = _parts.update_parts(
-      self.tx,
-      clear_padding(grads),
-      old.inner,
-      state.params,
-      plan.cuts,
-      plan.axes,
-      extra_args,
-      plan.model,
+    changes, inner = plan.update(
+      self.tx, clear_padding(grads), old.inner, state.params, extra_args
     )
     errors = core.pack_worker(core.to_varying(errors, plan.axes))
     changes, (inner, errors) = keep_update(
@@ -284,3 +284,59 @@ class FullySharded(_scheme.Scheme):
       *_exchange.count_update(old, ok), inner, errors, old.made_for
     )
     return optax.apply_updates(state.params, changes), new
+
+
+def read_params(state: _scheme.TrainState) -> PyTree:
+  """Returns the parameters of a training state, to evaluate and to save.
+
+  They are `state.params`, but for leaves that `fully_sharded` pads because the
+  workers do not divide them. Such a leaf loses its padding, and each device
+  gets the workers' dimension of it whole. Give what was read to `init` to
+  continue on another number of workers. Of several processes, all have to call
+  the function.
+
+  Args:
+    state: what `init` or `step` returned, also inside of `jit`.
+
+  Returns:
+    The tree that `init` was given, with the shapes and dtypes that it had.
+
+  Raises:
+    TypeError: `state` is no `TrainState`.
+    ValueError: parameters have other shapes than their optimizer state says.
+
+  Example:
+    >>> from jaxmotion import transforms
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> init, step = transforms.make_train_step(
+    ...   lambda w, x: jnp.mean((x @ transforms.gather_params(w)) ** 2),
+    ...   transforms.fully_sharded(optax.adam(1e-3)),
+    ...   mesh,
+    ... )
+    >>> state = init(jnp.ones((33, 1023)))
+    >>> read_params(state).shape
+    (33, 1023)
+  """
+  core.check_instance(
+    "state", state, _scheme.TrainState, "what `init` or `step` returned"
+  )
+  held = state.opt_state
+  if not isinstance(held, _states.FullyShardedState):
+    return state.params
+  cuts = held.made_for.cuts
+  _fully_sharded_plan.check_padded(state.params, cuts)
+  return _shard_layout.map_cuts(_trim_leaf, state.params, cuts)
+
+
+def _trim_leaf(cut: _shard_layout.LeafCut, x: Any) -> Array:
+  """Returns a leaf without padding."""
+  if cut.dimension is None or not cut.is_padded:
+    return x
+  # Explicit axes refuse a slice that they do not divide.
+  sharding = jax.typeof(x).sharding
+  kept = [
+    None if i == cut.dimension else e for i, e in enumerate(sharding.spec)
+  ]
+  if P(*kept) != sharding.spec:
+    x = jax.sharding.reshard(x, NamedSharding(sharding.mesh, P(*kept)))
+  return cut.trim_leaf(jnp.asarray(x))

@@ -1,26 +1,28 @@
-"""Division of parameters that a fully sharded step gives its loss function."""
+"""Plan of a fully sharded step: how its loss gathers weights in parts."""
 
 import dataclasses
 import math
-import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
-from jaxmotion import core
+from jaxmotion import collectives, core, program
 from jaxmotion.codecs import Codec
 from jaxmotion.codecs.extend import fold_paths
-from jaxmotion.collectives.extend import check_local_codec, find_leaf_codecs
-from jaxmotion.core import Array, AxisName, PyTree
-from jaxmotion.transforms import _exchange, _model_axes, _options, _states
-from jaxmotion.transforms.parts import (
-  _gradient_guard,
-  _shard_layout,
-  _weight_part,
+from jaxmotion.collectives.extend import (
+  apply_nonfinite_policy,
+  apply_weight,
+  check_local_codec,
+  find_leaf_codecs,
 )
-from jaxmotion.transforms.step import _scheme
+from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.transforms import _options, _states
+from jaxmotion.transforms.parts import _shard_layout, _weight_part
+from jaxmotion.transforms.step import _local_work, _scheme
 
 
 @jax.tree_util.register_static
@@ -51,7 +53,7 @@ class GatherPlan(NamedTuple):
   error_feedback: bool
   regather: bool | str
   nonfinite: str
-  stacked: Any
+  stacked: core.PathRules[None]
   seed: int
 
   @property
@@ -62,125 +64,63 @@ class GatherPlan(NamedTuple):
 
   def is_stacked(self, path: str) -> bool:
     """Returns whether the first dimension of a leaf counts layers."""
-    return self.stacked is not None and bool(self.stacked.search(path))
-
-  def check_stacked(self, params: PyTree) -> None:
-    """Raises unless `stacked` matches the path of a leaf, if it is given."""
-    paths = [path for path, _ in core.named_leaves(params)]
-    if self.stacked is not None and not any(map(self.is_stacked, paths)):
-      raise ValueError(
-        f"`stacked` must match the path of a leaf, got {self.stacked.pattern!r}"
-        f" for {', '.join(map(repr, paths))}."
-      )
+    return self.stacked.first_match(path) is not None
 
 
-class PlannedLeaf(NamedTuple):
-  """One leaf of the parameters: its place, spec and division."""
-
-  path: str
-  spec: P
-  cut: _shard_layout.LeafCut
-  is_stacked: bool
-
-  def per_layer(self, x: Array) -> Array:
-    """Returns a scalar for each layer of a stacked leaf that is cut."""
-    if not self.cut.is_cut or not self.is_stacked:
-      return x
-    return jnp.broadcast_to(x, self.cut.shape[:1])
-
-
-class ShardPlan(NamedTuple):
-  """Division of certain parameters between the workers of a step.
+@dataclasses.dataclass(frozen=True)
+class ShardPlan(_shard_layout.CutTree):
+  """Division of parameters between the workers of a step that gathers them.
 
   Attributes:
     options: arguments of `fully_sharded`.
-    axes: the axes of all workers.
-    axis_name: the same axes, as the step was given them.
-    workers: number of workers of all axes.
-    senders: number of those that encode for one another.
-    model: axes of the model, and the spec of every leaf over them.
-    leaves: every leaf of the parameters, which are whole.
+    axis_name: the axes of all workers, or `HostAxes`.
+    made_for: what a state of this plan depends on.
   """
 
   options: GatherPlan
-  axes: AxisName
   axis_name: AxisName
-  workers: int
-  senders: int
-  model: _model_axes.ModelAxes
-  leaves: tuple[PlannedLeaf, ...]
-
-  @property
-  def cuts(self) -> tuple[_shard_layout.LeafCut, ...]:
-    """The division of every leaf between workers."""
-    return tuple(leaf.cut for leaf in self.leaves)
-
-  def param_specs(self, params: PyTree, axes: AxisName | None = None) -> PyTree:
-    """Returns the partition spec of every leaf, of these axes or of all."""
-    split = core.Split(
-      params,
-      tuple(cut.dimension for cut in self.cuts),
-      core.axis_names(self.axes),
-      tuple(leaf.spec for leaf in self.leaves),
-    )
-    return split.specs(None if axes is None else core.axis_names(axes)).value
+  made_for: FullyShardedOptions
 
   def memory_specs(self) -> list[P]:
-    """Returns the partition spec of the error memory of every leaf."""
-    return [P(self.axes, *leaf.spec) for leaf in self._remembered()]
-
-  def make_memory(self, *workers: int) -> list[Array]:
-    """Returns the empty error memory of one worker, or of so many."""
-    return [
-      jnp.zeros((*workers, *leaf.cut.shard_shape(self.senders)), jnp.float32)
-      for leaf in self._remembered()
-    ]
-
-  def _remembered(self) -> list[PlannedLeaf]:
-    """Returns the leaves that have error memory."""
+    """Returns the spec of the error memory of every leaf that is cut."""
     if not self.options.error_feedback:
       return []
-    return [leaf for leaf in self.leaves if leaf.cut.is_cut]
+    specs = self.select_cut(self.model.leaf_specs)
+    return [P(self.axes, *spec) for spec in specs]
 
-  def make_state(
-    self, inner: core.Split, error: core.PerWorker
-  ) -> _states.FullyShardedState:
-    """Makes the first state, of an optimizer's state and error memory."""
-    core.know_in_flax(FullyShardedOptions)
-    counts = _exchange.make_counts()
-    return _states.FullyShardedState(*counts, inner, error, self.describe())
+  def make_memory(self, parts: PyTree) -> list[Array]:
+    """Returns one worker's empty error memory of the gradients of parts."""
+    if not self.options.error_feedback:
+      return []
+    leaves = zip(self.cuts, jax.tree.leaves(parts), strict=True)
+    # Axes of the model may be manual: then parts are shorter than leaves say.
+    shapes = [
+      cut._replace(shape=x.shape).shard_shape(self.made_for.hosts)
+      for cut, x in self.select_cut(leaves)
+    ]
+    return [jnp.zeros(shape, jnp.float32) for shape in shapes]
 
   def state_specs(self, inner: core.Split) -> _states.FullyShardedState:
     """Returns the partition specs of a state with this optimizer's state."""
     count: Any = P()
     error = core.PerWorker(self.memory_specs())
     return _states.FullyShardedState(
-      count, count, inner.specs(), error, self.describe()
-    )
-
-  def describe(self) -> FullyShardedOptions:
-    """Returns what a state of this configuration was made for."""
-    return FullyShardedOptions(
-      core.axis_names(self.axes),
-      self.workers,
-      self.options.error_feedback,
-      self.senders if self.options.error_feedback else 0,
-      self.cuts,
+      count, count, inner.specs(), error, self.made_for
     )
 
   def leaf_keys(self, count: Array) -> list[core.Key | None]:
     """Returns the key of every leaf; one for each layer of a stacked leaf."""
     codecs = self.options.codecs.values()
     if not any(codec is not None and codec.needs_key for codec in codecs):
-      return [None] * len(self.leaves)
+      return [None] * len(self.paths)
     index = core.worker_index(self.axes)
     base = core.make_key(self.options.seed, index).fold(count)
-    of_paths = fold_paths(base, [leaf.path for leaf in self.leaves])
+    of_paths = fold_paths(base, self.paths)
     return [
-      jax.vmap(key.fold)(jnp.arange(leaf.cut.shape[0]))
-      if leaf.is_stacked
+      jax.vmap(key.fold)(jnp.arange(cut.shape[0]))
+      if self.options.is_stacked(path)
       else key
-      for leaf, key in zip(self.leaves, of_paths, strict=True)
+      for path, cut, key in zip(self.paths, self.cuts, of_paths, strict=True)
     ]
 
   def make_flags(self) -> list[Array]:
@@ -188,7 +128,18 @@ class ShardPlan(NamedTuple):
     # The list is empty unless updates may be skipped.
     if self.options.nonfinite != "skip":
       return []
-    return [leaf.per_layer(jnp.zeros(())) for leaf in self.leaves]
+    return [
+      self._per_layer(path, cut, jnp.zeros(()))
+      for path, cut in zip(self.paths, self.cuts, strict=True)
+    ]
+
+  def _per_layer(
+    self, path: str, cut: _shard_layout.LeafCut, x: Array
+  ) -> Array:
+    """Returns a scalar for each layer of a stacked leaf that is cut."""
+    if cut.is_cut and self.options.is_stacked(path):
+      return jnp.broadcast_to(x, cut.shape[:1])
+    return x
 
   def wrap_parts(
     self,
@@ -199,7 +150,6 @@ class ShardPlan(NamedTuple):
     keys: list[core.Key | None],
   ) -> PyTree:
     """Returns the tree that the loss function gets."""
-    treedef: Any = jax.tree.structure(parts)
     options = self.options
     codecs = [
       find_leaf_codecs(name, codec, parts, stateless=True)
@@ -207,16 +157,19 @@ class ShardPlan(NamedTuple):
     ]
     memories, guards = iter(errors), iter(flags)
     nodes: list[PyTree] = []
-    for x, key, leaf, weight, gradient, local in zip(
-      jax.tree.leaves(parts), keys, self.leaves, *codecs, strict=True
+    for x, key, path, cut, spec, weight, gradient, local in zip(
+      jax.tree.leaves(parts),
+      keys,
+      self.paths,
+      self.cuts,
+      self.model.leaf_specs,
+      *codecs,
+      strict=True,
     ):
-      cut, spec = leaf.cut, leaf.spec
-      own = None if share is None else leaf.per_layer(share)
-      guard = _gradient_guard.GradientGuard(own, next(guards, None))
+      own = None if share is None else self._per_layer(path, cut, share)
+      guard = _weight_part.GradientGuard(own, next(guards, None))
       if cut.dimension is None:
-        nodes.append(
-          _gradient_guard.guard_gradient(x, guard, options.nonfinite)
-        )
+        nodes.append(_weight_part.guard_gradient(x, guard, options.nonfinite))
         continue
       gather = _weight_part.GatherOptions(
         self.axis_name,
@@ -233,7 +186,7 @@ class ShardPlan(NamedTuple):
       nodes.append(
         _weight_part.WeightPart(x, next(memories, None), key, guard, gather)
       )
-    return treedef.unflatten(nodes)
+    return jax.tree.unflatten(jax.tree.structure(parts), nodes)
 
 
 def make_plan(
@@ -251,40 +204,34 @@ def make_plan(
     math.prod(sizes[name] for name in core.axis_names(found))
     for found in (axes, core.split_axes(axis_name)[0])
   )
-  model = _model_axes.ModelAxes((), None)
-  if workers.specs is not None:
-    others = {n: size for n, size in sizes.items() if n not in names}
-    model = _model_axes.ModelAxes(
-      tuple(name for name, size in others.items() if size > 1),
-      _model_axes.expand_specs(workers.specs, params, others),
-    )
-  named = core.named_leaves(params)
-  leaves = []
-  for (path, x), spec in zip(named, model.leaf_specs(len(named)), strict=True):
-    is_stacked = options.is_stacked(path)
-    cut = _shard_layout.cut_longest(
-      x,
-      count,
-      first=int(is_stacked),
-      sharded=[i for i, entry in enumerate(spec) if entry is not None],
-    )
-    leaves.append(PlannedLeaf(path, spec, cut, is_stacked))
-  return ShardPlan(
-    options, axes, axis_name, count, senders, model, tuple(leaves)
+  model = workers.shardings.model(params)
+
+  def cut_leaf(path: str, x: Any, kept: list[int]) -> _shard_layout.LeafCut:
+    layers = [0] if options.is_stacked(path) else []
+    return _shard_layout.cut_longest(x, count, [*layers, *kept])
+
+  paths, cuts = _shard_layout.cut_leaves(params, model, cut_leaf)
+  made_for = FullyShardedOptions(
+    names,
+    count,
+    options.error_feedback,
+    senders if options.error_feedback else 0,
+    cuts,
   )
+  return ShardPlan(axes, model, paths, cuts, options, axis_name, made_for)
 
 
 def find_plan(
-  options: GatherPlan, workers: _scheme.Workers, params: PyTree, state: Any
+  options: GatherPlan, workers: _scheme.Workers, state: _scheme.TrainState
 ) -> ShardPlan:
   """Returns the division of parts and their optimizer's state, or raises."""
-  name = "state/opt_state"
+  name, params, held = "state/opt_state", state.params, state.opt_state
   core.check_instance(
-    name, state, _states.FullyShardedState, "what `init` returned"
+    name, held, _states.FullyShardedState, "what `init` returned"
   )
   count = jax.ShapeDtypeStruct((), jnp.int32)
-  core.check_like(f"{name}/count", state.count, count, "`init`")
-  made_for = state.made_for
+  core.check_like(f"{name}/count", held.count, count, "`init`")
+  made_for = held.made_for
   core.check_instance(
     f"{name}/made_for", made_for, FullyShardedOptions, "that of `init`"
   )
@@ -295,7 +242,7 @@ def find_plan(
     made_for.cuts,
   )
   plan = make_plan(options, workers, whole, workers.mesh)
-  _options.check_made_for(name, made_for, plan.describe(), "step")
+  _options.check_made_for(name, made_for, plan.made_for, "step")
   return plan
 
 
@@ -319,14 +266,140 @@ def check_padded(
     )
 
 
-def compile_pattern(stacked: Any) -> Any:
-  """Returns a compiled regular expression, or None; raises by its name."""
-  if stacked is None:
-    return None
-  core.check_text("stacked", stacked)
-  try:
-    return re.compile(stacked)
-  except re.error as error:
+def make_sharded_work(
+  loss: _local_work.LossOptions, plan: ShardPlan
+) -> Callable[..., _local_work.LocalWork]:
+  """Makes the function that computes one worker's part of the gradient."""
+  own_loss = _local_work.make_own_loss(loss)
+  weight_fn, microbatches = loss.weight_fn, loss.microbatches
+
+  def find_weights(batches: PyTree) -> tuple[Array | None, Array | None]:
+    """Returns the microbatches' weights, and their shares of the mean."""
+    if weight_fn is None:
+      return None, None
+    weights = lax.map(
+      lambda batch: _local_work.compute_weight(weight_fn, batch), batches
+    )
+    if plan.options.nonfinite == "zero":
+      weights, _ = apply_nonfinite_policy("zero", weights, plan.axes)
+    mean = weights.mean()
+    own = weights / jnp.where(mean == 0, 1, mean)
+    shares = apply_weight(own, mean, plan.axes, "mean")
+    # A weight of 0 is no share, whatever the mean is.
+    return weights, jnp.where(weights == 0, 0, shares)
+
+  def compute_work(
+    own: tuple[PyTree, Array, core.PerWorker],
+    model_state: PyTree,
+    batch: PyTree,
+    key: Array | None,
+    trips: None,
+  ) -> _local_work.LocalWork:
+    # The gradient is (grads, errors, flags): the mean's part of leaves that are
+    # cut and the worker's own of others; new error memory; and for each leaf
+    # NaN if this worker's gradient was not finite.
+    assert trips is None  # `check_step` refuses counts.
+    parts, count, memory = own
+    errors = core.unpack_worker(memory)
+    batches = _local_work.split_batch(batch, microbatches)
+    weights, shares = find_weights(batches)
+
+    def compute_part(
+      carry: tuple[PyTree, PyTree, list[Array]], one: tuple[Any, ...]
+    ) -> tuple[tuple[PyTree, PyTree, list[Array]], tuple[PyTree, list[Array]]]:
+      """Adds the gradient of a microbatch to the sums."""
+      (sums, model_state, errors), (i, batch, weight, share) = carry, one
+      keys = plan.leaf_keys(count * microbatches + i)
+      own_key = key
+      if key is not None and microbatches > 1:
+        own_key = jax.random.fold_in(key, i)
+
+      def loss_of(
+        parts: PyTree, errors: list[Array], flags: list[Array]
+      ) -> tuple[Array, tuple[PyTree, PyTree]]:
+        params = plan.wrap_parts(parts, errors, flags, share, keys)
+        return own_loss(params, model_state, batch, own_key)
+
+      inputs = parts, errors, plan.make_flags()
+      value_and_grad = jax.value_and_grad(
+        _trace_gathered(loss_of, inputs, plan), argnums=(0, 1, 2), has_aux=True
+      )
+      (value, (new, aux)), (grads, changes, flags) = value_and_grad(*inputs)
+      if weight is not None:
+        new = _local_work.keep_unweighted(weight, new, model_state)
+      errors = jax.tree.map(jnp.add, errors, changes)
+      if microbatches > 1:
+        grads = jax.tree.map(
+          lambda s, g: s + g.astype(s.dtype) / microbatches, sums, grads
+        )
+      metrics = (value, aux) if loss.has_aux else value
+      return (grads, new, errors), (metrics, flags)
+
+    given = (jnp.arange(microbatches), batches, weights, shares)
+    if microbatches == 1:
+      (grads, model_state, errors), (metrics, flags) = compute_part(
+        (None, model_state, errors), jax.tree.map(lambda a: a[0], given)
+      )
+    else:
+      zeros = jax.tree.map(
+        lambda p: jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32)),
+        parts,
+      )
+      (sums, model_state, errors), (metrics, flags) = lax.scan(
+        compute_part, (zeros, model_state, errors), given
+      )
+      grads = jax.tree.map(lambda s, p: s.astype(p.dtype), sums, parts)
+      metrics = _local_work.average_scalars(metrics, weights)
+    weight = None if weights is None else weights.sum()
+    found = grads, errors, flags
+    return _local_work.LocalWork(metrics, model_state, found, weight)
+
+  return compute_work
+
+
+def _trace_gathered(
+  loss_of: Callable[..., Any],
+  inputs: tuple[PyTree, list[Array], list[Array]],
+  plan: ShardPlan,
+) -> Callable[..., Any]:
+  """Returns the traced loss; raises if it depends on a part by itself."""
+  # Such a loss would differ between workers, and nothing would average its
+  # gradient. The caller's function may be slow to trace, so it runs once: its
+  # jaxpr is checked first and then differentiated.
+  closed, shapes = jax.make_jaxpr(loss_of, return_shape=True)(*inputs)
+  # Each leaf counts as an axis over which its part differs.
+  names = [
+    frozenset([("part", path)] if cut.is_cut else [])
+    for path, cut in zip(plan.paths, plan.cuts, strict=True)
+  ]
+  found, *_ = program.find_varying(
+    closed,
+    [*names, *[frozenset()] * len(jax.tree.leaves(inputs[1:]))],
+    frozenset().union(*names),
+    frozenset([_weight_part.GATHERED]),
+  )
+  if found:
+    path = "/".join(filter(None, ("params", min(found)[1])))
     raise ValueError(
-      f"`stacked` must be a regular expression, got {stacked!r}: {error}."
-    ) from error
+      f"`loss_fn` must gather `{path}` before it computes with it, got a loss "
+      "of this worker's part alone: call `gather_params` first."
+    )
+  run = core.jax_core.jaxpr_as_fun(closed)
+
+  def evaluate(*inputs: PyTree) -> Any:
+    outs = run(*jax.tree.leaves(inputs))
+    return jax.tree.unflatten(jax.tree.structure(shapes), outs)
+
+  return evaluate
+
+
+def average_whole(plan: ShardPlan, grads: PyTree) -> PyTree:
+  """Returns gradients of which those of whole leaves are the workers' mean."""
+  whole = _shard_layout.select_whole(grads, plan.cuts)
+  if not jax.tree.leaves(whole):
+    return grads
+  if isinstance(plan.axis_name, core.HostAxes):
+    means, _ = collectives.all_reduce_hierarchical(whole, plan.axis_name)
+  else:
+    means, _ = collectives.all_reduce(whole, plan.axis_name)
+  return plan.join_leaves(plan.select_cut(jax.tree.leaves(grads)), means, grads)

@@ -1,7 +1,6 @@
 """Search for updates that look across the elements of a worker's part."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
 
 import jax
 
@@ -12,11 +11,10 @@ from jaxmotion.program import (
   CUMULATIVE,
   REDUCTIONS,
   WINDOWS,
-  Operand,
   Step,
-  Value,
   collective_name,
   flatten,
+  follow_marks,
   inner_jaxprs,
 )
 
@@ -33,18 +31,10 @@ _ACROSS = (
     """.split()
   )
 )
-
-
-class _Mark(NamedTuple):
-  """Origin of a value.
-
-  Attributes:
-    is_own: whether it is computed from a worker's part of a leaf.
-    across: the operation that combined elements of the part alone, or "".
-  """
-
-  is_own: bool
-  across: str
+# Mark of a value that is computed from a worker's part. Other marks name the
+# operations that combined elements of the part alone.
+_OWN = ""
+_Marks = frozenset[str]
 
 
 def find_across(
@@ -64,64 +54,24 @@ def find_across(
   # own: for each leaf of the arguments whether it is a worker's part. Returns
   # "" if there is no such leaf.
   jaxpr, shape = jax.make_jaxpr(update, return_shape=True)(*args)
-  marks = _follow(jaxpr, [_Mark(is_own, "") for is_own in own], axis_name)
-  for (path, _), mark in zip(core.named_leaves(shape), marks, strict=True):
-    if mark.across:
-      return f"`{path}` by {mark.across}"
+  names = set(core.axis_names(axis_name))
+
+  def mark_results(step: Step, ins: Sequence[_Marks]) -> Sequence[_Marks]:
+    name, marks = collective_name(step.name), frozenset().union(*ins)
+    if name == "optimization_barrier":
+      return ins  # Each result is the operand at its place.
+    if name in COLLECTIVES and names <= set(step.axis_names):
+      marks = frozenset()
+    elif marks == {_OWN}:
+      marks |= {_first_across(step)}  # It stays `_OWN` without one.
+    return [marks] * len(step.outs)
+
+  first = [_Marks([_OWN] if is_own else []) for is_own in own]
+  found = follow_marks(jaxpr, first, mark_results)
+  for (path, _), marks in zip(core.named_leaves(shape), found, strict=True):
+    if across := marks - {_OWN}:
+      return f"`{path}` by {min(across)}"
   return ""
-
-
-def _follow(
-  jaxpr: Any, marks: Sequence[_Mark], axis_name: AxisName
-) -> list[_Mark]:
-  """Returns the marks of a program's results from those of its arguments."""
-  program = flatten(jaxpr, calls="all")
-  known = {id(v): mark for v, mark in zip(program.inputs, marks, strict=True)}
-
-  def read(operand: Operand) -> _Mark:
-    value = known.get(id(operand))
-    if value is None and isinstance(operand, Value):
-      value = known.get(id(operand.source))  # A view of what is marked.
-    return value or _Mark(False, "")
-
-  for step in program.steps:
-    results = _mark_results(step, [read(v) for v in step.ins], axis_name)
-    known |= {
-      id(out): mark for out, mark in zip(step.outs, results, strict=True)
-    }
-  return [read(v) for v in program.outputs]
-
-
-def _mark_results(
-  step: Step, marks: list[_Mark], axis_name: AxisName
-) -> list[_Mark]:
-  """Returns the marks of the results of one step."""
-  count = len(step.outs)
-  name = collective_name(step.name)
-  if name in COLLECTIVES and set(core.axis_names(axis_name)) <= set(
-    step.axis_names
-  ):
-    return [_Mark(False, "")] * count
-  if name == "optimization_barrier":
-    return marks  # Each result is the operand at its place.
-  is_own, across = _join(marks)
-  if name == "cond" and not marks[0].across:
-    branches = [
-      _follow(b, marks[1:], axis_name) for b in inner_jaxprs(step.eqn)
-    ]
-    return [_join(found) for found in zip(*branches, strict=True)]
-  if name == "scan" and not across:
-    (body,) = inner_jaxprs(step.eqn)
-    return _follow(body, marks, axis_name)
-  if is_own and not across:
-    across = _first_across(step)
-  return [_Mark(is_own, across)] * count
-
-
-def _join(marks: Sequence[_Mark]) -> _Mark:
-  """Returns the mark of a value that depends on several."""
-  across = next((mark.across for mark in marks if mark.across), "")
-  return _Mark(any(mark.is_own for mark in marks), across)
 
 
 def _first_across(step: Step) -> str:

@@ -1,17 +1,21 @@
-"""Layout of sharded parameters: which dimension of a leaf workers cut."""
+"""Trees of parameters that workers cut, and optimizers of their parts."""
 
+import dataclasses
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxmotion import core
 from jaxmotion.collectives.extend import is_sharded
 from jaxmotion.core import Array, AxisName, PyTree, ShapedLike
+from jaxmotion.transforms import _model_axes
+from jaxmotion.transforms.parts import _look_across
 
 
 class LeafCut(NamedTuple):
@@ -40,11 +44,10 @@ class LeafCut(NamedTuple):
 
   def shard_shape(self, scale: int = 1) -> tuple[int, ...]:
     """Returns the shape of one worker's part, or of `scale` parts."""
-    if self.dimension is None:
-      return self.shape
-    shape = list(self.shape)
-    shape[self.dimension] = scale * self.length
-    return tuple(shape)
+    return tuple(
+      scale * self.length if i == self.dimension else n
+      for i, n in enumerate(self.shape)
+    )
 
   def cut_rows(self, x: Array) -> Array:
     """Returns the parts of all workers: (workers, *shard_shape)."""
@@ -84,10 +87,10 @@ class LeafCut(NamedTuple):
     """Returns a leaf with zeros behind it, as long as all workers' parts."""
     if not self.is_padded:
       return x
-    dimension = self._cut_dimension()
-    padding = [(0, 0)] * x.ndim
-    padding[dimension] = (0, self.workers * self.length - x.shape[dimension])
-    return jnp.pad(x, padding)
+    padded = self.shard_shape(self.workers)
+    return jnp.pad(
+      x, [(0, n - m) for n, m in zip(padded, x.shape, strict=True)]
+    )
 
   def trim_leaf(self, x: Array) -> Array:
     """Returns a leaf without its padding: inverts `pad_leaf`."""
@@ -102,7 +105,7 @@ class LeafCut(NamedTuple):
 
 
 def cut_leaf(
-  like: ShapedLike, workers: int, sharded: Collection[int] = ()
+  like: ShapedLike, workers: int, kept: Collection[int] = ()
 ) -> LeafCut:
   """Returns how workers divide a leaf between them, with the least padding.
 
@@ -110,49 +113,46 @@ def cut_leaf(
   (2, 8)
   >>> cut_leaf(jnp.zeros((32, 65)), 3).shard_shape()
   (32, 22)
-  >>> cut_leaf(jnp.zeros((32, 65)), 4, sharded=[0])[1:3]
+  >>> cut_leaf(jnp.zeros((32, 65)), 4, kept=[0])[1:3]
   (1, 17)
   >>> cut_leaf(jnp.zeros(32), 4).dimension is None
   True
   """
   # The dimension is the one that needs the least padding, the first of several.
-  # sharded: dimensions that an axis of the model shards, and workers do not.
-  free = [i for i in range(len(like.shape)) if i not in sharded]
+  # kept: dimensions that are not cut, as those that the model shards.
   return _cut_first(
-    like, workers, free, lambda n: math.ceil(n / workers) * workers / n
+    like, workers, kept, lambda n: math.ceil(n / workers) * workers / n
   )
 
 
 def cut_longest(
-  like: ShapedLike,
-  workers: int,
-  *,
-  first: int = 0,
-  sharded: Collection[int] = (),
+  like: ShapedLike, workers: int, kept: Collection[int] = ()
 ) -> LeafCut:
   """Returns how workers divide a leaf along its longest dimension.
 
   >>> cut_longest(jnp.zeros((8, 32, 64)), 4)[1:3]
   (2, 16)
-  >>> cut_longest(jnp.zeros((8, 32, 64)), 4, sharded=[2])[1:3]
+  >>> cut_longest(jnp.zeros((8, 32, 64)), 4, kept=[2])[1:3]
   (1, 8)
   >>> cut_longest(jnp.zeros((99, 30)), 4).shard_shape()
   (25, 30)
   """
   # The dimension is the longest one that the workers divide, the first of
   # several. If they divide none, it is the longest one, which is padded.
-  # first: first dimension that may be cut. sharded: as in `cut_leaf`.
-  free = [i for i in range(first, len(like.shape)) if i not in sharded]
-  return _cut_first(like, workers, free, lambda n: (n % workers > 0, -n))
+  return _cut_first(like, workers, kept, lambda n: (n % workers > 0, -n))
 
 
 def _cut_first(
-  like: ShapedLike, workers: int, free: list[int], rank: Callable[[int], Any]
+  like: ShapedLike,
+  workers: int,
+  kept: Collection[int],
+  rank: Callable[[int], Any],
 ) -> LeafCut:
-  """Returns the division along the free dimension whose length ranks first."""
+  """Returns the division along the dimension whose length ranks first."""
   # A leaf of fewer than 64 elements per worker stays whole, and so does one
   # whose padding would double it.
   shape = tuple(like.shape)
+  free = [i for i in range(len(shape)) if i not in kept]
   whole = LeafCut(shape, None, 0, workers)
   if not free or not is_sharded(like, workers):
     return whole
@@ -163,76 +163,186 @@ def _cut_first(
   return LeafCut(shape, dimension, length, workers)
 
 
-def find_dimensions(
-  init: Any, params: PyTree, cuts: Sequence[LeafCut]
-) -> tuple[int | None, ...]:
-  """Returns which dimension of every leaf of an optimizer's state is cut."""
-  # Where shards of the parameters are longer, so are the leaves of the state
-  # that are cut; all others keep their shape.
-  cut = [() if c.dimension is None else (c.dimension,) for c in cuts]
-  return tuple(
-    next(iter(found), None) for found in _find_longer(init, params, cut)
-  )
-
-
-def find_shards(
-  init: Any, params: PyTree, specs: Sequence[PartitionSpec]
-) -> list[dict[int, Any]]:
-  """Returns which axes of a model shard every leaf of an optimizer's state."""
-  entries = dict.fromkeys(e for spec in specs for e in spec if e is not None)
-  found: list[dict[int, Any]] = [
-    {} for _ in jax.tree.leaves(jax.eval_shape(init, params))
-  ]
-  for entry in entries:
-    along = [tuple(i for i, e in enumerate(s) if e == entry) for s in specs]
-    for known, more in zip(
-      found, _find_longer(init, params, along), strict=True
-    ):
-      known |= dict.fromkeys(more, entry)
-  return found
-
-
-def _find_longer(
-  init: Any, params: PyTree, dimensions: Sequence[tuple[int, ...]]
-) -> list[list[int]]:
-  """Returns which dimensions of a state are longer if some of parameters
-  are."""
-  leaves: Any = jax.tree.leaves(params)
-  treedef: Any = jax.tree.structure(params)
-
-  def state_like(scale: int) -> list[Any]:
-    likes = [
-      jax.ShapeDtypeStruct(
-        [n * scale if i in longer else n for i, n in enumerate(x.shape)],
-        x.dtype,
-      )
-      for x, longer in zip(leaves, dimensions, strict=True)
-    ]
-    state = jax.eval_shape(init, treedef.unflatten(likes))
-    return jax.tree.leaves(state)
-
-  one, two = state_like(1), state_like(2)
-  if len(one) != len(two):
-    raise ValueError(
-      "`tx` must have a state with as many arrays whatever the shapes of the "
-      f"parameters are, got {len(one)}, and {len(two)} for parts of twice the "
-      "size."
-    )
-  return [
-    [i for i, n in enumerate(a.shape) if n != b.shape[i]]
-    for a, b in zip(one, two, strict=True)
-  ]
-
-
 def map_cuts(
   fun: Callable[[LeafCut, Any], Any], tree: PyTree, cuts: Sequence[LeafCut]
 ) -> PyTree:
   """Applies a function to the division and the array of every leaf."""
-  treedef: Any = jax.tree.structure(tree)
   pairs = zip(cuts, jax.tree.leaves(tree), strict=True)
-  return treedef.unflatten([fun(cut, x) for cut, x in pairs])
+  leaves = [fun(cut, x) for cut, x in pairs]
+  return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
 
 def select_whole(tree: PyTree, cuts: Sequence[LeafCut]) -> PyTree:
   """Returns a tree without the leaves that workers cut."""
   return map_cuts(lambda cut, x: None if cut.is_cut else x, tree, cuts)
+
+
+@dataclasses.dataclass(frozen=True)
+class CutTree:
+  """Plan of how workers divide a tree of parameters.
+
+  Attributes:
+    axes: the axes of all workers.
+    model: axes of the model, and the spec of every leaf over them.
+    paths: the path of every leaf.
+    cuts: the division of every leaf between workers.
+  """
+
+  axes: AxisName
+  model: _model_axes.ModelAxes
+  paths: tuple[str, ...]
+  cuts: tuple[LeafCut, ...]
+
+  def select_cut(self, values: Iterable[Any]) -> list[Any]:
+    """Selects values of leaves that workers cut, from those of all leaves."""
+    return [v for v, cut in zip(values, self.cuts, strict=True) if cut.is_cut]
+
+  def join_leaves(
+    self, cut: Iterable[Any], whole: PyTree, like: PyTree
+  ) -> PyTree:
+    """Joins arrays of leaves that are cut with the tree of all others."""
+    # All leaves travel in one buffer, which varies over axes that shard any.
+    cut_leaves, whole_leaves = iter(cut), iter(jax.tree.leaves(whole))
+    leaves = [
+      self.model.assert_shared(
+        next(cut_leaves if cut.is_cut else whole_leaves), spec
+      )
+      for cut, spec in zip(self.cuts, self.model.leaf_specs, strict=True)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+  def split(self, tree: PyTree) -> core.Split:
+    """Says how a tree of the parameters' structure is cut."""
+    return core.Split(
+      tree,
+      tuple(cut.dimension for cut in self.cuts),
+      core.axis_names(self.axes),
+      tuple(self.model.leaf_specs) if self.model.names else (),
+    )
+
+  def mark(self, split: core.Split, source: str = "") -> core.Split:
+    """Types arrays as cut; raises if one that is whole differs by worker."""
+    values = []
+    for (path, x), dimension in zip(
+      core.named_leaves(split.value), split.dimensions, strict=True
+    ):
+      if dimension is not None:
+        x = core.to_varying(x, self.axes)
+      elif core.is_varying(x, self.axes):
+        raise _across_error(f"`{source}` returned `{path}`")
+      values.append(x)
+    treedef = jax.tree.structure(split.value)
+    return dataclasses.replace(split, value=jax.tree.unflatten(treedef, values))
+
+  def init(self, tx: optax.GradientTransformation, parts: PyTree) -> core.Split:
+    """Returns the state of an optimizer of this worker's parts."""
+    state, names = tx.init(parts), core.axis_names(self.axes)
+    leaves = jax.tree.leaves(state)
+    dimensions, shards = [], []
+    for x, found in zip(
+      leaves, self._find_divided(tx, parts, leaves), strict=True
+    ):
+      dimension = next((i for axes, i in found if axes == names), None)
+      # A scale of a short leaf has the same shape, and yet differs by worker.
+      if dimension is None and x.ndim and core.is_varying(x, names):
+        dimension = 0
+      dimensions.append(dimension)
+      entries = {i: axes for axes, i in found if axes != names}
+      used = {name for axes in entries.values() for name in axes}
+      left = [n for n in self.model.names if n in core.varying_axes(x) - used]
+      if left and x.ndim:
+        entries.setdefault(0, tuple(left))
+      width = max(entries, default=-1) + 1
+      shards.append(PartitionSpec(*map(entries.get, range(width))))
+    specs = tuple(shards) if self.model.names else ()
+    split = core.Split(state, tuple(dimensions), names, specs)
+    return self.mark(split, "tx.init")
+
+  def _find_divided(
+    self, tx: optax.GradientTransformation, parts: PyTree, state: list[Any]
+  ) -> list[list[tuple[tuple[Any, ...], int]]]:
+    """Returns for each array of a state the axes that divide it, and where."""
+    # Where parts of the parameters are longer, so are the arrays of the state
+    # that are divided; all others keep their shape.
+    specs: list[PartitionSpec] = jax.tree.leaves(self.split(parts).specs())
+    found: list[list[tuple[tuple[Any, ...], int]]] = [[] for _ in state]
+    divide = [core.spec_axes(e) for spec in specs for e in spec]
+    for axes in dict.fromkeys(filter(None, divide)):
+      likes = []
+      for x, spec in zip(jax.tree.leaves(parts), specs, strict=True):
+        shape = list(x.shape)
+        for i, entry in enumerate(spec):
+          if core.spec_axes(entry) == axes:
+            shape[i] *= 2
+        likes.append(jax.ShapeDtypeStruct(shape, x.dtype))
+      tree = jax.tree.unflatten(jax.tree.structure(parts), likes)
+      longer = jax.tree.leaves(jax.eval_shape(tx.init, tree))
+      if len(longer) != len(state):
+        raise ValueError(
+          "`tx` must have a state with as many arrays whatever the shapes of "
+          f"the parameters are, got {len(state)}, and {len(longer)} for parts "
+          "of twice the size."
+        )
+      for places, a, b in zip(found, state, longer, strict=True):
+        lengths = zip(a.shape, b.shape, strict=False)
+        places += [(axes, i) for i, (n, m) in enumerate(lengths) if n != m]
+    return found
+
+  def update(
+    self,
+    tx: optax.GradientTransformationExtraArgs,
+    grads: PyTree,
+    state: core.Split,
+    parts: PyTree,
+    extra_args: dict[str, Any],
+  ) -> tuple[PyTree, core.Split]:
+    """Returns the changes of this worker's parts, and the new state."""
+    # The axes that divide each leaf of the parameters, and of the state.
+    of_parts, of_state = (
+      [_model_axes.sharded_axes(spec) for spec in jax.tree.leaves(one.specs())]
+      for one in (self.split(parts), state)
+    )
+    names = core.axis_names(self.axes)
+    for axes in (names, *((name,) for name in self.model.names)):
+      found = _look_across.find_across(
+        lambda *args: tx.update(*args, **extra_args)[0],
+        (grads, state.value, parts),
+        [axes[0] in divide for divide in (*of_parts, *of_state, *of_parts)],
+        axes,
+      )
+      if found:
+        raise _across_error(f"`tx.update` computes {found}")
+    changes, new = tx.update(grads, state.value, parts, **extra_args)
+    for (path, x), divide in zip(
+      core.named_leaves(changes), of_parts, strict=True
+    ):
+      if core.varying_axes(x) & ({*names, *self.model.names} - divide):
+        raise _across_error(f"`tx.update` changed `{path}`")
+    return changes, self.mark(
+      dataclasses.replace(state, value=new), "tx.update"
+    )
+
+
+def _across_error(found: str) -> ValueError:
+  return ValueError(
+    "`tx` must treat every element of a leaf by itself, because each worker has"
+    f" a part of a leaf only, but {found} of a part alone: take"
+    " `jaxmotion.transforms.clip_by_global_norm` for that of optax, put"
+    " `jaxmotion.delayed` around `jaxmotion.sharded`, and take"
+    " `jaxmotion.exchange` for optimizers that look across a leaf."
+  )
+
+
+def cut_leaves(
+  params: PyTree,
+  model: _model_axes.ModelAxes,
+  cut_leaf: Callable[[str, ShapedLike, list[int]], LeafCut],
+) -> tuple[tuple[str, ...], tuple[LeafCut, ...]]:
+  """Returns the path and the division of every leaf of parameters."""
+  # cut_leaf: of a path, a leaf, and its dimensions that the model shards.
+  named, cuts = core.named_leaves(params), []
+  for (path, x), spec in zip(named, model.leaf_specs, strict=True):
+    # A dimension that both cut would have its rows in another order.
+    sharded = [i for i, entry in enumerate(spec) if entry is not None]
+    cuts.append(cut_leaf(path, x, sharded))
+  return tuple(path for path, _ in named), tuple(cuts)

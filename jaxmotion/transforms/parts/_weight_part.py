@@ -1,10 +1,12 @@
 """Weights of which a worker has a part, gathered where they are used."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
@@ -12,7 +14,61 @@ from jax.sharding import PartitionSpec
 from jaxmotion import codecs, collectives, core
 from jaxmotion.collectives.extend import HOST_WEIGHTS, PACKED_WEIGHTS
 from jaxmotion.core import Array, AxisName, PyTree
-from jaxmotion.transforms.parts import _gradient_guard
+
+
+class GradientGuard(NamedTuple):
+  """Arrays that act on the gradient of one leaf.
+
+  Attributes:
+    share: float32[], factor of this worker's gradient in the mean, or None. A
+      share of 0 drops the gradient, even if it is not finite.
+    flag: float32[], a zero whose own gradient is NaN if that of the leaf is not
+      finite, or None.
+
+  Example:
+    >>> guard = GradientGuard(share=jnp.float32(0.5), flag=None)
+    >>> float(guard.share), guard.flag
+    (0.5, None)
+  """
+
+  share: Array | None
+  flag: Array | None
+
+
+def guard_gradient(x: Array, guard: GradientGuard, nonfinite: str) -> Array:
+  """Returns `x` with a gradient that is dropped, checked and scaled."""
+  # nonfinite: "zero" replaces elements that are not finite by zero.
+  bare = guard.share is None and guard.flag is None
+  if bare and nonfinite != "zero":
+    return x
+  return _guard(nonfinite, x, guard)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _guard(nonfinite: str, x: Array, guard: GradientGuard) -> Array:
+  return x
+
+
+def _backward(
+  nonfinite: str, guard: GradientGuard, ct: Array
+) -> tuple[Array, Any]:
+  share = guard.share
+  if share is not None:
+    ct = jnp.where(share == 0, 0, ct)
+  finite = jnp.isfinite(ct)
+  flag = None
+  if guard.flag is not None:
+    flag = jnp.where(finite.all(), 0.0, jnp.nan).astype(guard.flag.dtype)
+  if nonfinite == "zero":
+    ct = jnp.where(finite, ct, 0)
+  if share is not None:
+    wide = jnp.promote_types(ct.dtype, share.dtype)
+    ct = (ct.astype(wide) * share.astype(wide)).astype(ct.dtype)
+    share = jnp.zeros_like(share)
+  return ct, GradientGuard(share, flag)
+
+
+_guard.defvjp(lambda nonfinite, x, guard: (x, guard), _backward)
 
 
 class GatherOptions(NamedTuple):
@@ -89,7 +145,7 @@ class WeightPart:
   value: Array
   error: Array | None
   key: core.Key | None
-  guard: _gradient_guard.GradientGuard
+  guard: GradientGuard
   options: GatherOptions = dataclasses.field(metadata={"static": True})
 
   def gather_whole(self) -> Array:
@@ -111,7 +167,7 @@ class WeightPart:
     )
     if options.length is not None:
       whole = lax.slice_in_dim(whole, 0, options.length, axis=options.dimension)
-    whole = _gradient_guard.guard_gradient(whole, self.guard, options.nonfinite)
+    whole = guard_gradient(whole, self.guard, options.nonfinite)
     # A trace tells by the name what was gathered, and so does not differ.
     return checkpoint_name(whole, GATHERED)
 

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from jaxmotion import core
 from jaxmotion.codecs import Codec
 from jaxmotion.core import PyTree
-from jaxmotion.transforms import _init_state
+from jaxmotion.transforms import _placement
 from jaxmotion.transforms.step import _run_on_workers, _scheme
 
 _REMEDIES = {
@@ -62,7 +62,7 @@ def check_processes(
   entries += [("scheme", *pair) for pair in _list_settings("", scheme, set())]
   entries += [
     ("scheme", "opt_state/made_for", f"{node.made_for}, {node.made_for.specs}")
-    for node in _init_state.find_exchanges(state)
+    for node in _placement.find_exchanges(state)
   ]
   entries += [
     ("scheme", f"opt_state/{path}", f"{x.dtype}{list(x.shape)}")
