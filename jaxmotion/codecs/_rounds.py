@@ -11,9 +11,6 @@ from typing import NamedTuple, TypeVar
 
 from jaxmotion.core import Array, PyTree
 
-# What a round may do with the payloads of all workers.
-KINDS = ("all_to_all", "gather", "sum", "max")
-
 Result = TypeVar("Result")
 Rounds = Generator["Message", PyTree, Result]
 

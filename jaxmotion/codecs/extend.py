@@ -13,7 +13,6 @@ from jaxmotion.codecs._partition import (
   fold_paths as fold_paths,
   partition as partition,
 )
-from jaxmotion.codecs._rounds import KINDS as KINDS
 from jaxmotion.codecs.combinators._multi_round import (
   stand_in_reply as stand_in_reply,
 )

@@ -1,6 +1,7 @@
 """All-reduce at a level that changes while one compiled program runs."""
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -98,18 +99,11 @@ def all_reduce_adaptive_init(
   core.check_axis_name("axis_name", axis_name)
   core.check_choice("method", method, _layout.METHODS)
   states = [
-    _all_reduce.canonical_state(
-      _all_reduce.init_tree(x, axis_name, codec, method, by_rows=True), x, codec
-    )
+    _all_reduce.init_tree(x, axis_name, codec, method, canonical=True)
     for codec in codecs
   ]
-
-  def describe_shapes(state: PyTree) -> tuple[Any, ...]:
-    leaves, treedef = jax.tree.flatten(state)
-    return treedef, [core.shape_string(a) for a in leaves]
-
   for codec, state in zip(codecs, states, strict=True):
-    if describe_shapes(state) != describe_shapes(states[0]):
+    if not core.same_shapes(state, states[0]):
       raise ValueError(
         "`codecs` must have states of the same shapes (wrap them all in "
         f"feedback, or none), got {codecs[0]!r} and {codec!r}."
@@ -165,21 +159,14 @@ def all_reduce_adaptive(
   fresh = all_reduce_adaptive_init(
     x, axis_name, codecs, method=options["method"]
   )
-  state = fresh if state is None and not jax.tree.leaves(fresh) else state
-  # Payloads are divided otherwise by each codec. The error memory of a part's
-  # mean would then be of other elements at another level.
-  by_rows = bool(jax.tree.leaves(fresh))
+  options |= dict(canonical=bool(jax.tree.leaves(fresh)))
 
-  def make_branch(codec: Codec) -> Callable[[PyTree, PyTree], tuple[Any, ...]]:
-    def reduce(x: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
-      y, state = _all_reduce.reduce_tree(
-        x, axis_name, codec, state=state, by_rows=by_rows, **options
-      )
-      # States of codecs differ by the last payload that some hold.
-      y = core.to_varying_like(y, x, axis_name)
-      return y, _all_reduce.canonical_state(state, x, codec)
+  def reduce(codec: Codec, x: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+    y, state = _all_reduce.reduce_tree(
+      x, axis_name, codec, state=state, **options
+    )
+    return core.to_varying_like(y, x, axis_name), state
 
-    return reduce
-
+  branches = [functools.partial(reduce, codec) for codec in codecs]
   level = options["sending"].order_branch(level)
-  return lax.switch(level, [make_branch(codec) for codec in codecs], x, state)
+  return lax.switch(level, branches, x, state)

@@ -12,7 +12,7 @@ Parameters would otherwise drift apart.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax import lax
@@ -23,7 +23,7 @@ from jaxmotion.collectives import (
   _arguments,
   _layout,
   _methods,
-  _rounds,
+  _states,
   _straight_through,
 )
 from jaxmotion.core import Array, AxisName, PyTree
@@ -75,17 +75,21 @@ def init_tree(
   axis_name: AxisName,
   codec: codecs.Codec,
   method: str | None,
-  by_rows: bool = False,
+  canonical: bool = False,
 ) -> list[PyTree]:
   """Returns the codec state for `reduce_tree` with the same arguments."""
   arrays = partition(codec, x)
+  has_state = any(group.codec.has_state for group in arrays.leaf_groups)
   # Without state, no shape depends on the number of workers.
-  if not _has_state(arrays) and not core.axis_is_bound(axis_name):
-    return [_methods.ReduceState((), ()) for _ in arrays.leaf_groups]
+  if not has_state and not core.axis_is_bound(axis_name):
+    return [_states.ReduceState((), ()) for _ in arrays.leaf_groups]
   workers = core.axis_size(axis_name)
-  plan = _plan_tree(arrays, axis_name, workers, method, by_rows)
-  states = _init_states(arrays, workers, plan.methods, by_rows)
-  return core.settle_state(states, axis_name)
+  plans = _layout.plan_arrays(arrays, workers, method, by_rows=canonical)
+  states = list(map(_states.init_state, plans))
+  states = core.settle_state(states, axis_name)
+  if canonical:
+    return list(map(_states.canonical_state, plans, states))
+  return states
 
 
 def all_reduce(
@@ -157,16 +161,7 @@ def all_reduce(
   """
   codec = codecs.identity() if codec is None else codec
   check_codec("codec", codec, trees=True)
-  options = check_options(
-    x,
-    axis_name,
-    state,
-    key=key,
-    op=op,
-    weight=weight,
-    method=method,
-    sending=sending,
-  )
+  options = check_options(x, axis_name, state, key, op, weight, method, sending)
   return reduce_tree(x, axis_name, codec, state=state, **options)
 
 
@@ -174,7 +169,6 @@ def check_options(
   x: PyTree,
   axis_name: AxisName,
   state: PyTree | None,
-  *,
   key: core.Key | None = None,
   op: str = "mean",
   weight: Array | float | None = None,
@@ -209,44 +203,42 @@ def reduce_tree(
   weight: Array | float | None = None,
   method: str | None = None,
   sending: hosts.Sending = hosts.AT_ONCE,
-  by_rows: bool = False,
+  canonical: bool = False,
 ) -> tuple[PyTree, PyTree]:
   """Does what `all_reduce` does, with arguments that are checked."""
+  # canonical: whether codecs of several levels share the state. Payloads are
+  # divided otherwise by each codec, and the error memory of a part's mean would
+  # be of other elements at another level. So such codecs encode rows.
   workers = core.axis_size(axis_name)
   arrays = partition(codec, x)
-  plan = _plan_tree(arrays, axis_name, workers, method, by_rows)
-  states = _arguments.check_state(plan.states, state, plan.canonical)
+  plans, expected, canonical_shapes = _plan_tree(
+    arrays, axis_name, workers, method, op, canonical
+  )
+  states = _arguments.check_state(expected, state, canonical_shapes)
   own = core.to_varying(jax.tree.map(lax.stop_gradient, x), axis_name)
   own = _arguments.apply_weight(own, weight, axis_name, op)
   reductions = [
-    _methods.Reduction(
-      group.codec,
-      _layout.to_encode_dtype(group.codec, a, like.dtype),
-      s,
-      k,
-      workers,
-      op,
-      by_rows,
-    )
-    for group, a, like, s, k in zip(
-      arrays.leaf_groups,
+    _methods.Reduction(plan, core.saturate_cast(a, plan.like.dtype), s, k)
+    for plan, a, s, k in zip(
+      plans,
       arrays.split(own),
-      plan.likes,
       states,
       arrays.array_keys(key),
       strict=True,
     )
   ]
-  results = _rounds.run_reductions(reductions, plan.methods, axis_name, sending)
+  results = _methods.reduce_arrays(reductions, axis_name, sending)
   y = arrays.merge(
     [
       core.saturate_cast(total, like.dtype)
-      for (total, _), like in zip(results, plan.likes, strict=True)
+      for (total, _), like in zip(results, arrays.array_likes(), strict=True)
     ]
   )
   _check_equal(y, codec, axis_name)
+  states = core.settle_state([state for _, state in results], axis_name)
+  if canonical:
+    states = list(map(_states.canonical_state, plans, states))
   reference_op = _straight_through.reference_reduce(axis_name, op, weight)
-  states = [core.settle_state(state, axis_name) for _, state in results]
   return _straight_through.straight_through(reference_op, x, y), states
 
 
@@ -258,29 +250,6 @@ def _check_equal(y: PyTree, codec: codecs.Codec, axis_name: AxisName) -> None:
     )
 
 
-def canonical_state(state: PyTree, x: PyTree, codec: codecs.Codec) -> PyTree:
-  """Returns the state of `reduce_tree` in the form that other codecs share."""
-  return _to_canonical(partition(codec, x), state)
-
-
-def _has_state(arrays: Partition) -> bool:
-  return any(group.codec.has_state for group in arrays.leaf_groups)
-
-
-class _TreePlan(NamedTuple):
-  """Methods of a tree's arrays, and shapes of the arrays and of their states.
-
-  Attributes:
-    states: shapes of the state of every array.
-    canonical: shapes of the canonical states, which levels share; else None.
-  """
-
-  likes: list[jax.ShapeDtypeStruct]
-  methods: list[str]
-  states: PyTree
-  canonical: PyTree
-
-
 # A step is traced several times, and to trace the states takes long.
 @functools.lru_cache(maxsize=1024)
 def _plan_tree(
@@ -288,48 +257,18 @@ def _plan_tree(
   axis_name: AxisName,
   workers: int,
   method: str | None,
+  op: str,
   by_rows: bool,
-) -> _TreePlan:
-  likes = arrays.array_likes()
-  methods = _layout.choose_methods(arrays, workers, method)
-  if not _has_state(arrays):
-    empty = [_methods.ReduceState((), ()) for _ in arrays.leaf_groups]
-    return _TreePlan(likes, methods, empty, None)
+) -> tuple[list[_layout.ArrayPlan], PyTree, PyTree]:
+  """Returns plans of arrays, shapes of their states and of canonical ones."""
+  plans = _layout.plan_arrays(arrays, workers, method, op=op, by_rows=by_rows)
 
   def make_states() -> tuple[PyTree, PyTree]:
-    states = _init_states(arrays, workers, methods, by_rows)
-    states = core.name_axes(states, axis_name)
-    return states, _to_canonical(arrays, states) if by_rows else None
+    states = core.name_axes(list(map(_states.init_state, plans)), axis_name)
+    if not by_rows:  # Only levels share states, which are then canonical.
+      return states, None
+    return states, list(map(_states.canonical_state, plans, states))
 
   found = jax.eval_shape(make_states)
   # The types of a map's mesh belong to this call; the shapes hold for all.
-  states, canonical = jax.tree.map(core.shape_dtype, found)
-  return _TreePlan(likes, methods, states, canonical)
-
-
-def _init_states(
-  arrays: Partition, workers: int, methods: list[str], by_rows: bool
-) -> list[PyTree]:
-  """Returns the fresh state of every array, reduced by these methods."""
-  return [
-    _methods.init_state(group.codec, like, method, workers, by_rows)
-    for group, like, method in zip(
-      arrays.leaf_groups, arrays.array_likes(), methods, strict=True
-    )
-  ]
-
-
-def _to_canonical(arrays: Partition, states: PyTree) -> PyTree:
-  """Returns the canonical state of every array, whose rows are encoded."""
-  canonical = []
-  for group, state in zip(arrays.leaf_groups, states, strict=True):
-    convert = group.codec.canonical_state
-    if not jax.tree.leaves(state.second):
-      canonical.append(_methods.ReduceState(convert(state.first), ()))
-    else:
-      canonical.append(
-        _methods.ReduceState(
-          jax.vmap(convert)(state.first), convert(state.second)
-        )
-      )
-  return canonical
+  return plans, *jax.tree.map(core.shape_dtype, found)

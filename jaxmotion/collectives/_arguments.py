@@ -8,15 +8,7 @@ import numpy as np
 from jax import lax
 
 from jaxmotion import codecs, core
-from jaxmotion.core import Array, AxisName, PyTree, ShapedLike
-
-
-def init_rows(codec: codecs.Codec, rows: int, like: ShapedLike) -> PyTree:
-  """Returns a fresh codec state for each of several rows, stacked."""
-  # like: shape and dtype of one row.
-  return jax.tree.map(
-    lambda a: jnp.broadcast_to(a[None], (rows, *a.shape)), codec.init(like)
-  )
+from jaxmotion.core import Array, AxisName, PyTree
 
 
 def check_state(

@@ -16,6 +16,7 @@ Weights need no error memory: the next step sends the current ones again. A lost
 part of a gradient would stay lost.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,8 +29,8 @@ from jaxmotion import codecs, core
 from jaxmotion.collectives import (
   _adaptive,
   _arguments,
+  _shards,
   _straight_through,
-  _transport,
 )
 from jaxmotion.core import Array, AxisName, PyTree
 
@@ -97,13 +98,8 @@ def all_gather_planes(
   join = jnp.concatenate if tiled else jnp.stack
 
   def gather(codec: codecs.Codec, leaves: list[Array]) -> list[Array]:
-    payloads = _transport.gather_payloads(
-      [codec.encode(a)[0] for a in leaves], axis_name
-    )
-    decoded = [
-      jax.vmap(lambda p, a=a: codec.decode(p, a))(payload)
-      for payload, a in zip(payloads, leaves, strict=True)
-    ]
+    each = [_shards.LeafCodec(codec, None)] * len(leaves)
+    decoded = _shards.gather_shards(leaves, each, axis_name)
     return [
       join(list(rows), axis=position)
       for rows, position in zip(decoded, axes, strict=True)
@@ -196,11 +192,10 @@ def _send_planes(
   leaves, treedef = jax.tree.flatten(x)
   leaves = core.to_varying(leaves, axis_name)
 
-  def make_branch(count: int) -> Callable[[list[Array]], list[Array]]:
-    codec = codecs.truncate(bytes=count, rounding=rounding)
-    return lambda leaves: send(codec, leaves)
-
-  branches = [make_branch(count) for count in range(1, _ELEMENT_BYTES + 1)]
+  branches = [
+    functools.partial(send, codecs.truncate(bytes=count, rounding=rounding))
+    for count in range(1, _ELEMENT_BYTES + 1)
+  ]
   y = lax.switch(level, branches, lax.stop_gradient(leaves))
   return jax.tree.unflatten(
     treedef, _straight_through.straight_through(reference_op, leaves, y)

@@ -4,7 +4,7 @@ The devices of a host share its link. Each device first gets a shard of the
 host's sum, so the host sends one payload over the link, not one per device.
 """
 
-import math
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,7 +64,6 @@ def all_reduce_hierarchical_init(
   """
   _check_axes(axes)
   core.check_arrays("x", x, numbers=False)
-  core.check_choice("method", method, _layout.METHODS)
   if not isinstance(codec, codecs.Codec):
     _arguments.check_codecs("codec", codec)
   # If the codec has no state, no shape depends on the number of devices.
@@ -72,14 +71,10 @@ def all_reduce_hierarchical_init(
   if core.axis_is_bound(axes.devices):
     devices = core.axis_size(axes.devices)
   shards = jax.tree.map(lambda a: _layout.shard_like(a, devices), x)
+  init: Any = _adaptive.all_reduce_adaptive_init
   if isinstance(codec, codecs.Codec):
-    states = _all_reduce.all_reduce_init(
-      shards, axes.hosts, codec, method=method
-    )
-  else:
-    states = _adaptive.all_reduce_adaptive_init(
-      shards, axes.hosts, codec, method=method
-    )
+    init = _all_reduce.all_reduce_init
+  states = init(shards, axes.hosts, codec, method=method)
   if not jax.tree.leaves(states):
     return states
   core.axis_size(axes.devices, "axes")
@@ -161,20 +156,17 @@ def all_reduce_hierarchical(
     >>> jax.jit(f)(jnp.array([0.0, 127.0])).tolist()
     [0.0, 127.0]
   """
+  _check_axes(axes)
   codec = codecs.identity() if codec is None else codec
-  core.check_choice("op", op, ("mean", "sum"))
-  core.check_choice("method", method, _layout.METHODS)
-  core.check_arrays("x", x, numbers=False)
-  _arguments.check_key(key)
-  core.check_arrays("state", state)
-  sending = hosts.check_sending(sending)
+  options = _all_reduce.check_options(
+    x, axes.hosts, state, key, op, weight, method, sending
+  )
   if local_codec is not None:
     check_codec("local_codec", local_codec, trees=True)
   _arguments.check_level_given(level, codec)
-  _check_axes(axes)
   both, local_axis = axes.names, axes.devices
   core.axis_size(axes.hosts, "axes")
-  devices = core.axis_size(local_axis, "axes")
+  core.axis_size(local_axis, "axes")
   # Other keys than those of the exchange between hosts, so that roundings are
   # independent. The prefix is part of every random bit: do not rename it.
   local_codecs = _shards.find_leaf_codecs(
@@ -182,20 +174,13 @@ def all_reduce_hierarchical(
   )
   own = core.to_varying(jax.tree.map(lax.stop_gradient, x), both)
   own = _arguments.apply_weight(own, weight, both, op)
-  leaves = jax.tree.leaves(x)
   treedef: Any = jax.tree.structure(x)
-  shards = [
-    _reduce_locally(a, like.dtype, local_axis, devices, local, op)
-    for a, like, local in zip(
-      jax.tree.leaves(own), leaves, local_codecs, strict=True
-    )
-  ]
+  reduce = functools.partial(_reduce_locally, local_axis=local_axis, op=op)
+  tree = jax.tree.map(reduce, own, x, treedef.unflatten(local_codecs))
   # Typed as varying over both axes; otherwise the branches of the levels would
   # differ in type.
-  tree = core.to_varying(treedef.unflatten(shards), both)
-  options: dict[str, Any] = dict(
-    state=state, key=key, op=op, method=method, sending=sending
-  )
+  tree = core.to_varying(tree, both)
+  options |= dict(state=state, weight=None)  # Weights are applied.
   if isinstance(codec, codecs.Codec):
     tree, state = _all_reduce.reduce_tree(tree, axes.hosts, codec, **options)
   else:
@@ -203,9 +188,9 @@ def all_reduce_hierarchical(
     tree, state = _adaptive.all_reduce_adaptive(
       tree, axes.hosts, codec, level, **options
     )
-  reduced = treedef.flatten_up_to(tree)
+  reduced, leaves = treedef.flatten_up_to(tree), jax.tree.leaves(x)
   y = _gather_shards(
-    reduced, leaves, local_axis, devices, local_codecs, sending
+    reduced, leaves, local_axis, local_codecs, options["sending"]
   )
   reference_op = _straight_through.reference_reduce(both, op, weight)
   return _straight_through.straight_through(
@@ -221,42 +206,39 @@ def _check_axes(axes: Any) -> None:
 
 def _reduce_locally(
   x: Array,
-  dtype: Any,
-  local_axis: AxisName,
-  devices: int,
+  like: Array,
   local: _shards.LeafCodec,
+  local_axis: AxisName,
   op: str,
 ) -> Array:
   """Returns this device's shard of the host's result; a small array whole."""
+  devices = core.axis_size(local_axis)
   wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
   if not _layout.is_sharded(x, devices):
     y = _straight_through.reference_reduce(local_axis, op, None)(wide)
-    return core.saturate_cast(y, dtype)
+    return core.saturate_cast(y, like.dtype)
   rows = _layout.pad_to_rows(wide, devices)
   (shard,), _ = _moves.reduce_scatter(
     rows, local_axis, local.codec, key=local.key, op=op
   )
-  return core.saturate_cast(shard, dtype)
+  return core.saturate_cast(shard, like.dtype)
 
 
 def _gather_shards(
   reduced: list[Array],
   leaves: list[Array],
   local_axis: AxisName,
-  devices: int,
   local_codecs: list[_shards.LeafCodec],
-  sending: hosts.Sending | None,
+  sending: hosts.Sending,
 ) -> list[Array]:
   """Returns whole leaves from the shards that the devices of a host hold."""
-  gathered = [
-    _gather_leaf(y, a, local_axis, devices, local, sending)
-    if _layout.is_sharded(a, devices)
-    else y
-    for y, a, local in zip(reduced, leaves, local_codecs, strict=True)
-  ]
-  whole = [
-    i for i, a in enumerate(leaves) if not _layout.is_sharded(a, devices)
-  ]
+  devices = core.axis_size(local_axis)
+  gathered, whole = list(reduced), []
+  for i, (like, local) in enumerate(zip(leaves, local_codecs, strict=True)):
+    if _layout.is_sharded(like, devices):
+      gathered[i] = _gather_leaf(reduced[i], like, local_axis, local, sending)
+    else:
+      whole.append(i)
   if whole:
     # Each device encoded the same mean with its own key, so the results may
     # differ by their rounding: all take the first device's.
@@ -273,18 +255,16 @@ def _gather_leaf(
   shard: Array,
   like: ShapedLike,
   local_axis: AxisName,
-  devices: int,
   local: _shards.LeafCodec,
-  sending: hosts.Sending | None,
+  sending: hosts.Sending,
 ) -> Array:
   key = local.key
   if key is not None:
     # Equal on all hosts, which each encode the same shard: otherwise the result
     # would have other bits on another host.
     own = core.combine_seeds(key.shared, core.worker_index(local_axis))
-    key = core.Key(key.shared, own).fold(devices)
+    key = core.Key(key.shared, own).fold(core.axis_size(local_axis))
   rows, _ = _moves.all_gather(
     shard, local_axis, local.codec, key=key, sending=sending
   )
-  flat = rows.reshape(-1)[: math.prod(like.shape)]
-  return flat.reshape(like.shape)
+  return _layout.join_flat(rows, like.shape)

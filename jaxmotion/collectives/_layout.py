@@ -7,15 +7,14 @@ the performance model and planner, which predict bytes and seconds from them.
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxmotion import codecs, core, hosts, kernels
 from jaxmotion.codecs.extend import Division, Partition
-from jaxmotion.collectives import _arguments
-from jaxmotion.core import Array, AxisName, PyTree, ShapedLike
+from jaxmotion.core import Array, PyTree, ShapedLike
 
 METHODS = (None, "gather", "two_phase")
 
@@ -125,42 +124,84 @@ def choose_methods(
   if method is None:
     few = workers <= _GATHER_MAX_WORKERS
     method = "gather" if few else "two_phase"
-  groups = partition.leaf_groups
-  likes = partition.array_likes()
-  summed = [
-    is_summed(group.codec, like)
-    for group, like in zip(groups, likes, strict=True)
+  arrays = [
+    (group.codec, like)
+    for group, like in zip(
+      partition.leaf_groups, partition.array_likes(), strict=True
+    )
   ]
+  all_summed = all(is_summed(codec, like) for codec, like in arrays)
   methods = []
-  for group, is_added, like in zip(groups, summed, likes, strict=True):
-    if group.codec.round_kinds:
+  for codec, like in arrays:
+    if codec.round_kinds:
       methods.append("rounds")
-    elif is_added:
+    elif is_summed(codec, like):
       # Between two workers a gather has as many bytes as a sum. So a small
       # summable array is gathered with the others, which saves a collective.
       is_small = math.prod(like.shape) <= _MAX_JOINED_ELEMENTS
-      joins = workers == 2 and not all(summed) and is_small
+      joins = workers == 2 and not all_summed and is_small
       methods.append("gather" if joins else "sum")
     else:
       methods.append(method if is_sharded(like, workers) else "gather")
   return methods
 
 
+class ArrayPlan(NamedTuple):
+  """Method that reduces one array over workers, and how it divides the array.
+
+  Attributes:
+    like: shape of the array, and the dtype that it is encoded in.
+    division: how two phases divide payloads, or None if they encode rows.
+    op: "mean" or "sum" over workers.
+  """
+
+  codec: codecs.Codec
+  like: jax.ShapeDtypeStruct
+  method: str
+  workers: int
+  division: Division | None
+  op: str
+
+  @property
+  def encodes_rows(self) -> bool:
+    """Whether two phases encode every row of the array by itself."""
+    return self.method == "two_phase" and self.division is None
+
+  @property
+  def part(self) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of the array whose mean one worker encodes."""
+    if self.division is None:
+      return row_like(self.like, self.workers)
+    return self.division.like
+
+
+def plan_arrays(
+  partition: Partition,
+  workers: int,
+  method: str | None,
+  *,
+  op: str = "mean",
+  by_rows: bool = False,
+) -> list[ArrayPlan]:
+  """Returns how each array of a tree is reduced."""
+  # by_rows: whether two phases encode rows, whatever the codec.
+  plans = []
+  for group, like, chosen in zip(
+    partition.leaf_groups,
+    partition.array_likes(),
+    choose_methods(partition, workers, method),
+    strict=True,
+  ):
+    codec, division = group.codec, None
+    like = jax.ShapeDtypeStruct(like.shape, encode_dtype(codec, like.dtype))
+    if chosen == "two_phase" and not by_rows:
+      division = find_division(codec, like, workers)
+    plans.append(ArrayPlan(codec, like, chosen, workers, division, op))
+  return plans
+
+
 # Fewer values are padded as a whole, by one kernel less.
 _MIN_PARTED = 1 << 16
-
-
-def check_rows(name: str, x: Array, axis: int, axis_name: AxisName) -> int:
-  """Returns the axis as a non-negative int; raises unless workers divide it."""
-  workers = _arguments.count_workers(axis_name)
-  _arguments.check_shaped("x", x)
-  axis = _arguments.check_position(name, axis, len(x.shape))
-  if x.shape[axis] % workers:
-    raise ValueError(
-      f"`{name}` must be an axis whose length {workers} workers divide, "
-      f"got {axis} of {core.shape_string(x)}."
-    )
-  return axis
 
 
 def to_rows(x: Array, axis: int, workers: int) -> Array:
@@ -188,14 +229,13 @@ def encode_shards(
   """Splits `x` into rows of `row_like(x, workers)` and encodes each by
   itself."""
   # Returns payload and state, whose leaves have a leading axis of rows.
-  whole = lambda: encode_rows(codec, pad_to_rows(x, workers), state, key)
-  if x.size < _MIN_PARTED or jax.tree.leaves(state):
-    return whole()  # States of two parts would be joined by a copy.
   row = row_like(x, workers)
+  is_apart = x.size >= _MIN_PARTED and x.size < workers * row.size
+  # States of two parts would be joined by a copy.
+  if not is_apart or jax.tree.leaves(state):
+    return encode_rows(codec, pad_to_rows(x, workers), state, key)
   flat = x.reshape(-1, *row.shape[1:])
   full = flat.shape[0] // row.shape[0]
-  if full == workers:
-    return whole()
   # Padding the whole array would be a copy of it, so only what is left beyond
   # the full rows is padded.
   start, padding = full * row.shape[0], workers * row.shape[0] - flat.shape[0]
@@ -214,6 +254,11 @@ def encode_shards(
   return jax.tree.map(lambda *a: jnp.concatenate(a), *payloads), state
 
 
+def join_flat(rows: Array, shape: tuple[int, ...]) -> Array:
+  """Returns the array of a shape that is cut into rows of its elements."""
+  return rows.reshape(-1)[: math.prod(shape)].reshape(shape)
+
+
 def join_rows(rows: Array, like: ShapedLike) -> Array:
   """Inverts `pad_to_rows`: drops the padding, restores the shape."""
   if rows.ndim == 3:
@@ -230,14 +275,17 @@ def join_rows(rows: Array, like: ShapedLike) -> Array:
   return join(rows).reshape(like.shape)
 
 
-def to_encode_dtype(codec: codecs.Codec, x: Array, dtype: Any = None) -> Array:
-  """Returns `x` in the dtype it is encoded in: float32 at least."""
+def encode_dtype(codec: codecs.Codec, dtype: Any) -> Any:
+  """Returns the dtype that arrays are encoded in: float32 at least."""
   # A codec of float32 decodes to float32 too, so sums over workers are made
-  # before anything is rounded to the dtype of `x`. A codec that keeps the
+  # before anything is rounded to the dtype of the array. A codec that keeps the
   # array's dtype gets the array in that dtype.
-  if codec.keeps_dtype:
-    return x if dtype is None else core.saturate_cast(x, dtype)
-  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+  return dtype if codec.keeps_dtype else jnp.promote_types(dtype, jnp.float32)
+
+
+def to_encode_dtype(codec: codecs.Codec, x: Array) -> Array:
+  """Returns `x` in the dtype that it is encoded in."""
+  return x.astype(encode_dtype(codec, x.dtype))
 
 
 def encode_rows(

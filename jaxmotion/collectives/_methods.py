@@ -11,17 +11,19 @@
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion import codecs, core, hosts
-from jaxmotion.codecs.extend import Division, stand_in_reply
-from jaxmotion.collectives import _arguments, _layout
-from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.codecs.extend import stand_in_reply
+from jaxmotion.collectives import _layout, _rounds
+from jaxmotion.collectives._layout import ArrayPlan
+from jaxmotion.collectives._states import ReduceState
+from jaxmotion.core import Array, AxisName, PyTree
 
 _KINDS = {
   "sum": ("sum",),
@@ -33,18 +35,8 @@ _KINDS = {
 # Where a stack of arrays has its axis: behind that of the workers.
 _PAYLOAD_AXES = {"all_to_all": 1, "gather": 0}
 _REPLY_AXES = {"all_to_all": 1, "gather": 1}
-
-
-class ReduceState(NamedTuple):
-  """Codec state of the reduction of one array.
-
-  Attributes:
-    first: of this worker's own elements; stacked where rows are encoded.
-    second: of the mean of a part; `()` unless the method is "two_phase".
-  """
-
-  first: PyTree
-  second: PyTree
+# A stack copies its arrays. That takes longer than it spares for large ones.
+_MAX_SIZE = 1 << 14
 
 
 class Reduction(NamedTuple):
@@ -53,48 +45,76 @@ class Reduction(NamedTuple):
   Attributes:
     x: the array, in the dtype that it is encoded in.
     state: this worker's state.
-    op: "mean" or "sum" over workers.
-    by_rows: whether two phases encode rows, whatever the codec.
   """
 
-  codec: codecs.Codec
+  plan: ArrayPlan
   x: Array
   state: ReduceState
   key: core.Key | None
-  workers: int
-  op: str
-  by_rows: bool = False
 
 
-ReductionRounds = codecs.Rounds[tuple[Array, ReduceState]]
+def reduce_arrays(
+  reductions: Sequence[Reduction],
+  axis_name: AxisName,
+  sending: hosts.Sending,
+) -> list[tuple[Array, ReduceState]]:
+  """Reduces arrays together; returns each one's result and new state."""
+  stacks = find_stacks(reductions, sending)
+  plans = [reductions[stack[0]].plan for stack in stacks]
+  results = _rounds.run_rounds(
+    [_reduce_stack([reductions[i] for i in stack]) for stack in stacks],
+    [_round_kinds(plan.codec, plan.method) for plan in plans],
+    axis_name,
+    sending,
+  )
+  by_position: dict[int, Any] = {}
+  for stack, found in zip(stacks, results, strict=True):
+    by_position |= zip(stack, found, strict=True)
+  return [by_position[i] for i in range(len(reductions))]
 
 
-def round_kinds(codec: codecs.Codec, method: str) -> tuple[str, ...]:
+def find_stacks(
+  reductions: Sequence[Reduction], sending: hosts.Sending = hosts.AT_ONCE
+) -> list[list[int]]:
+  """Returns the positions of arrays that are reduced together, in order."""
+  # Payloads that the network adds up stay apart: to make one is an operation or
+  # two. So do arrays of a step of several programs: each is sent as soon as its
+  # gradient is there.
+  found: dict[Hashable, list[int]] = {}
+  for i, reduction in enumerate(reductions):
+    key: Hashable = i
+    is_stackable = reduction.plan.method in ("gather", "two_phase")
+    is_small = reduction.x.size <= _MAX_SIZE
+    if is_stackable and is_small and not sending.has_pieces:
+      leaves, treedef = jax.tree.flatten(reduction[1:])
+      key = (reduction.plan, treedef, tuple(map(jax.typeof, leaves)))
+    found.setdefault(key, []).append(i)
+  return list(found.values())
+
+
+def _round_kinds(codec: codecs.Codec, method: str) -> tuple[str, ...]:
   """Returns the kinds of messages that a method sends, in order."""
   return codec.round_kinds if method == "rounds" else _KINDS[method]
 
 
-def plan_messages(
-  codec: codecs.Codec, like: ShapedLike, method: str, workers: int
-) -> list[codecs.Message]:
+def plan_messages(plan: ArrayPlan) -> list[codecs.Message]:
   """Returns the messages that one worker sends to reduce an array."""
   # Nothing is computed: payloads have shapes in place of arrays. A codec's own
   # rounds are traced with stand-in replies.
-  if method == "rounds":
-    dtype = jnp.dtype(like.dtype).name
-    return list(_trace_rounds(codec, tuple(like.shape), dtype, workers))
-  if method != "two_phase":
-    return [codecs.Message(method, codec.payload_like(like))]
-  row = codec.payload_like(_layout.part_like(codec, like, workers))
+  if plan.method == "rounds":
+    return list(_trace_rounds(plan.codec, plan.like, plan.workers))
+  if plan.method != "two_phase":
+    return [codecs.Message(plan.method, plan.codec.payload_like(plan.like))]
+  row = plan.codec.payload_like(plan.part)
   rows = jax.tree.map(
-    lambda a: jax.ShapeDtypeStruct((workers, *a.shape), a.dtype), row
+    lambda a: jax.ShapeDtypeStruct((plan.workers, *a.shape), a.dtype), row
   )
   return [codecs.Message("all_to_all", rows), codecs.Message("gather", row)]
 
 
 @functools.lru_cache(maxsize=1024)
 def _trace_rounds(
-  codec: codecs.Codec, shape: tuple[int, ...], dtype: str, workers: int
+  codec: codecs.Codec, like: jax.ShapeDtypeStruct, workers: int
 ) -> tuple[codecs.Message, ...]:
   """Runs a codec's rounds on shapes, with stand-in replies."""
 
@@ -108,62 +128,44 @@ def _trace_rounds(
     rounds.close()  # What follows the last message sends nothing.
     return payloads
 
-  x = jax.ShapeDtypeStruct(shape, dtype)
-  state = jax.eval_shape(lambda: codec.init_rounds(x, workers))
-  payloads = jax.eval_shape(send_all, x, state)
+  state = jax.eval_shape(lambda: codec.init_rounds(like, workers))
+  payloads = jax.eval_shape(send_all, like, state)
   return tuple(map(codecs.Message, codec.round_kinds, payloads))
 
 
-def init_state(
-  codec: codecs.Codec,
-  like: ShapedLike,
-  method: str,
-  workers: int,
-  by_rows: bool,
-) -> ReduceState:
-  """Returns the fresh state of an array that is reduced by a method."""
-  if method == "rounds":
-    return ReduceState(codec.init_rounds(like, workers), ())
-  if method != "two_phase":
-    return ReduceState(codec.init(like), ())
-  division = None if by_rows else _layout.find_division(codec, like, workers)
-  if division is not None:
-    return ReduceState(codec.init(like), codec.init(division.like))
-  row = _layout.row_like(like, workers)
-  return ReduceState(_arguments.init_rows(codec, workers, row), codec.init(row))
-
-
-def reduce_array(reduction: Reduction, method: str) -> ReductionRounds:
-  """Reduces an array by a method; returns the result and the new state."""
-  if method == "rounds":
-    return _reduce_by_codec(reduction)
-  return _run_stages(reduction, method)
-
-
-def reduce_stack(
-  reductions: Sequence[Reduction], method: str
+def _reduce_stack(
+  stack: Sequence[Reduction],
 ) -> codecs.Rounds[list[tuple[Array, ReduceState]]]:
   """Reduces arrays of one shape together; returns each one's result and
   state."""
-  # Values and bytes are those of `reduce_array`. The program encodes and
-  # decodes once, whatever the number of arrays: it compiles faster, and a
-  # device starts fewer kernels.
-  plan = _plan(reductions[0], method)
-  inputs = [(r.x, r.state, r.key) for r in reductions]
+  plan = stack[0].plan
+  if plan.method == "rounds":
+    (reduction,) = stack  # Such arrays stay apart.
+    return [(yield from _reduce_by_codec(reduction))]
+  kinds = _KINDS[plan.method]
+  begin, *others = (
+    functools.partial(stage, plan) for stage in _STAGES[plan.method]
+  )
+  inputs = [reduction[1:] for reduction in stack]
+  if len(stack) == 1:
+    return [(yield from _run_stages(kinds, begin, others, inputs[0]))]
+  # Values and bytes are those of arrays that are reduced one by one. The
+  # program encodes and decodes once, whatever the number of arrays: it compiles
+  # faster, and a device starts fewer kernels.
   stacked = hosts.write_apart(_stack, *inputs)
-  kinds = _KINDS[method]
   axes = [(_PAYLOAD_AXES[kind], 0) for kind in kinds] + [(0, 0)]
-  begin, *others = (functools.partial(f, plan) for f in _STAGES[method])
-  payload, carry = jax.vmap(begin, out_axes=axes[0])(stacked)
-  for kind, stage, out_axes in zip(kinds, others, axes[1:], strict=True):
-    reply = yield codecs.Message(kind, payload)
-    run_stage = jax.vmap(stage, (0, _REPLY_AXES[kind]), out_axes)
-    # XLA:CPU would otherwise decode in the update of each array, and compile
-    # that as often.
-    payload, carry = hosts.write_apart(run_stage, carry, reply)
-  leaves, treedef = jax.tree.flatten((payload, carry))
-  sizes = [1] * len(reductions)
-  parts = zip(*(lax.split(a, sizes) for a in leaves), strict=True)
+  # XLA:CPU would otherwise decode in the update of each array, and compile that
+  # as often.
+  apart = [
+    functools.partial(
+      hosts.write_apart, jax.vmap(stage, (0, _REPLY_AXES[kind]), out_axes)
+    )
+    for kind, stage, out_axes in zip(kinds, others, axes[1:], strict=True)
+  ]
+  begin = jax.vmap(begin, out_axes=axes[0])
+  results = yield from _run_stages(kinds, begin, apart, stacked)
+  leaves, treedef = jax.tree.flatten(results)
+  parts = zip(*(lax.split(a, [1] * len(stack)) for a in leaves), strict=True)
   return [
     jax.tree.unflatten(treedef, [lax.squeeze(a, (0,)) for a in part])
     for part in parts
@@ -175,70 +177,33 @@ def _stack(*trees: PyTree) -> PyTree:
   return jax.tree.map(lambda *arrays: jnp.stack(arrays), *trees)
 
 
-def _run_stages(r: Reduction, method: str) -> ReductionRounds:
-  plan = _plan(r, method)
-  begin, *others = _STAGES[method]
-  payload, carry = begin(plan, (r.x, r.state, r.key))
-  for kind, stage in zip(_KINDS[method], others, strict=True):
+_Stage = Callable[..., tuple[PyTree, PyTree]]
+
+
+def _run_stages(
+  kinds: Sequence[str], begin: _Stage, others: Sequence[_Stage], inputs: PyTree
+) -> codecs.Rounds[Any]:
+  """Sends what each stage returns, and gives the reply to the next one."""
+  payload, carry = begin(inputs)
+  for kind, stage in zip(kinds, others, strict=True):
     reply = yield codecs.Message(kind, payload)
-    payload, carry = stage(plan, carry, reply)
+    payload, carry = stage(carry, reply)
   return payload, carry
 
 
-class _Plan(NamedTuple):
-  """Codec, shape, workers and operation that the stages of a reduction share.
-
-  Attributes:
-    op: "mean" or "sum" over workers.
-    division: how two phases divide payloads, or None if they encode rows.
-  """
-
-  codec: codecs.Codec
-  like: ShapedLike
-  workers: int
-  op: str
-  division: Division | None
-
-  @property
-  def part(self) -> ShapedLike:
-    """Shape and dtype of the array whose mean one worker encodes."""
-    if self.division is None:
-      return _layout.row_like(self.like, self.workers)
-    return self.division.like
-
-
-def _plan(r: Reduction, method: str) -> _Plan:
-  like = jax.ShapeDtypeStruct(r.x.shape, r.x.dtype)
-  division = None
-  if method == "two_phase" and not r.by_rows:
-    division = _layout.find_division(r.codec, like, r.workers)
-  return _Plan(r.codec, like, r.workers, r.op, division)
-
-
 def _encode_whole(
-  plan: _Plan, inputs: tuple[Array, ReduceState, core.Key | None]
+  plan: ArrayPlan, inputs: tuple[Array, ReduceState, core.Key | None]
 ) -> tuple[PyTree, PyTree]:
   x, state, key = inputs
   return plan.codec.encode(x, state.first, key)
 
 
-def _decode_total(
-  plan: _Plan, state: PyTree, total: PyTree
+def _decode_sum(
+  plan: ArrayPlan, state: PyTree, reply: PyTree
 ) -> tuple[Array, ReduceState]:
-  return _finish_one_phase(plan, plan.codec.decode(total, plan.like), state)
-
-
-def _decode_all(
-  plan: _Plan, state: PyTree, payloads: PyTree
-) -> tuple[Array, ReduceState]:
-  total = plan.codec.sum_decoded(payloads, plan.like)
-  return _finish_one_phase(plan, total, state)
-
-
-def _finish_one_phase(
-  plan: _Plan, total: Array, state: PyTree
-) -> tuple[Array, ReduceState]:
-  """Returns the mean or sum, and the state updated with the mean."""
+  is_added = plan.method == "sum"
+  decode = plan.codec.decode if is_added else plan.codec.sum_decoded
+  total = decode(reply, plan.like)
   mean = total / plan.workers
   state = ReduceState(plan.codec.after_reduce(state, mean), ())
   return (mean if plan.op == "mean" else total), state
@@ -251,7 +216,7 @@ def _finish_one_phase(
 
 
 def _encode_parts(
-  plan: _Plan, inputs: tuple[Array, ReduceState, core.Key | None]
+  plan: ArrayPlan, inputs: tuple[Array, ReduceState, core.Key | None]
 ) -> tuple[PyTree, PyTree]:
   x, state, key = inputs
   if plan.division is None:
@@ -266,7 +231,7 @@ def _encode_parts(
 
 
 def _encode_mean(
-  plan: _Plan, carry: tuple[ReduceState, core.Key | None], received: PyTree
+  plan: ArrayPlan, carry: tuple[ReduceState, core.Key | None], received: PyTree
 ) -> tuple[PyTree, ReduceState]:
   state, key = carry
   codec, part = plan.codec, plan.part
@@ -278,7 +243,7 @@ def _encode_mean(
 
 
 def _decode_parts(
-  plan: _Plan, state: ReduceState, payloads: PyTree
+  plan: ArrayPlan, state: ReduceState, payloads: PyTree
 ) -> tuple[Array, ReduceState]:
   codec = plan.codec
   if plan.division is None:
@@ -293,9 +258,9 @@ def _decode_parts(
   return y, ReduceState(first, state.second)
 
 
-_STAGES: dict[str, tuple[Callable[..., tuple[PyTree, PyTree]], ...]] = {
-  "sum": (_encode_whole, _decode_total),
-  "gather": (_encode_whole, _decode_all),
+_STAGES: dict[str, tuple[_Stage, ...]] = {
+  "sum": (_encode_whole, _decode_sum),
+  "gather": (_encode_whole, _decode_sum),
   "two_phase": (_encode_parts, _encode_mean, _decode_parts),
 }
 """Functions between the messages of a method.
@@ -307,10 +272,13 @@ the end, the new state.
 """
 
 
-def _reduce_by_codec(r: Reduction) -> ReductionRounds:
-  reduced = yield from r.codec.reduce_in_rounds(
-    r.x, r.state.first, r.key, r.workers
+def _reduce_by_codec(
+  reduction: Reduction,
+) -> codecs.Rounds[tuple[Array, ReduceState]]:
+  plan, x, state, key = reduction
+  reduced = yield from plan.codec.reduce_in_rounds(
+    x, state.first, key, plan.workers
   )
   mean = reduced.mean
-  state = ReduceState(r.codec.after_reduce(reduced.state, mean), ())
-  return (mean if r.op == "mean" else mean * r.workers), state
+  state = ReduceState(plan.codec.after_reduce(reduced.state, mean), ())
+  return (mean if plan.op == "mean" else mean * plan.workers), state

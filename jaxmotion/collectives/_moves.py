@@ -3,6 +3,7 @@
 Each checks its arguments, encodes, sends payloads in one buffer, and decodes.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,9 @@ from jaxmotion.codecs.extend import check_codec
 from jaxmotion.collectives import (
   _arguments,
   _layout,
+  _rounds,
+  _shards,
+  _states,
   _straight_through,
   _transport,
 )
@@ -101,16 +105,15 @@ def all_gather(
   axis = _arguments.check_position("axis", axis, x.ndim + (not tiled))
   expected = jax.eval_shape(lambda: all_gather_init(x, axis_name, codec))
   state = _arguments.check_state(expected, state)
-  own = _make_own(x, codec, axis_name)
-  payload, state = codec.encode(own, state, key)
-  (payloads,) = _transport.gather_payloads([payload], axis_name, sending)
-  decoded = jax.vmap(lambda p: codec.decode(p, own))(payloads)
+  own = core.to_varying(lax.stop_gradient(x), axis_name)
+  rounds = _shards.gather_array(codec, own, state, key)
+  sending = hosts.check_sending(sending)
+  rows, state = _rounds.run_one(rounds, "gather", axis_name, sending)
   join = jnp.concatenate if tiled else jnp.stack
-
-  def reference_op(x: Array) -> Array:
-    return core.gather_replicated(x, axis_name, axis, tiled=tiled)
-
-  y = join(list(core.saturate_cast(decoded, x.dtype)), axis=axis)
+  y = join(list(core.saturate_cast(rows, x.dtype)), axis=axis)
+  reference_op = functools.partial(
+    core.gather_replicated, axis_name=axis_name, axis=axis, tiled=tiled
+  )
   return _straight_through.straight_through(
     reference_op, core.to_varying(x, axis_name), y
   ), state
@@ -143,13 +146,12 @@ def reduce_scatter_init(
     >>> jax.eval_shape(f, jnp.ones(4)).shape
     (4,)
   """
-  workers = _arguments.count_workers(axis_name)
-  axis = _layout.check_rows("axis", x, axis, axis_name)
+  workers, axis = _check_rows("axis", x, axis, axis_name)
   shape = list(x.shape)
   shape[axis] //= workers
   row = jax.ShapeDtypeStruct(tuple(shape), x.dtype)
   check_codec("codec", codec, one_round=True)
-  return core.to_varying(_arguments.init_rows(codec, workers, row), axis_name)
+  return core.to_varying(_states.init_rows(codec, workers, row), axis_name)
 
 
 def reduce_scatter(
@@ -197,25 +199,22 @@ def reduce_scatter(
   """
   codec = _check_input(x, codec, key)
   core.check_choice("op", op, ("sum", "mean"))
-  workers = _arguments.count_workers(axis_name)
-  axis = _layout.check_rows("axis", x, axis, axis_name)
+  workers, axis = _check_rows("axis", x, axis, axis_name)
   expected = jax.eval_shape(
     lambda: reduce_scatter_init(x, axis_name, codec, axis=axis)
   )
   state = _arguments.check_state(expected, state)
-  own = _make_own(x, codec, axis_name)
-  rows = _layout.to_rows(own, axis, workers)
-  payload, state = _layout.encode_rows(codec, rows, state, key)
-  if _layout.is_summed(codec, x):
-    y = codec.decode(_transport.scatter_payload(payload, axis_name), rows[0])
-  else:
-    y = codec.sum_decoded(_transport.exchange_rows(payload, axis_name), rows[0])
+  rows = _own_rows(x, codec, axis, workers, axis_name)
+  row = jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
+  kind = "scatter" if _layout.is_summed(codec, x) else "all_to_all"
+  rounds = _shards.sum_rows(codec, rows, row, state, key, kind)
+  total, _, state = _rounds.run_one(rounds, kind, axis_name)
 
   def reference_op(x: Array) -> Array:
     y = lax.psum_scatter(x, axis_name, scatter_dimension=axis, tiled=True)
     return y / workers if op == "mean" else y
 
-  y = core.saturate_cast(y / workers if op == "mean" else y, x.dtype)
+  y = core.saturate_cast(total / workers if op == "mean" else total, x.dtype)
   return _straight_through.straight_through(
     reference_op, core.to_varying(x, axis_name), y
   ), state
@@ -252,7 +251,7 @@ def all_to_all_init(
     >>> jax.eval_shape(f, jnp.ones(4)).shape
     (4,)
   """
-  _layout.check_rows("split_axis", x, split_axis, axis_name)
+  _check_rows("split_axis", x, split_axis, axis_name)
   return reduce_scatter_init(x, axis_name, codec, axis=split_axis)
 
 
@@ -304,18 +303,15 @@ def all_to_all(
   codec = _check_input(x, codec, key)
   if backward is not None:
     check_codec("backward", backward, stateless=True, one_round=True)
-  workers = _arguments.count_workers(axis_name)
-  split_axis = _layout.check_rows("split_axis", x, split_axis, axis_name)
+  workers, split_axis = _check_rows("split_axis", x, split_axis, axis_name)
   concat_axis = _arguments.check_position("concat_axis", concat_axis, x.ndim)
   expected = jax.eval_shape(
     lambda: all_to_all_init(x, axis_name, codec, split_axis=split_axis)
   )
   state = _arguments.check_state(expected, state)
-  own = _make_own(x, codec, axis_name)
-  rows = _layout.to_rows(own, split_axis, workers)
-  payload, state = _layout.encode_rows(codec, rows, state, key)
-  received = _transport.exchange_rows(payload, axis_name)
-  slices = jax.vmap(lambda p: codec.decode(p, rows[0]))(received)
+  rows = _own_rows(x, codec, split_axis, workers, axis_name)
+  rounds = _shards.exchange_rows(codec, rows, state, key)
+  slices, state = _rounds.run_one(rounds, "all_to_all", axis_name)
   y = core.saturate_cast(
     jnp.concatenate(list(slices), axis=concat_axis), x.dtype
   )
@@ -438,18 +434,20 @@ def _check_pairs(pairs: Sequence[tuple[int, int]], workers: int) -> Pairs:
     f"{workers - 1}], each at most once a source and once a destination, got "
     f"{pairs!r}."
   )
+
+  def is_pair(pair: Any) -> bool:
+    return (
+      isinstance(pair, list | tuple)
+      and len(pair) == 2
+      and all(type(w) is int and 0 <= w < workers for w in pair)
+    )
+
   if not isinstance(pairs, list | tuple) or not pairs:
     raise ValueError(problem)
-  for pair in pairs:
-    if not isinstance(pair, list | tuple) or len(pair) != 2:
-      raise ValueError(problem)
-    for worker in pair:
-      if not isinstance(worker, int) or isinstance(worker, bool):
-        raise ValueError(problem)
-      if not 0 <= worker < workers:
-        raise ValueError(problem)
-  sources, targets = zip(*pairs, strict=True)
-  if len(set(sources)) < len(pairs) or len(set(targets)) < len(pairs):
+  if not all(map(is_pair, pairs)):
+    raise ValueError(problem)
+  # No worker is twice a source, or twice a destination.
+  if any(len(set(ends)) < len(pairs) for ends in zip(*pairs, strict=True)):
     raise ValueError(problem)
   return tuple((source, target) for source, target in pairs)
 
@@ -466,7 +464,25 @@ def _check_input(
   return codec
 
 
-def _make_own(x: Array, codec: codecs.Codec, axis_name: AxisName) -> Array:
-  """Returns this worker's array in the dtype that it is encoded in."""
+def _check_rows(
+  name: str, x: Array, axis: int, axis_name: AxisName
+) -> tuple[int, int]:
+  """Returns the number of workers and the non-negative axis that they cut."""
+  workers = _arguments.count_workers(axis_name)
+  _arguments.check_shaped("x", x)
+  axis = _arguments.check_position(name, axis, len(x.shape))
+  if x.shape[axis] % workers:
+    raise ValueError(
+      f"`{name}` must be an axis whose length {workers} workers divide, "
+      f"got {axis} of {core.shape_string(x)}."
+    )
+  return workers, axis
+
+
+def _own_rows(
+  x: Array, codec: codecs.Codec, axis: int, workers: int, axis_name: AxisName
+) -> Array:
+  """Returns this worker's rows, (workers, ...), as they are encoded."""
   own = core.to_varying(lax.stop_gradient(x), axis_name)
-  return _layout.to_encode_dtype(codec, own)
+  own = _layout.to_encode_dtype(codec, own)
+  return _layout.to_rows(own, axis, workers)

@@ -24,6 +24,11 @@ _LINE_SEARCHES = (
 )
 
 
+def _is_own(node: Any) -> bool:
+  """Says whether state is marked as that of each worker."""
+  return isinstance(node, core.PerWorker | core.Split)
+
+
 def update_params(
   tx: optax.GradientTransformation,
   grads: PyTree,
@@ -79,15 +84,11 @@ def _type_equal(
   run: Any, args: PyTree, results: PyTree, axis_name: AxisName
 ) -> PyTree:
   """Types results as replicated that depend on nothing that varies."""
-
-  def is_own(node: Any) -> bool:
-    return isinstance(node, core.PerWorker | core.Split)
-
-  leaves, treedef = jax.tree.flatten(results, is_leaf=is_own)
+  leaves, treedef = jax.tree.flatten(results, is_leaf=_is_own)
   typed = [
     i
     for i, x in enumerate(leaves)
-    if not is_own(x) and core.is_varying(x, axis_name)
+    if not _is_own(x) and core.is_varying(x, axis_name)
   ]
   if not typed:
     return results
@@ -95,7 +96,7 @@ def _type_equal(
 
   def run_flat(*inputs: Any) -> list[Any]:
     again = run(*jax.tree.unflatten(structure, inputs))
-    outputs = jax.tree.leaves(again, is_leaf=is_own)
+    outputs = jax.tree.leaves(again, is_leaf=_is_own)
     return [outputs[i] for i in typed]
 
   program = trace_program(run_flat, *inputs)
@@ -134,13 +135,9 @@ def check_exchanged(
   # `Split` is meant to.
   named = [("params", params), ("opt_state", opt_state)]
   for name, tree in named:
-    leaves = jax.tree_util.tree_leaves_with_path(
-      tree, is_leaf=lambda node: isinstance(node, core.PerWorker | core.Split)
-    )
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_own)
     for key_path, leaf in leaves:
-      if isinstance(leaf, core.PerWorker | core.Split):
-        continue
-      if core.is_varying(leaf, axis_name):
+      if not _is_own(leaf) and core.is_varying(leaf, axis_name):
         path = "/".join(filter(None, (name, core.leaf_path(key_path))))
         remedy = {
           "params": "Freeze a parameter by optax.partition, with "
@@ -151,8 +148,7 @@ def check_exchanged(
         raise ValueError(
           "`tx` must exchange gradients over all of "
           f"{core.axis_names(axis_name)} before they are used, got `{path}` "
-          "that "
-          "differs between workers: begin the chain with "
+          "that differs between workers: begin the chain with "
           f"jaxmotion.exchange(axis_name, codec). {remedy}."
         )
 
@@ -169,9 +165,8 @@ def check_rows(state: PyTree, rows: Sequence[int]) -> None:
       for shape, dimension in zip(shapes, node.dimensions, strict=True)
     ]
 
-  is_own = lambda node: isinstance(node, core.PerWorker | core.Split)
-  for path, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=is_own):
-    if not is_own(node):
+  for path, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=_is_own):
+    if not _is_own(node):
       continue
     # What is `Shared` is there once, whatever the number of workers.
     node = core.drop_shared(node) if isinstance(node, core.PerWorker) else node

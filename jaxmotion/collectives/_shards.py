@@ -1,15 +1,21 @@
-"""Shards of many arrays, reduced and gathered through codecs in one buffer."""
+"""Collectives of shards: arrays that send one message each, in one buffer."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 
 from jaxmotion import core, hosts
-from jaxmotion.codecs import Codec, identity
+from jaxmotion.codecs import Codec, Message, Rounds, identity
 from jaxmotion.codecs.extend import check_codec, fold_paths, partition
-from jaxmotion.collectives import _arguments, _layout, _transport
-from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.collectives import (
+  _arguments,
+  _layout,
+  _rounds,
+  _transport,
+)
+from jaxmotion.core import Array, AxisName, PyTree, ShapedLike
 
 
 class LeafCodec(NamedTuple):
@@ -33,9 +39,7 @@ def find_leaf_codecs(
   # bit.
   arrays = partition(identity() if codec is None else codec, tree)
   paths = [prefix + path for path, _ in arrays.leaves]
-  keys: list[core.Key | None] = [None] * len(paths)
-  if key is not None:
-    keys = [*fold_paths(key, paths)]
+  keys = [None] * len(paths) if key is None else fold_paths(key, paths)
   found: dict[int, LeafCodec] = {}
   for group in arrays.leaf_groups:
     if len(group.leaves) > 1:
@@ -47,6 +51,45 @@ def find_leaf_codecs(
     (leaf,) = group.leaves
     found[leaf] = LeafCodec(group.codec, keys[leaf])
   return [found[i] for i in range(len(arrays.leaves))]
+
+
+def gather_array(
+  codec: Codec, x: Array, state: PyTree, key: core.Key | None
+) -> Rounds[tuple[Array, PyTree]]:
+  """Gathers an array; returns every worker's, stacked, and the new state."""
+  own = _layout.to_encode_dtype(codec, x)
+  payload, state = codec.encode(own, state, key)
+  gathered = yield Message("gather", payload)
+  return jax.vmap(lambda p: codec.decode(p, own))(gathered), state
+
+
+def exchange_rows(
+  codec: Codec, rows: Array, state: PyTree, key: core.Key | None
+) -> Rounds[tuple[Array, PyTree]]:
+  """Sends row r to worker r; returns the rows it received, and new states."""
+  payload, state = _layout.encode_rows(codec, rows, state, key)
+  received = yield Message("all_to_all", payload)
+  row = jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
+  return jax.vmap(lambda p: codec.decode(p, row))(received), state
+
+
+def sum_rows(
+  codec: Codec,
+  rows: Array,
+  row: ShapedLike,
+  state: PyTree,
+  key: core.Key | None,
+  kind: str,
+) -> Rounds[tuple[Array, PyTree, PyTree]]:
+  """Sums this worker's row over workers; returns the sum, the payload of this
+  worker's own rows, and their new states."""
+  # row: shape and dtype that a row is decoded to. kind: "all_to_all", or
+  # "scatter" for payloads that the network adds up.
+  payload, state = _layout.encode_rows(codec, rows, state, key)
+  received = yield Message(kind, payload)
+  if kind == "scatter":
+    return codec.decode(received, row), payload, state
+  return codec.sum_decoded(received, row), payload, state
 
 
 def scatter_means(
@@ -62,56 +105,28 @@ def scatter_means(
   # Payloads that are small, or not summable, travel in one all-to-all. Means
   # are in float32 or wider, or in the array's own dtype from codecs that keep
   # it.
-  coded = [
-    _layout.encode_rows(
-      leaf.codec,
-      _layout.to_encode_dtype(leaf.codec, core.to_varying(x, axis_name)),
-      state,
-      leaf.key,
-    )
-    for x, leaf, state in zip(rows, codecs, states, strict=True)
-  ]
-  means = average_rows(
-    [payload for payload, _ in coded],
-    codecs,
-    [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in rows],
-    axis_name,
-    sending,
-  )
-  return means, [state for _, state in coded]
-
-
-def average_rows(
-  payloads: Sequence[PyTree],
-  codecs: Sequence[LeafCodec],
-  likes: Sequence[jax.ShapeDtypeStruct],
-  axis_name: AxisName,
-  sending: hosts.Sending = hosts.AT_ONCE,
-) -> list[Array]:
-  """Returns this worker's row of the mean of every array, from payloads."""
   workers = _arguments.count_workers(axis_name)
+  kinds, rounds = [], []
+  for x, leaf, state in zip(rows, codecs, states, strict=True):
+    row = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+    kind = choose_kind(leaf.codec, row)
+    own = core.to_varying(x, axis_name)
+    own = _layout.to_encode_dtype(leaf.codec, own)
+    kinds.append((kind,))
+    rounds.append(sum_rows(leaf.codec, own, row, state, leaf.key, kind))
+  results = _rounds.run_rounds(rounds, kinds, axis_name, sending)
+  means = [total / workers for total, _, _ in results]
+  return means, [state for _, _, state in results]
+
+
+def choose_kind(codec: Codec, row: ShapedLike) -> str:
+  """Returns the kind of message that sums the rows of an array."""
   # A collective for each small array would cost round trips: they join the
   # all-to-all, which has as many bytes. The choice depends on the array alone,
   # since it decides the order of the sum.
-  is_alone = [
-    _layout.is_summed(leaf.codec, row)
-    and row.size >= _transport.MIN_ELEMENTS_ALONE
-    for leaf, row in zip(codecs, likes, strict=True)
-  ]
-  sent = [p for p, alone in zip(payloads, is_alone, strict=True) if not alone]
-  received = iter(_transport.exchange_rows(sent, axis_name, sending))
-  means = []
-  for payload, leaf, row, alone in zip(
-    payloads, codecs, likes, is_alone, strict=True
-  ):
-    if alone:
-      total = leaf.codec.decode(
-        _transport.scatter_payload(payload, axis_name), row
-      )
-    else:
-      total = leaf.codec.sum_decoded(next(received), row)
-    means.append(total / workers)
-  return means
+  is_large = math.prod(row.shape) >= _transport.MIN_ELEMENTS_ALONE
+  is_alone = is_large and _layout.is_summed(codec, row)
+  return "scatter" if is_alone else "all_to_all"
 
 
 def average_locally(
@@ -124,24 +139,13 @@ def average_locally(
   # rows: (workers, ...) for each array, this worker's own, host by host.
   # Returns (hosts, ...): the rows of this device's place on each host. Codecs
   # are without state.
-  hosts, devices = (
-    _arguments.count_workers(axes.hosts),
-    _arguments.count_workers(axes.devices),
-  )
+  devices = core.axis_size(axes.devices)
   by_device = [
-    a.reshape(hosts, devices, *a.shape[1:]).swapaxes(0, 1) for a in rows
+    a.reshape(-1, devices, *a.shape[1:]).swapaxes(0, 1) for a in rows
   ]
   states: list[PyTree] = [()] * len(rows)
   means, _ = scatter_means(by_device, codecs, states, axes.devices, sending)
   return core.to_varying(means, axes)
-
-
-def join_hosts(gathered: PyTree) -> PyTree:
-  """Returns leaves (workers, ...), host by host, of ones (devices, hosts,
-  ...)."""
-  return jax.tree.map(
-    lambda a: a.swapaxes(0, 1).reshape(-1, *a.shape[2:]), gathered
-  )
 
 
 def gather_shards(
@@ -149,6 +153,7 @@ def gather_shards(
   codecs: Sequence[LeafCodec],
   axis_name: AxisName,
   sending: hosts.Sending = hosts.AT_ONCE,
+  mark: Callable[[PyTree, AxisName], PyTree] = lambda words, axis_name: words,
 ) -> list[Array]:
   """Returns all shards of every array, host by host: (workers, ...)."""
   # All payloads travel in one buffer. With `HostAxes` they travel between hosts
@@ -156,21 +161,30 @@ def gather_shards(
   # host then forward the words.
   # All workers decode the same words, so the result has the same bits
   # everywhere and is typed as replicated.
-  own = [
-    _layout.to_encode_dtype(leaf.codec, x)
-    for x, leaf in zip(shards, codecs, strict=True)
-  ]
-  payloads = [
-    leaf.codec.encode(x, (), leaf.key)[0]
-    for x, leaf in zip(own, codecs, strict=True)
-  ]
+  # mark: applied to what was gathered along an axis, still encoded.
   senders, devices = core.split_axes(axis_name)
-  gathered = _transport.gather_payloads(payloads, senders, sending)
-  if devices:
-    gathered = join_hosts(
-      _transport.gather_payloads(gathered, devices, sending)
+
+  def gather(
+    payloads: list[PyTree], _: AxisName, sending: hosts.Sending
+  ) -> list[PyTree]:
+    for axis in (senders, devices) if devices else (senders,):
+      payloads = _transport.gather_payloads(payloads, axis, sending)
+      payloads = mark(payloads, axis)
+    if not devices:
+      return payloads
+    # From (devices, hosts, ...) to (workers, ...), host by host.
+    return jax.tree.map(
+      lambda a: a.swapaxes(0, 1).reshape(-1, *a.shape[2:]), payloads
     )
-  return [
-    jax.vmap(lambda p, leaf=leaf, x=x: leaf.codec.decode(p, x))(payload)
-    for payload, leaf, x in zip(gathered, codecs, own, strict=True)
-  ]
+
+  results = _rounds.run_rounds(
+    [
+      gather_array(leaf.codec, x, (), leaf.key)
+      for x, leaf in zip(shards, codecs, strict=True)
+    ],
+    [("gather",)] * len(shards),
+    axis_name,
+    sending,
+    {"gather": gather},
+  )
+  return [rows for rows, _ in results]

@@ -19,6 +19,7 @@ concatenated, never the floats they encode. Received rows are stacked last. The
 gather and the swap of two workers are sums of words. Each place says why.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -99,8 +100,11 @@ def split_flat(
     start += size
 
 
-def scatter_payload(payload: PyTree, axis_name: AxisName) -> PyTree:
-  """Sums a summable payload's rows over workers; each keeps its own row."""
+def scatter_payloads(
+  payloads: list[PyTree], axis_name: AxisName, sending: hosts.Sending
+) -> list[PyTree]:
+  """Sums rows of summable payloads over workers; each keeps its own row."""
+  del sending  # Payloads are large, and each is sent by itself.
   index = core.worker_index(axis_name)
 
   def scatter_leaf(a: Array) -> Array:
@@ -108,7 +112,7 @@ def scatter_payload(payload: PyTree, axis_name: AxisName) -> PyTree:
       return lax.psum_scatter(a, axis_name, scatter_dimension=0, tiled=False)
     return lax.dynamic_index_in_dim(a, index, 0, keepdims=False)
 
-  return jax.tree.map(scatter_leaf, payload)
+  return jax.tree.map(scatter_leaf, payloads)
 
 
 # Smaller payloads are sent in one piece: a second collective would cost more
@@ -168,24 +172,26 @@ def _gather_words(
 
   nbytes = core.tree_bytes(buffers)
   by_swap = sending.are_swapped(nbytes)
-
-  def gather_pair(*buffers: Array) -> tuple[tuple[Array, ...], ...]:
-    return _gather_pair(buffers, axis_name, by_swap, sending.has_pieces)
-
+  gather_pair = functools.partial(
+    _gather_pair,
+    axis_name=axis_name,
+    by_swap=by_swap,
+    has_pieces=sending.has_pieces,
+  )
   if nbytes <= _MAX_GATHER_BYTES and not by_swap:
     return all_gather(*buffers)
   return _send_by_platform(all_gather, gather_pair, buffers, axis_name)
 
 
 def exchange_rows(
-  payload: PyTree, axis_name: AxisName, sending: hosts.Sending = hosts.AT_ONCE
-) -> PyTree:
+  payloads: list[PyTree], axis_name: AxisName, sending: hosts.Sending
+) -> list[PyTree]:
   """Sends row r of every leaf to worker r; returns the rows it received."""
-  # `payload`: leaves of shape (workers, ...).
-  rows = core.to_varying(payload, axis_name)
+  # `payloads`: leaves of shape (workers, ...).
+  rows = core.to_varying(payloads, axis_name)
   if not jax.tree.leaves(rows):
     return rows
-  if sending.has_pieces and isinstance(rows, list):
+  if sending.has_pieces:
     pieces = sending.split_in_pieces(rows)
     received = [_exchange_words(piece, axis_name) for piece in pieces[::-1]]
     return [payload for piece in received[::-1] for payload in piece]
@@ -195,21 +201,17 @@ def exchange_rows(
 def _exchange_words(rows: PyTree, axis_name: AxisName) -> PyTree:
   """Sends row r of every leaf to worker r, in one buffer."""
   words = _pack_words(rows)
+  in_turns = functools.partial(_exchange_in_turns, axis_name=axis_name)
+  by_sum = functools.partial(_swap_by_sum, axis_name=axis_name)
 
   def all_to_all(words: Array) -> tuple[Array, ...]:
     return tuple(lax.all_to_all(words, axis_name, 0, 0, tiled=True))
-
-  def swap_by_sum(words: Array) -> tuple[Array, ...]:
-    return _swap_by_sum(words, axis_name)
-
-  def in_turns(words: Array) -> tuple[Array, ...]:
-    return _exchange_in_turns(words, axis_name)
 
   is_large = core.tree_bytes(words) >= _MIN_TURNS_BYTES
   if is_large and len(words) % 2:
     received = lax.platform_dependent(words, cpu=in_turns, default=all_to_all)
   else:
-    received = _send_by_platform(all_to_all, swap_by_sum, [words], axis_name)
+    received = _send_by_platform(all_to_all, by_sum, [words], axis_name)
   return _unpack_words(received, rows)
 
 
@@ -233,10 +235,7 @@ def split_in_halves(
   # the second half can be on the link while the first is still being computed.
   # Returns the first half, which is computed late and may be empty, and the
   # second, which is computed early.
-  sizes = [
-    sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(p))
-    for p in payloads
-  ]
+  sizes = [core.tree_bytes(p) for p in payloads]
   if sum(sizes) < _MIN_SPLIT_BYTES:
     return [], payloads
   gaps = [abs(sum(sizes[:i]) - sum(sizes[i:])) for i in range(len(sizes))]
@@ -274,7 +273,7 @@ def _send_by_platform(
 
 
 def _gather_pair(
-  buffers: Sequence[Array],
+  *buffers: Array,
   axis_name: AxisName,
   by_swap: bool,
   has_pieces: bool,
@@ -301,15 +300,11 @@ def _gather_pair(
     rows: tuple[Array, Array], _: tuple[Any, ...]
   ) -> tuple[Array, Array]:
     own, received = rows
-    other = received if by_swap else received - own
-    return (
-      jnp.where(rank == 0, own, other),
-      jnp.where(rank == 0, other, own),
-    )
+    return _order_rows(rank, own, received if by_swap else received - own)
 
   if len(buffers) == 2 and not has_pieces:
     late, early, sent = send_early_first(send, buffers[:1], buffers[1:])
-    received, buffers = [*late, *early], [*sent, *buffers[1:]]
+    received, buffers = [*late, *early], (*sent, *buffers[1:])
   else:
     received = send(buffers)
   pairs = [
@@ -328,6 +323,11 @@ def _gather_pair(
   return tuple(core.assert_replicated(pair, axis_name) for pair in rows)
 
 
+def _order_rows(rank: Array, own: Array, other: Array) -> tuple[Array, Array]:
+  """Returns a worker's own row and that of the other of two, by rank."""
+  return jnp.where(rank == 0, own, other), jnp.where(rank == 0, other, own)
+
+
 def _swap_by_sum(words: Array, axis_name: AxisName) -> tuple[Array, ...]:
   """Sends row r to worker r of two, by way of the sum of what both send."""
   # The bytes are those of an all-to-all; see `_gather_pair`.
@@ -336,11 +336,7 @@ def _swap_by_sum(words: Array, axis_name: AxisName) -> tuple[Array, ...]:
   def select_rows(
     rows: tuple[Array, ...], _: tuple[Any, ...]
   ) -> tuple[Array, Array]:
-    kept, other = rows
-    return (
-      jnp.where(rank == 0, kept, other),
-      jnp.where(rank == 0, other, kept),
-    )
+    return _order_rows(rank, *rows)
 
   kept, sent = hosts.update_in_place(
     select_rows, (words[0], words[1]), (), rank

@@ -6,14 +6,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec, PartitionSpec as P
 
 from jaxmotion import core
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.codecs.extend import check_codec
-from jaxmotion.collectives import _arguments, _layout, _shards, _transport
+from jaxmotion.collectives import (
+  _arguments,
+  _layout,
+  _rounds,
+  _shards,
+)
 from jaxmotion.core import Array, AxisName, PyTree
 
 PACKED_WEIGHTS = "jaxmotion/packed"
@@ -97,17 +101,17 @@ def unshard(
   core.check_float("x", x)
   workers = core.flatten_axes("axis_name", axis_name)
   _arguments.check_local_codec(axis_name, local_codec)
+  core.axis_size(workers)
   rows = core.axis_size(core.split_axes(axis_name)[0])
-  devices = core.axis_size(workers) // rows
   axis = _arguments.check_position("axis", axis, x.ndim)
-  codecs = {
-    "weight_codec": weight_codec,
-    "gradient_codec": gradient_codec,
-    "local_codec": local_codec,
-  }
+  codecs: dict[str, Any] = dict(
+    weight_codec=weight_codec,
+    gradient_codec=gradient_codec,
+    local_codec=local_codec,
+  )
   for name, codec in codecs.items():
-    if codec is not None:
-      check_codec(name, codec, stateless=True, one_round=True)
+    codecs[name] = identity() if codec is None else codec
+    check_codec(name, codecs[name], stateless=True, one_round=True)
   _arguments.check_key(key)
   remembered = list(x.shape)
   remembered[axis] *= rows
@@ -119,16 +123,8 @@ def unshard(
         f"`error` must have the shape {tuple(remembered)} of the weights that "
         f"this worker sends, got {core.shape_string(error)}."
       )
-  how = _How(
-    axis_name,
-    identity() if weight_codec is None else weight_codec,
-    identity() if gradient_codec is None else gradient_codec,
-    identity() if local_codec is None else local_codec,
-    axis,
-    rows,
-    devices,
-    check_shard(spec, axis, x.ndim),
-  )
+  spec = check_shard(spec, axis, x.ndim)
+  how = _How(axis_name, axis, spec, **codecs)
   return _unshard(how, *core.to_varying((x, error, key), workers))
 
 
@@ -152,27 +148,24 @@ class _How(NamedTuple):
   """Everything about an `unshard` but its arrays."""
 
   axis_name: AxisName
+  axis: int
+  spec: PartitionSpec | None
   weight_codec: Codec
   gradient_codec: Codec
   local_codec: Codec
-  axis: int
-  rows: int
-  devices: int
-  spec: PartitionSpec | None
 
   def gather(self, part: Array, key: core.Key | None) -> Array:
     """Returns the whole weights."""
-    return self._map_model(self._gather_shard, (self.spec, P()), self.spec)(
-      part, key
-    )
+    gather = self._map_model(self._gather_shard, (self.spec, P()), self.spec)
+    return gather(part, key)
 
   def reduce(
     self, ct: Array, error: Array | None, key: core.Key | None
   ) -> tuple[Array, Array | None]:
     """Returns this worker's part of the mean, and the memory's change."""
-    return self._map_model(
-      self._reduce_shard, (self.spec, self.spec, P()), (self.spec, self.spec)
-    )(ct, error, key)
+    specs = self.spec, self.spec
+    reduce = self._map_model(self._reduce_shard, (*specs, P()), specs)
+    return reduce(ct, error, key)
 
   def _map_model(
     self, fun: Callable[..., Any], in_specs: Any, out_specs: Any
@@ -190,25 +183,20 @@ class _How(NamedTuple):
     )
 
   def _gather_shard(self, part: Array, key: core.Key | None) -> Array:
-    codec = self.weight_codec
-    own = _layout.to_encode_dtype(codec, part)
-    payload, _ = codec.encode(own, (), key)
-    senders, devices = core.split_axes(self.axis_name)
-    if not devices:
-      words = self._gather_named(payload, senders, PACKED_WEIGHTS)
-    else:
-      words = self._gather_named(payload, senders, HOST_WEIGHTS)
-      words = self._gather_named(words, devices, PACKED_WEIGHTS)
-      words = _shards.join_hosts(words)
-    rows = jax.vmap(lambda p: codec.decode(p, own))(words)
-    whole = jnp.concatenate(list(rows), axis=self.axis)
-    return whole.astype(part.dtype)
-
-  def _gather_named(self, payload: PyTree, axis: AxisName, name: str) -> PyTree:
-    """Returns the payloads along an axis, under a name for policies."""
-    (words,) = core.to_varying(
-      _transport.gather_payloads([payload], axis), self.axis_name
+    (rows,) = _shards.gather_shards(
+      [part],
+      [_shards.LeafCodec(self.weight_codec, key)],
+      self.axis_name,
+      mark=self._name_words,
     )
+    return jnp.concatenate(list(rows), axis=self.axis).astype(part.dtype)
+
+  def _name_words(self, words: PyTree, axis_name: AxisName) -> PyTree:
+    """Names the words that were gathered along an axis, for policies."""
+    senders, devices = core.split_axes(self.axis_name)
+    between_hosts = devices and axis_name == senders
+    name = HOST_WEIGHTS if between_hosts else PACKED_WEIGHTS
+    words = core.to_varying(words, self.axis_name)
     return jax.tree.map(lambda a: checkpoint_name(a, name), words)
 
   def _reduce_shard(
@@ -218,9 +206,10 @@ class _How(NamedTuple):
     wide = _layout.to_encode_dtype(codec, ct)
     if error is not None:
       wide = ct.astype(jnp.float32)
-    rows = _layout.to_rows(wide, self.axis, self.rows * self.devices)
+    workers = core.axis_size(self.axis_name)
+    rows = _layout.to_rows(wide, self.axis, workers)
     # Another key than that of the weights.
-    own = None if key is None else key.fold(self.rows * self.devices)
+    own = None if key is None else key.fold(workers)
     if isinstance(self.axis_name, core.HostAxes):
       local = _shards.LeafCodec(
         self.local_codec, None if own is None else own.fold(0)
@@ -230,23 +219,20 @@ class _How(NamedTuple):
       own = None if own is None else own.fold(1)
     value = rows
     if error is not None:
-      value = rows + _layout.to_rows(
-        error.astype(jnp.float32), self.axis, self.rows
-      )
-    payload, _ = _layout.encode_rows(codec, value, (), own)
+      wide = error.astype(jnp.float32)
+      value = rows + _layout.to_rows(wide, self.axis, len(rows))
     row = jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
-    (mean,) = _shards.average_rows(
-      [payload],
-      [_shards.LeafCodec(codec, None)],
-      [row],
-      core.split_axes(self.axis_name)[0],
-    )
+    kind = _shards.choose_kind(codec, row)
+    senders, _ = core.split_axes(self.axis_name)
+    rounds = _shards.sum_rows(codec, value, row, (), own, kind)
+    total, payload, _ = _rounds.run_one(rounds, kind, senders)
+    mean = (total / len(rows)).astype(ct.dtype)
     if error is None:
-      return mean.astype(ct.dtype), None
+      return mean, None
     sent = jax.vmap(lambda p: codec.decode(p, row))(payload)
     # (value - sent) - error, which is what must be added to the memory.
     change = jnp.concatenate(list(rows - sent), axis=self.axis)
-    return mean.astype(ct.dtype), change.astype(error.dtype)
+    return mean, change.astype(error.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -266,8 +252,7 @@ def _forward(
 def _backward(how: _How, kept: Any, ct: Array) -> tuple[Any, Any, Any]:
   error, key = kept
   mean, change = how.reduce(ct, error, key)
-  zeros = jax.tree.map(lambda k: np.zeros(k.shape, jax.dtypes.float0), key)
-  return mean, change, zeros
+  return mean, change, jax.tree.map(core.float0_zeros, key)
 
 
 _unshard.defvjp(_forward, _backward)

@@ -19,33 +19,21 @@ from jaxmotion.collectives._arguments import (
   check_local_codec as check_local_codec,
   check_state as check_state,
   check_weight as check_weight,
-  init_rows as init_rows,
   keep_update as keep_update,
   zero_nonfinite as zero_nonfinite,
 )
-from jaxmotion.collectives._codec_states import (
-  mix_rows as mix_rows,
-  read_states as read_states,
-  resize_parts as resize_parts,
-  write_states as write_states,
-)
 from jaxmotion.collectives._layout import (
+  ArrayPlan as ArrayPlan,
   choose_methods as choose_methods,
   find_division as find_division,
   is_sharded as is_sharded,
   is_summed as is_summed,
   part_like as part_like,
+  plan_arrays as plan_arrays,
   row_like as row_like,
   shard_like as shard_like,
 )
 from jaxmotion.collectives._methods import plan_messages as plan_messages
-from jaxmotion.collectives._remembered import (
-  StateLayout as StateLayout,
-  convert_states as convert_states,
-  read_memory as read_memory,
-  read_pending as read_pending,
-  write_memory as write_memory,
-)
 from jaxmotion.collectives._replicated import (
   check_rows as check_rows,
   update_params as update_params,
@@ -57,6 +45,18 @@ from jaxmotion.collectives._shards import (
   find_leaf_codecs as find_leaf_codecs,
   gather_shards as gather_shards,
   scatter_means as scatter_means,
+)
+from jaxmotion.collectives._states import (
+  StateLayout as StateLayout,
+  convert_states as convert_states,
+  init_rows as init_rows,
+  mix_rows as mix_rows,
+  read_memory as read_memory,
+  read_pending as read_pending,
+  read_states as read_states,
+  resize_parts as resize_parts,
+  write_memory as write_memory,
+  write_states as write_states,
 )
 from jaxmotion.collectives._transport import gather_payloads as gather_payloads
 from jaxmotion.collectives._unshard import (

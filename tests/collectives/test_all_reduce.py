@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 
 import jax
@@ -483,3 +484,37 @@ def test_nothing_to_reduce_is_nothing_sent(x):
   one = jax.tree.map(lambda a: a[0], x)
   scales = 3 * wire.payload_bytes(codec, one)
   assert step_ledger_tree(codec, x).total_bytes == scales
+
+
+@dataclasses.dataclass(frozen=True)
+class last_array(codecs.Codec):
+  """Remembers the array that it encoded last."""
+
+  def init(self, like):
+    return jnp.zeros(like.shape, like.dtype)
+
+  def encode(self, x, state=(), key=None):
+    return lax.bitcast_convert_type(x, jnp.uint32), x
+
+  def decode(self, payload, like):
+    return lax.bitcast_convert_type(payload, jnp.float32).astype(like.dtype)
+
+
+@pytest.mark.parametrize("method", ["gather", "two_phase"])
+def test_fresh_state_is_of_the_dtype_that_is_encoded(method):
+  codec = last_array()
+
+  def local(x):
+    x = x[0]
+    call = functools.partial(
+      collectives.all_reduce, x, "data", codec, method=method
+    )
+    state = collectives.all_reduce_init(x, "data", codec, method=method)
+    _, state = call(state=state)
+    return call(state=state)[0]
+
+  program = jax.shard_map(
+    local, mesh=mesh(4), in_specs=P("data"), out_specs=P()
+  )
+  like = jax.ShapeDtypeStruct((4, 512), jnp.bfloat16)
+  assert jax.eval_shape(program, like).dtype == jnp.bfloat16

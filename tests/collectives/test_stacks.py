@@ -10,8 +10,10 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxmotion import codecs, collectives, make_key, wire
-from jaxmotion.collectives import _rounds
-from jaxmotion.collectives._methods import ReduceState, Reduction
+from jaxmotion.collectives import _methods
+from jaxmotion.collectives._layout import ArrayPlan
+from jaxmotion.collectives._methods import Reduction
+from jaxmotion.collectives._states import ReduceState
 from jaxmotion.hosts import Sending
 from tests.collectives.helpers import mesh
 
@@ -67,8 +69,8 @@ def test_stacked_arrays_have_the_values_and_bytes_of_arrays_apart(
   name, method, monkeypatch
 ):
   tree, found = make_tree(3), []
-  for limit in (0, _rounds._MAX_SIZE):
-    monkeypatch.setattr(_rounds, "_MAX_SIZE", limit)
+  for limit in (0, _methods._MAX_SIZE):
+    monkeypatch.setattr(_methods, "_MAX_SIZE", limit)
     program = jax.jit(make_program(CODECS[name], method))
     ledger = wire.step_bytes(program, tree)
     found.append((jax.device_get(program(tree)), ledger.total_bytes))
@@ -96,13 +98,13 @@ def test_a_program_grows_little_with_the_number_of_equal_arrays(name, method):
 
 
 def stack_positions(*codecs_and_sizes, method="gather", pieces=0):
-  reductions = [
-    Reduction(codec, jnp.zeros(size), ReduceState((), ()), None, 4, "mean")
-    for codec, size in codecs_and_sizes
-  ]
-  return _rounds.find_stacks(
-    reductions, [method] * len(reductions), Sending(pieces)
-  )
+  reductions = []
+  for codec, size in codecs_and_sizes:
+    x = jnp.zeros(size)
+    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    plan = ArrayPlan(codec, like, method, 4, None, "mean")
+    reductions.append(Reduction(plan, x, ReduceState((), ()), None))
+  return _methods.find_stacks(reductions, Sending(pieces))
 
 
 def test_arrays_of_other_codecs_or_shapes_stay_apart():
@@ -113,7 +115,7 @@ def test_arrays_of_other_codecs_or_shapes_stay_apart():
 
 
 def test_large_arrays_stay_apart():
-  given = [(codecs.sign(), _rounds._MAX_SIZE + 1)] * 2
+  given = [(codecs.sign(), _methods._MAX_SIZE + 1)] * 2
   assert stack_positions(*given) == [[0], [1]]
 
 

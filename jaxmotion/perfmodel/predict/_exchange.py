@@ -8,11 +8,7 @@ from typing import NamedTuple
 import jax
 
 from jaxmotion import codecs, core, wire
-from jaxmotion.collectives.extend import (
-  find_division,
-  part_like,
-  plan_messages,
-)
+from jaxmotion.collectives.extend import ArrayPlan, plan_messages
 from jaxmotion.core import PyTree, ShapedLike
 from jaxmotion.perfmodel.platform import Device, Platform
 from jaxmotion.perfmodel.predict import _checks, _codecs, _collectives, _layout
@@ -161,8 +157,8 @@ def predict_layout(
   layout: _layout.ExchangeLayout, platform: Platform, algorithm: str
 ) -> ExchangePrediction:
   """Predicts the exchange of all arrays of a layout at once."""
-  workers, device = layout.hosts.workers, platform.device
-  phases = [_codec_seconds(array, workers, device) for array in layout.arrays]
+  plans = [array.plan for array in layout.arrays]
+  phases = [_codec_seconds(plan, platform.device) for plan in plans]
   encode_s, recode_s, decode_s = (
     math.fsum(phase[i] for phase in phases) for i in range(3)
   )
@@ -173,49 +169,47 @@ def predict_layout(
     _collectives.ledger_seconds(ledger, platform, algorithm=algorithm),
     recode_s,
     decode_s,
-    sum(_memory_bytes(array, workers) for array in layout.arrays),
+    sum(map(_memory_bytes, plans)),
   )
 
 
 def _codec_seconds(
-  array: _layout.ExchangedArray, workers: int, device: Device
+  plan: ArrayPlan, device: Device
 ) -> tuple[float, float, float]:
   """Predicts codec seconds before, between and after the collectives."""
-  codec, size = array.codec, array.like.size
+  codec, size, workers = plan.codec, plan.like.size, plan.workers
   encode_s = _codecs.encode_seconds(codec, size, device)
   # Rounds of a codec's own are what it does when it encodes alone.
-  if array.method in ("sum", "rounds"):
+  if plan.method in ("sum", "rounds"):
     return encode_s, 0.0, _codecs.decode_seconds(codec, size, 1, device)
-  if array.method == "gather":
+  if plan.method == "gather":
     return encode_s, 0.0, _codecs.decode_seconds(codec, size, workers, device)
-  part_size = part_like(codec, array.like, workers).size
-  recode_s = _codecs.decode_seconds(codec, part_size, workers, device)
-  recode_s += _codecs.encode_seconds(codec, part_size, device)
+  recode_s = _codecs.decode_seconds(codec, plan.part.size, workers, device)
+  recode_s += _codecs.encode_seconds(codec, plan.part.size, device)
   return encode_s, recode_s, _codecs.decode_seconds(codec, size, 1, device)
 
 
-def _memory_bytes(array: _layout.ExchangedArray, workers: int) -> int:
+def _memory_bytes(plan: ArrayPlan) -> int:
   """Counts the bytes of payloads and codec state that the exchange holds."""
-  codec, like = array.codec, array.like
-  if array.method == "rounds":
-    messages = plan_messages(codec, like, "rounds", workers)
+  codec, like, workers = plan.codec, plan.like, plan.workers
+  if plan.method == "rounds":
+    messages = plan_messages(plan)
     gathered = [m.payload for m in messages if m.kind == "gather"]
     sent = [m.payload for m in messages]
     # What is sent, and as much that is received; of a gather, every payload.
     held = 2 * core.tree_bytes(sent) + (workers - 1) * core.tree_bytes(gathered)
     return _state_bytes(codec, like) + held
-  if array.method != "two_phase":
-    received = workers if array.method == "gather" else 0
+  if plan.method != "two_phase":
+    received = workers if plan.method == "gather" else 0
     payload = core.tree_bytes(codec.payload_like(like))
     return _state_bytes(codec, like) + (1 + received) * payload
   # Two phases hold three sets of `workers` parts: those that are sent, those
   # that are received and those of the mean. Codec state is held for the array,
   # or for each row of it, and for the mean of the part that a worker encodes.
-  part = part_like(codec, like, workers)
-  parts = 3 * workers * core.tree_bytes(codec.payload_like(part))
-  if find_division(codec, like, workers) is None:
-    return (workers + 1) * _state_bytes(codec, part) + parts
-  return _state_bytes(codec, like) + _state_bytes(codec, part) + parts
+  parts = 3 * workers * core.tree_bytes(codec.payload_like(plan.part))
+  if plan.encodes_rows:
+    return (workers + 1) * _state_bytes(codec, plan.part) + parts
+  return _state_bytes(codec, like) + _state_bytes(codec, plan.part) + parts
 
 
 def _state_bytes(codec: codecs.Codec, like: ShapedLike) -> int:

@@ -19,8 +19,9 @@ import jax.numpy as jnp
 from jaxmotion import codecs, core, wire
 from jaxmotion.codecs.extend import partition
 from jaxmotion.collectives.extend import (
-  choose_methods,
+  ArrayPlan,
   is_sharded,
+  plan_arrays,
   plan_messages,
   row_like,
   schedule_rounds,
@@ -41,17 +42,13 @@ class ExchangedArray(NamedTuple):
   """One array that is exchanged: a leaf, or several leaves packed together.
 
   Attributes:
-    codec: codec that encodes the array.
-    like: shape and dtype of the encoded array; a shard of it if the devices
-      of a host reduce first.
-    method: "sum", "gather", "two_phase" or "rounds".
+    plan: codec and method of the array, or of a shard of it if the devices of a
+      host reduce first.
     leaves: positions of its leaves in the tree.
     whole: shapes and dtypes of those leaves, before devices of a host cut them.
   """
 
-  codec: codecs.Codec
-  like: jax.ShapeDtypeStruct
-  method: str
+  plan: ArrayPlan
   leaves: tuple[int, ...]
   whole: tuple[ShapedLike, ...]
 
@@ -94,18 +91,11 @@ def make_layout(
     count = devices.workers
     tree = jax.tree.map(lambda a: shard_like(a, count), tree)
   split = partition(codecs.identity() if codec is None else codec, tree)
-  methods = choose_methods(split, hosts.workers, method)
-  arrays = []
-  for group, like, chosen in zip(
-    split.leaf_groups, split.array_likes(), methods, strict=True
-  ):
-    if not group.codec.keeps_dtype:
-      wide = jnp.promote_types(like.dtype, jnp.float32)
-      like = jax.ShapeDtypeStruct(like.shape, wide)
-    whole = tuple(leaves[i] for i in group.leaves)
-    arrays.append(
-      ExchangedArray(group.codec, like, chosen, group.leaves, whole)
-    )
+  plans = plan_arrays(split, hosts.workers, method)
+  arrays = [
+    ExchangedArray(plan, group.leaves, tuple(leaves[i] for i in group.leaves))
+    for group, plan in zip(split.leaf_groups, plans, strict=True)
+  ]
   return ExchangeLayout(tuple(arrays), hosts, devices)
 
 
@@ -113,10 +103,7 @@ def _exchange_moves(
   arrays: Sequence[ExchangedArray], axis: platform.Axis
 ) -> list[wire.Move]:
   """Returns the moves between workers, those of one round after another."""
-  messages = [
-    plan_messages(array.codec, array.like, array.method, axis.workers)
-    for array in arrays
-  ]
+  messages = [plan_messages(array.plan) for array in arrays]
   left = [iter(own) for own in messages]
   moves = []
   for kind, members in schedule_rounds(

@@ -1,0 +1,412 @@
+"""State of an all-reduce: how it is made, read, and continued elsewhere.
+
+The state of `all_reduce` depends on the codec, the method and the number of
+workers. What it stands for does not: for each part of a codec's memory, the
+mean over workers. The second encoding of two phases has memory of the mean, of
+which each worker keeps one row for all. It counts as part of every worker's.
+
+`convert_states` reads the parts from one layout and writes them in another, so
+that a state can be continued by other workers or by another codec.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxmotion import codecs, core
+from jaxmotion.codecs.extend import Partition, partition
+from jaxmotion.collectives import _layout
+from jaxmotion.core import Array, PyTree, ShapedLike
+
+
+class ReduceState(NamedTuple):
+  """Codec state of the reduction of one array.
+
+  Attributes:
+    first: of this worker's own elements; stacked where rows are encoded.
+    second: of the mean of a part; `()` unless the method is "two_phase".
+  """
+
+  first: PyTree
+  second: PyTree
+
+
+def init_rows(codec: codecs.Codec, rows: int, like: ShapedLike) -> PyTree:
+  """Returns a fresh codec state for each of several rows, stacked."""
+  # like: shape and dtype of one row.
+  return jax.tree.map(
+    lambda a: jnp.broadcast_to(a[None], (rows, *a.shape)), codec.init(like)
+  )
+
+
+def init_state(plan: _layout.ArrayPlan) -> ReduceState:
+  """Returns the fresh state of an array that is reduced as planned."""
+  codec = plan.codec
+  if plan.method == "rounds":
+    return ReduceState(codec.init_rounds(plan.like, plan.workers), ())
+  if plan.encodes_rows:
+    first = init_rows(codec, plan.workers, plan.part)
+  else:
+    first = codec.init(plan.like)
+  second = codec.init(plan.part) if plan.method == "two_phase" else ()
+  return ReduceState(first, second)
+
+
+def canonical_state(plan: _layout.ArrayPlan, state: ReduceState) -> ReduceState:
+  """Returns the state of an array in the form that codecs of levels share."""
+  convert = plan.codec.canonical_state
+  if not jax.tree.leaves(state.second):
+    return ReduceState(convert(state.first), ())
+  convert_first = jax.vmap(convert) if plan.encodes_rows else convert
+  return ReduceState(convert_first(state.first), convert(state.second))
+
+
+class StateLayout(NamedTuple):
+  """Choices that determine how an all-reduce keeps its state.
+
+  Attributes:
+    codec: codec of the exchange; the first one of several levels.
+    workers: number of workers, or of hosts if devices of a host reduce first.
+    devices: devices of one host that reduce first, or None.
+    canonical: whether codecs of several levels share the state.
+  """
+
+  codec: codecs.Codec
+  workers: int
+  method: str | None = None
+  devices: int | None = None
+  canonical: bool = False
+
+
+def convert_states(
+  states: PyTree,
+  x: PyTree,
+  source: StateLayout,
+  target: StateLayout,
+  *,
+  op: str = "mean",
+  reset_memory: bool = False,
+) -> PyTree:
+  """Returns states of another layout that remember the same."""
+  # states: of `all_reduce` or `all_reduce_hierarchical`. Their leaves have a
+  # leading axis of workers, and so do those of the result.
+  core.check_arrays("states", states)
+  core.check_arrays("x", x, numbers=False)
+  core.check_instance("source", source, StateLayout, "a StateLayout")
+  core.check_instance("target", target, StateLayout, "a StateLayout")
+  core.check_choice("op", op, ("mean", "sum"))
+  core.check_bool("reset_memory", reset_memory)
+  groups = len(partition(source.codec, x).leaf_groups)
+  if not isinstance(states, list | tuple) or len(states) != groups:
+    raise ValueError(
+      f"`states` must be a list with the state of each of {groups} arrays, got "
+      f"{states!r:.200}."
+    )
+  memory = read_memory(states, x, source)
+  new = write_memory(memory, x, target, op=op, reset_memory=reset_memory)
+  return _keep_shared(new, states, x, source, target)
+
+
+def _keep_shared(
+  new: PyTree,
+  old: PyTree,
+  x: PyTree,
+  source: StateLayout,
+  target: StateLayout,
+) -> PyTree:
+  """Returns new states with the old `Shared` parts, which do not depend on
+  workers."""
+
+  def list_keys(layout: StateLayout) -> list[tuple[Any, ...]]:
+    # Equal where the codec and its array are.
+    arrays = partition(layout.codec, _shard_likes(x, layout.devices))
+    likes = map(core.shape_string, arrays.array_likes())
+    return [
+      (*key, layout.devices)
+      for key in zip(arrays.leaf_groups, likes, strict=True)
+    ]
+
+  known = dict(zip(list_keys(source), old, strict=True))
+  kept = []
+  for key, state in zip(list_keys(target), new, strict=True):
+    parts = iter(core.shared_parts(known.get(key, state)))
+    refill = lambda _, parts=parts: core.Shared(next(parts).value)
+    kept.append(core.map_shared(lambda a: a, refill, state))
+  return kept
+
+
+def read_memory(
+  states: PyTree, x: PyTree, layout: StateLayout
+) -> dict[str, PyTree]:
+  """Returns what workers remember: by name, trees of float32[workers, ...]."""
+  # states: leaves have an axis of workers.
+  # Leaves whose codec remembers no such part are zeros.
+  if layout.devices is not None:
+    return _read_devices(states, x, layout, layout.devices)
+  arrays = partition(layout.codec, x)
+  plans = _plan_kept(arrays, layout)
+  found = list(map(_read_whole, plans, states))
+  memory = {}
+  for name in sorted(set().union(*found)):
+    values = [
+      parts[name]
+      if name in parts
+      else jnp.zeros((layout.workers, *plan.like.shape), jnp.float32)
+      for plan, parts in zip(plans, found, strict=True)
+    ]
+    memory[name] = jax.vmap(arrays.merge)(values)
+  return memory
+
+
+def _read_devices(
+  states: PyTree, x: PyTree, layout: StateLayout, devices: int
+) -> dict[str, PyTree]:
+  """Returns what workers remember whose devices reduce a shard each."""
+  by_device = jax.tree.map(
+    lambda a: a.reshape(len(a) // devices, devices, *a.shape[1:]), states
+  )
+  shards, layout = _shard_likes(x, devices), layout._replace(devices=None)
+  read = lambda states: read_memory(states, shards, layout)
+  found = jax.vmap(read, 1, axis_size=devices)(by_device)
+
+  def join(like: ShapedLike, pieces: Array) -> Array:
+    if not _layout.is_sharded(like, devices):
+      # Each device has the whole array; all take what the first one receives.
+      return pieces[0]
+    return jax.vmap(lambda a: _layout.join_flat(a, like.shape), 1)(pieces)
+
+  return {name: jax.tree.map(join, x, tree) for name, tree in found.items()}
+
+
+def write_memory(
+  memory: Mapping[str, PyTree],
+  x: PyTree,
+  layout: StateLayout,
+  **options: Any,
+) -> PyTree:
+  """Returns states of all workers that remember these parts."""
+  # memory: trees of float32[old workers, ...] by name. options: of
+  # `resize_parts`.
+  if layout.devices is not None:
+    return _write_devices(memory, x, layout, layout.devices, options)
+  arrays = partition(layout.codec, x)
+  split = jax.vmap(arrays.split)
+  joined = {name: split(tree) for name, tree in memory.items()}
+  states = []
+  for i, plan in enumerate(_plan_kept(arrays, layout)):
+    parts = {name: values[i] for name, values in joined.items()}
+    parts = resize_parts(
+      plan.codec, parts, plan.like.shape, plan.workers, **options
+    )
+    states.append(_write_array(plan, parts, layout.canonical))
+  return states
+
+
+def _write_devices(
+  memory: Mapping[str, PyTree],
+  x: PyTree,
+  layout: StateLayout,
+  devices: int,
+  options: dict[str, Any],
+) -> PyTree:
+  """Returns states of all workers whose devices reduce a shard each."""
+
+  def cut(like: ShapedLike, rows: Array) -> Array:
+    """Returns every device's part: float32[devices, workers, ...]."""
+    if not _layout.is_sharded(like, devices):
+      return jnp.broadcast_to(rows, (devices, *rows.shape))
+    return jax.vmap(lambda a: _layout.pad_to_rows(a, devices), out_axes=1)(rows)
+
+  pieces = {name: jax.tree.map(cut, x, tree) for name, tree in memory.items()}
+  shards, layout = _shard_likes(x, devices), layout._replace(devices=None)
+  write = lambda memory: write_memory(memory, shards, layout, **options)
+  states = jax.vmap(write, out_axes=1, axis_size=devices)(pieces)
+  return jax.tree.map(
+    lambda a: a.reshape(len(a) * devices, *a.shape[2:]), states
+  )
+
+
+def read_pending(states: PyTree, x: PyTree, layout: StateLayout) -> list[Array]:
+  """Returns what is still to be sent, of whole arrays or of parts of them."""
+  # states: of some workers; leaves have an axis of rows. x: arrays that one
+  # device reduces.
+  plans = _plan_kept(partition(layout.codec, x), layout)
+  return [
+    found[part.name]
+    for plan, state in zip(plans, states, strict=True)
+    for found in _read_array(plan, state)
+    for part in plan.codec.memory_parts
+    if part.is_pending
+  ]
+
+
+def _shard_likes(x: PyTree, devices: int | None) -> PyTree:
+  """Returns the arrays that are reduced, as one device has them."""
+  if devices is None:
+    return x
+  return jax.tree.map(lambda a: _layout.shard_like(a, devices), x)
+
+
+def _plan_kept(
+  arrays: Partition, layout: StateLayout
+) -> list[_layout.ArrayPlan]:
+  """Returns how each array is reduced whose state workers keep."""
+  return _layout.plan_arrays(
+    arrays, layout.workers, layout.method, by_rows=layout.canonical
+  )
+
+
+def _read_array(
+  plan: _layout.ArrayPlan, state: ReduceState
+) -> list[dict[str, Array]]:
+  """Returns the parts of the first state, and of the second if there is
+  one."""
+  read = functools.partial(read_states, plan.codec)
+  if plan.encodes_rows:
+    found = [read(state.first, plan.part, axes=2)]
+  else:
+    found = [read(state.first, plan.like)]
+  if plan.method == "two_phase":
+    found.append(read(state.second, plan.part))
+  return found
+
+
+def _read_whole(
+  plan: _layout.ArrayPlan, state: ReduceState
+) -> dict[str, Array]:
+  """Returns each part of the memory: float32[workers, ...]."""
+
+  def join(rows: Array) -> Array:
+    if plan.division is not None:
+      return plan.division.join_values(rows)
+    return _layout.join_flat(rows, plan.like.shape)
+
+  own, *of_mean = _read_array(plan, state)
+  if plan.encodes_rows:
+    own = jax.tree.map(jax.vmap(join), own)
+  of_mean += [
+    {part.row_of: own.pop(part.name)}
+    for part in plan.codec.memory_parts
+    if part.row_of is not None
+  ]
+  for name, rows in itertools.chain(*(found.items() for found in of_mean)):
+    own[name] = own[name] + join(rows)[None]
+  return own
+
+
+def _write_array(
+  plan: _layout.ArrayPlan, parts: Mapping[str, Array], canonical: bool
+) -> ReduceState:
+  """Returns states that remember parts, and nothing of the mean."""
+  workers, like = plan.workers, plan.like
+  write = functools.partial(write_states, plan.codec, canonical=canonical)
+  second: PyTree = ()
+  if plan.method == "two_phase":
+    shape = workers, *plan.part.shape
+    nothing = {name: jnp.zeros(shape, jnp.float32) for name in parts}
+    second = write(nothing, plan.part, (workers,))
+  if not plan.encodes_rows:
+    return ReduceState(write(parts, like, (workers,)), second)
+  cut = jax.vmap(lambda x: _layout.pad_to_rows(x, workers))
+  rows = {name: cut(x) for name, x in parts.items()}
+  return ReduceState(write(rows, plan.part, (workers, workers)), second)
+
+
+def read_states(
+  codec: codecs.Codec, states: PyTree, like: ShapedLike, axes: int = 1
+) -> dict[str, Array]:
+  """Returns what a codec remembers in states that have leading axes."""
+  # axes: number of leading axes of the states, such as one of workers.
+  read: Callable[[PyTree], dict[str, Array]]
+  read = lambda state: codec.read_memory(state, like)
+  if not codec.memory_parts:
+    return read(states)
+  for _ in range(axes):
+    read = jax.vmap(read)
+  # `Shared` parts have no axis of workers.
+  return read(core.drop_shared(states))
+
+
+def write_states(
+  codec: codecs.Codec,
+  parts: Mapping[str, Array],
+  like: ShapedLike,
+  lead: tuple[int, ...],
+  *,
+  canonical: bool = False,
+) -> PyTree:
+  """Returns states with leading axes that remember these parts."""
+  # parts: float32[*lead, ...] by name. lead: number of workers, and of rows
+  # that each encodes if there are any.
+  # canonical: whether codecs of several levels share the state.
+
+  def write(parts: PyTree, means: PyTree) -> PyTree:
+    state = codec.write_memory(parts, means, like, lead[0])
+    return codec.canonical_state(state) if canonical else state
+
+  for rows in lead[:0:-1]:
+    write = jax.vmap(write, axis_size=rows)
+  means = {name: rows.mean(0) for name, rows in parts.items()}
+  write = jax.vmap(write, (0, None), axis_size=lead[0])
+  return core.map_shared(
+    lambda a: a,
+    lambda node: core.Shared(jax.tree.map(lambda a: a[:1], node.value)),
+    write(dict(parts), means),
+  )
+
+
+def resize_parts(
+  codec: codecs.Codec,
+  parts: Mapping[str, Array],
+  shape: tuple[int, ...],
+  workers: int,
+  *,
+  op: str = "mean",
+  reset_memory: bool = False,
+) -> dict[str, Array]:
+  """Returns the parts of a codec's memory of one array, on other workers."""
+  # parts: float32[old workers, *shape] by name; others are zeros.
+  found = {}
+  for part in codec.memory_parts:
+    if part.row_of is not None:
+      continue
+    rows = parts.get(part.name)
+    # `reset_memory` forgets what is still to be sent.
+    if rows is None or (reset_memory and part.is_pending):
+      found[part.name] = jnp.zeros((workers, *shape), jnp.float32)
+      continue
+    is_summed = op == "sum" and not part.keeps_mean
+    scale = len(rows) / workers if is_summed else 1.0
+    found[part.name] = mix_rows(rows, workers) * scale
+  return found
+
+
+def mix_rows(rows: Array, count: int) -> Array:
+  """Returns rows of new workers, averages of the old rows they take over."""
+  # rows: floating-point [old workers, ...].
+  core.check_float("rows", rows)
+  if not jnp.ndim(rows):
+    raise ValueError(f"`rows` must have an axis of workers, got {rows!r}.")
+  core.check_int("count", count, 1, 2**31 - 1)
+  if rows.shape[0] == count:
+    return rows
+  return jnp.stack([_mix_row(rows, new, count) for new in range(count)])
+
+
+def _mix_row(rows: Array, new: int, count: int) -> Array:
+  """Returns the average of old rows that one of the new workers takes over."""
+  old = rows.shape[0]
+  terms = []
+  for r in range(old):
+    # In units of 1 / (old * count), so that shares are exact.
+    share = min((new + 1) * old, (r + 1) * count) - max(new * old, r * count)
+    if share > 0:
+      terms.append(rows[r] * (share / old))
+  while len(terms) > 1:  # In pairs: a mean of 2^n copies has no rounding.
+    pairs = [a + b for a, b in zip(terms[::2], terms[1::2], strict=False)]
+    terms = pairs + terms[2 * len(pairs) :]
+  return terms[0]
