@@ -15,6 +15,7 @@ from jaxmotion.hosts._sending import (
   AT_ONCE as AT_ONCE,
   Sending as Sending,
   check_sending as check_sending,
+  mark_computed as mark_computed,
   mark_received as mark_received,
 )
 from jaxmotion.hosts._staged_step import StagedStep as StagedStep

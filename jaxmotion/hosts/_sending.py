@@ -24,6 +24,9 @@ from jaxmotion.hosts import _xla_cpu
 
 RECEIVED = "received"
 """Name of arrays that the program of a collective computes behind it."""
+COMPUTED = "computed"
+"""Name of arrays that a program computes for one that sends beside the next
+step."""
 
 # A piece costs about a millisecond of messages on busy cores, and round trips.
 _MIN_PIECE_BYTES = 1 << 17
@@ -33,7 +36,7 @@ _MIN_PIECE_BYTES = 1 << 17
 @functools.partial(
   jax.tree_util.register_dataclass,
   data_fields=["sums"],
-  meta_fields=["most_pieces", "swap_bytes"],
+  meta_fields=["most_pieces", "swap_bytes", "phase"],
 )
 @dataclasses.dataclass(frozen=True)
 class Sending:
@@ -44,11 +47,14 @@ class Sending:
       is one program.
     swap_bytes: up to this many, two CPU workers swap the words of a piece and
       do not add them. A swap takes one round trip and a sum two.
+    phase: number of a step that does what this one does, if the host knows it;
+      None: the program finds out what to do.
     sums: arrays that sums over workers made, for which branches that send wait.
   """
 
   most_pieces: int = 0
   swap_bytes: float = 0.0
+  phase: int | None = None
   sums: tuple[Array, ...] = ()
 
   @property
@@ -118,3 +124,9 @@ def check_sending(sending: Sending | None) -> Sending:
 def mark_received(tree: PyTree) -> PyTree:
   """Returns arrays, which the program that sends computes from what it got."""
   return jax.tree.map(lambda a: checkpoint_name(a, RECEIVED), tree)
+
+
+def mark_computed(tree: PyTree) -> PyTree:
+  """Returns arrays, which no program that sends beside a step computes."""
+  # It would read what the next step writes to, which would wait for it.
+  return jax.tree.map(lambda a: checkpoint_name(a, COMPUTED), tree)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+import itertools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,9 +13,11 @@ from jax.sharding import Mesh, PartitionSpec as P
 
 from jaxmotion import core, program
 
+_SUMS = frozenset("psum psum2 psum_invariant".split())
+
 
 class Map(NamedTuple):
-  """Describes a `shard_map` over all axes of a mesh.
+  """Describes a `shard_map` over all axes of workers.
 
   Attributes:
     step: the map, seen from outside.
@@ -23,12 +27,18 @@ class Map(NamedTuple):
   step: program.Step
   body: program.Program
 
-  def is_stacked(self, value: program.Value) -> bool:
-    """Says whether a value of the inside may differ between workers."""
-    # Then another program gets it with a leading axis of workers.
-    return not self.step.params["check_vma"] or bool(
-      core.varying_axes(value.aval)
-    )
+  @property
+  def axis_names(self) -> frozenset[Any]:
+    """Axes that the map is over, as the arrays inside tell."""
+    return frozenset(self.body.inputs[0].aval.sharding.mesh.manual_axes)
+
+  def stacked_axes(self, value: program.Value) -> tuple[Any, ...]:
+    """Returns the axes over which a value of the inside may differ."""
+    # Another program gets it with a leading axis of the workers along these.
+    params, axes = self.step.params, self.axis_names
+    if params["check_vma"]:
+      axes = core.varying_axes(value.aval)
+    return tuple(name for name in params["mesh"].axis_names if name in axes)
 
 
 class Leave(NamedTuple):
@@ -71,50 +81,55 @@ class Node(NamedTuple):
     """Values that it makes."""
     return self.step.outs if self.leave is None else (self.leave.outer,)
 
+  @property
+  def sends(self) -> bool:
+    """Whether it is a collective, or holds one."""
+    return self.leave is None and program.is_sending(self.step.eqn)
 
-class StageRun:
-  """Runs some steps as one program."""
+  def is_marked(self, name: str) -> bool:
+    """Says whether it marks its result by a name."""
+    return self.leave is None and self.step.params.get("name") == name
 
-  def __init__(
-    self,
-    nodes: Sequence[Node],
-    reads: Sequence[program.Value],
-    mesh: Mesh,
-    origin: dict[program.Value, program.Operand],
-  ):
-    # reads: values that the program takes, in their order. mesh: that of all
-    # maps. origin: what each argument of a map's function is outside.
-    self.reads = tuple(reads)
-    self._nodes, self._mesh, self._origin = tuple(nodes), mesh, origin
 
-  def bind(self, makes: Sequence[program.Value]) -> Callable[..., list[Any]]:
-    """Returns the program as a function of arrays, on any order of devices."""
-    makes = tuple(makes)
+@dataclasses.dataclass(eq=False)
+class Stage:
+  """Holds one program of a step, over the mesh of its maps.
 
-    def run(*arrays: Any, mesh: Mesh = self._mesh) -> list[Any]:
-      env: dict[program.Value, Any] = dict(zip(self.reads, arrays, strict=True))
-      for home, nodes in self._split_by_map():
-        if home is None:
-          program.evaluate([node.step for node in nodes], env)
-        else:
-          self._run_map(home, nodes, makes, env, mesh)
-      return [env[value] for value in makes]
+  Attributes:
+    nodes: what it runs, in order.
+    reads: values that it takes, in their order.
+    makes: values that it returns, in their order.
+    sends: whether a thread that sends dispatches it.
+    origin: what each argument of a map's function is outside.
+  """
 
-    return run
+  nodes: Sequence[Node]
+  reads: list[program.Value]
+  makes: list[program.Value]
+  sends: bool
+  origin: dict[program.Value, program.Operand]
 
-  def _split_by_map(self) -> list[tuple[Map | None, list[Node]]]:
-    found: list[tuple[Map | None, list[Node]]] = []
-    for node in self._nodes:
-      if not found or found[-1][0] is not node.home:
-        found.append((node.home, []))
-      found[-1][1].append(node)
-    return found
+  @property
+  def is_symmetric(self) -> bool:
+    """Whether all it sends is the same in any order of two workers."""
+    return all(_is_symmetric(node.step) for node in self.nodes if node.sends)
+
+  def run(self, *arrays: Any, mesh: Mesh | None = None) -> list[Any]:
+    """Returns what it makes, on the mesh of its maps or on another order."""
+    env: dict[program.Value, Any] = dict(zip(self.reads, arrays, strict=True))
+    for _, group in itertools.groupby(self.nodes, lambda n: id(n.home)):
+      nodes = list(group)
+      home = nodes[0].home
+      if home is None:
+        program.evaluate([node.step for node in nodes], env)
+      else:
+        self._run_map(home, nodes, env, mesh or home.step.params["mesh"])
+    return [env[value] for value in self.makes]
 
   def _run_map(
     self,
     home: Map,
     nodes: Sequence[Node],
-    makes: Iterable[program.Value],
     env: dict[program.Value, Any],
     mesh: Mesh,
   ) -> None:
@@ -125,27 +140,26 @@ class StageRun:
     made = {v for step in steps for v in step.outs}
     read = dict.fromkeys(v for n in nodes for v in n.reads if v not in made)
     specs = dict(zip(home.body.inputs, params["in_specs"], strict=True))
-    stacked = P(tuple(mesh.axis_names))
+    handed = [v for v in self.makes if v in made]
 
     def spec_of(value: program.Value) -> P:
-      return stacked if home.is_stacked(value) else P()
-
-    handed = [v for v in makes if v in made]
+      axes = home.stacked_axes(value)
+      return P(axes) if axes else P()
 
     def run_own(*own: Any) -> tuple[list[Any], list[Any]]:
       inner: dict[program.Value, Any] = {}
       for value, x in zip(read, own, strict=True):
-        is_row = value not in specs and home.is_stacked(value)
+        is_row = value not in specs and home.stacked_axes(value)
         inner[value] = jnp.squeeze(x, 0) if is_row else x
       program.evaluate(steps, inner)
       results = [program.read_operand(inner, leave.inner) for leave in leaves]
       rows = [
-        jnp.expand_dims(inner[v], 0) if home.is_stacked(v) else inner[v]
+        jnp.expand_dims(inner[v], 0) if home.stacked_axes(v) else inner[v]
         for v in handed
       ]
       return results, rows
 
-    outside = {v: self._origin.get(v, v) for v in read}
+    outside = {v: self.origin.get(v, v) for v in read}
     operands = [program.read_operand(env, outside[v]) for v in read]
     results, rows = jax.shard_map(
       run_own,
@@ -155,9 +169,18 @@ class StageRun:
         [params["out_specs"][leave.position] for leave in leaves],
         [spec_of(v) for v in handed],
       ),
+      axis_names=home.axis_names,
       check_vma=params["check_vma"],
     )(*operands)
     env.update(
       (leave.outer, x) for leave, x in zip(leaves, results, strict=True)
     )
     env.update(zip(handed, rows, strict=True))
+
+
+def _is_symmetric(step: program.Step) -> bool:
+  """Says whether a collective is a sum or a swap of two workers."""
+  if step.name == "ppermute":
+    return sorted(step.params["perm"]) == [(0, 1), (1, 0)]
+  groups = step.params.get("axis_index_groups")
+  return step.name in _SUMS and groups is None

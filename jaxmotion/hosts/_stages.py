@@ -3,14 +3,16 @@
 A program that computes what a collective sends ends there. Another thread can
 then send it while the next program computes what is sent next. Results that
 depend on a collective are computed after all that is to be sent.
+
+A step whose exchange lasts longer than itself is cut into what the next step
+needs, what is sent at once, and what is sent beside the steps that follow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
-
-from jax.sharding import Mesh
 
 from jaxmotion import program
 from jaxmotion.hosts import _sending, _stage_run
@@ -24,26 +26,6 @@ _NAMES = frozenset(
   "assert_replicated expand_dims pcast pvary reshape squeeze".split()
 )
 _FILLS = frozenset("broadcast_in_dim iota".split())
-_SUMS = frozenset("psum psum2 psum_invariant".split())
-
-
-class Stage(NamedTuple):
-  """Describes one program of a step.
-
-  Attributes:
-    run: function from arrays, in the order of `reads`, to those of `makes`.
-    reads: numbers of the arrays that the program takes.
-    makes: numbers of the arrays that it returns.
-    sends: whether it sends.
-    is_symmetric: whether all it sends is sums or swaps of two workers, which
-      are the same in any order of the workers.
-  """
-
-  run: Callable[..., Any]
-  reads: tuple[int, ...]
-  makes: tuple[int, ...]
-  sends: bool
-  is_symmetric: bool
 
 
 class Stages(NamedTuple):
@@ -51,145 +33,115 @@ class Stages(NamedTuple):
 
   Attributes:
     programs: the programs.
-    inputs: numbers of the step's arguments.
-    outputs: numbers of the step's results.
-    constants: arrays of the step's text, by their numbers.
+    inputs: the step's arguments.
+    outputs: the step's results.
+    constants: arrays of the step's text, by their values.
   """
 
-  programs: tuple[Stage, ...]
-  inputs: tuple[int, ...]
-  outputs: tuple[int, ...]
-  constants: dict[int, Any]
+  programs: tuple[_stage_run.Stage, ...]
+  inputs: tuple[program.Value, ...]
+  outputs: tuple[program.Value, ...]
+  constants: dict[program.Value, Any]
 
 
-def cut_at_collectives(
-  closed: Any, mesh: Mesh, backend: str = "cpu"
-) -> Stages | None:
+def cut_at_collectives(closed: Any) -> Stages | None:
   """Cuts a traced step at the collectives of its maps over all of a mesh."""
-  # backend: whose branch of `lax.platform_dependent` sends. The result is None
-  # of a step that sends nothing, has effects, or returns a constant or an
-  # argument as it is.
-  cut = _Cut(closed, mesh, backend)
-  return cut.make_stages() if cut.is_possible else None
+  # The result is None of a step that sends nothing, has effects, or returns a
+  # constant or an argument as it is.
+  cut = _Cut(closed)
+  return cut.make_stages() if cut.assign_turns() else None
+
+
+def cut_for_flight(closed: Any, own: Sequence[int]) -> Stages | None:
+  """Cuts a traced step into what the next step needs, and all that sends."""
+  # own: numbers of the results that the next step needs. The first program
+  # makes them, and what is marked as computed. What follows from that is sent
+  # last. A result that is an argument as it is belongs to no program. The
+  # result is None if the first program would send, and of a step that has
+  # effects or returns a constant.
+  cut = _Cut(closed)
+  return cut.make_stages() if cut.assign_flight(own) else None
 
 
 class _Cut:
   """Assigns each node of a step to a stage."""
 
-  # Let there be K groups of collectives. Stage 2 g computes what group g sends,
-  # and stage 2 g + 1 sends it. Stage 2 K + 2 computes what waits for no group
-  # and no group waits for. Stage 2 K + 2 + g computes what follows from group
-  # g.
-
-  def __init__(self, closed: Any, mesh: Mesh, backend: str):
-    self._mesh = mesh
+  def __init__(self, closed: Any):
     self._top = program.flatten(closed)
     self._nodes: list[_stage_run.Node] = []
     self._origin: dict[program.Value, program.Operand] = {}
     for step in self._top.steps:
       if step.name == "shard_map":
-        self._add_map(step, backend)
+        self._add_map(step)
       else:
         self._nodes.append(_stage_run.Node(None, step))
     self._maker = {v: i for i, n in enumerate(self._nodes) for v in n.outs}
-    self._reads = [self._resolve_all(node) for node in self._nodes]
+    # As they are outside of maps.
+    self._reads = [
+      [v for v in map(self._resolve, n.reads) if isinstance(v, program.Value)]
+      for n in self._nodes
+    ]
     self._is_free = self._find_free()
-    self._is_late = self._find_late()
-    self._groups = self._group_collectives()
     self._stage_of: dict[int, int] = {}
+    self._sending: Sequence[int] = ()
     outputs = self._top.outputs
-    made = all(
-      isinstance(v, program.Value) and v in self._maker for v in outputs
-    )
+    self._outputs = [v for v in outputs if isinstance(v, program.Value)]
     effects = any(program.has_effects(n.step.eqn) for n in self._nodes)
-    self.is_possible = bool(self._groups) and made and not effects
-    if self.is_possible:
-      self._assign_stages()
+    self._is_possible = len(self._outputs) == len(outputs) and not effects
 
   def make_stages(self) -> Stages:
     """Returns the programs of the stages that have any node."""
-    outputs = [v for v in self._top.outputs if isinstance(v, program.Value)]
-    numbers: dict[program.Value, int] = {}
-
-    def number(value: program.Value) -> int:
-      return numbers.setdefault(value, len(numbers))
-
-    inputs = tuple(map(number, self._top.inputs))
-    constants = {number(v): a for v, a in self._top.constants.items()}
+    outputs = self._outputs
     last = max(self._stage_of.values())
-    runs: dict[int, _stage_run.StageRun] = {}
-    makes: dict[int, list[program.Value]] = {}
-    made_last = [v for v in outputs if self._is_free[self._maker[v]]]
+    stages: dict[int, _stage_run.Stage] = {}
+    made_last = [
+      v for v in outputs if v in self._maker and self._is_free[self._maker[v]]
+    ]
     in_order = _place_first(self._top.inputs)
-    for stage in sorted(set(self._stage_of.values())):
-      own = [i for i, s in self._stage_of.items() if s == stage]
-      wanted = made_last if stage == last else []
-      nodes, reads = self._collect(own, wanted, stage)
+    for number in sorted(set(self._stage_of.values())):
+      own = [i for i, s in self._stage_of.items() if s == number]
+      wanted = made_last if number == last else []
+      nodes, reads = self._collect(own, wanted, number)
       # JAX gives the buffers of donated arguments to results of the same kind
       # in order. So a stage has the arguments and results of the step first, in
       # the order of the step. In another order, a parameter would be written
       # where another one is still read, and be copied before.
       reads.sort(key=in_order)
-      runs[stage] = _stage_run.StageRun(nodes, reads, self._mesh, self._origin)
-      makes[stage] = list(wanted)
-    asked = [v for run in runs.values() for v in run.reads]
+      stages[number] = _stage_run.Stage(
+        nodes, reads, list(wanted), number in self._sending, self._origin
+      )
+    asked = [v for stage in stages.values() for v in stage.reads]
     for value in dict.fromkeys(asked + outputs):
       index = self._maker.get(value)
       if index is not None and value not in made_last:
-        makes[self._stage_of[index]].append(value)
-    for values in makes.values():
-      values.sort(key=_place_first(outputs))
-    programs = []
-    for stage, run in runs.items():
-      own = [i for i, s in self._stage_of.items() if s == stage]
-      sent = [self._nodes[i] for i in own if self._is_collective(i)]
-      programs.append(
-        Stage(
-          run.bind(makes[stage]),
-          tuple(map(number, run.reads)),
-          tuple(map(number, makes[stage])),
-          bool(sent),
-          bool(sent) and all(_is_symmetric(n.step) for n in sent),
-        )
-      )
-    return Stages(
-      tuple(programs), inputs, tuple(map(number, outputs)), constants
-    )
+        stages[self._stage_of[index]].makes.append(value)
+    for stage in stages.values():
+      stage.makes.sort(key=_place_first(outputs))
+    programs, top = tuple(stages.values()), self._top
+    return Stages(programs, top.inputs, tuple(outputs), top.constants)
 
-  def _add_map(self, step: program.Step, backend: str) -> None:
+  def _add_map(self, step: program.Step) -> None:
     """Adds the steps of a map, and one that hands out each of its results."""
-    body = program.flatten(
-      step.params["jaxpr"], calls="sending", backend=backend
-    )
+    body = program.flatten(step.params["jaxpr"], calls="sending", backend="cpu")
     home = _stage_run.Map(step, body)
     self._origin.update(zip(body.inputs, step.ins, strict=True))
     self._nodes += [_stage_run.Node(home, inner) for inner in body.steps]
-    for i, (inner, outer) in enumerate(
-      zip(body.outputs, step.outs, strict=True)
-    ):
-      self._nodes.append(
-        _stage_run.Node(home, step, _stage_run.Leave(i, inner, outer))
-      )
+    pairs = zip(body.outputs, step.outs, strict=True)
+    self._nodes += [
+      _stage_run.Node(home, step, _stage_run.Leave(i, inner, outer))
+      for i, (inner, outer) in enumerate(pairs)
+    ]
 
   def _resolve(self, operand: program.Operand) -> program.Operand:
     while isinstance(operand, program.Value) and operand in self._origin:
       operand = self._origin[operand]
     return operand
 
-  def _resolve_all(self, node: _stage_run.Node) -> list[program.Value]:
-    """Returns the values that a node reads, as they are outside of its map."""
-    resolved = map(self._resolve, node.reads)
-    return [v for v in resolved if isinstance(v, program.Value)]
-
-  def _is_collective(self, index: int) -> bool:
-    node = self._nodes[index]
-    return node.leave is None and program.is_sending(node.step.eqn)
-
   def _find_free(self) -> list[bool]:
     """Tells which nodes whoever needs them runs anew."""
     free: list[bool] = []
     for i, node in enumerate(self._nodes):
-      if node.leave is not None or self._is_collective(i):
+      if node.leave is not None or self._nodes[i].sends:
         free.append(False)
         continue
       name, reads = node.step.name, self._reads[i]
@@ -219,7 +171,7 @@ class _Cut:
     for i in sorted(range(len(self._nodes)), key=is_late.__getitem__):
       makers = [self._maker.get(v) for v in self._reads[i]]
       self._dep[i] = max([self._dep[m] for m in makers if m is not None] + [0])
-      if not self._is_collective(i):
+      if not self._nodes[i].sends:
         continue
       nbytes = sum(
         program.array_bytes(v.aval) for v in self._nodes[i].step.reads
@@ -240,34 +192,37 @@ class _Cut:
 
   def _find_late(self) -> list[bool]:
     """Tells which nodes are of a map that sends nothing, or depend on one."""
-    sends = {
-      id(node.home)
-      for i, node in enumerate(self._nodes)
-      if self._is_collective(i)
-    }
-    late: list[bool] = []
-    for node, reads in zip(self._nodes, self._reads, strict=True):
-      is_work = node.home is not None and id(node.home) not in sends
-      makers = [self._maker.get(v) for v in reads]
-      late.append(is_work or any(late[m] for m in makers if m is not None))
-    return late
+    sends = {id(node.home) for node in self._nodes if node.sends}
+    return self._find_followers(
+      [n.home is not None and id(n.home) not in sends for n in self._nodes]
+    )
 
-  def _assign_stages(self) -> None:
+  def assign_turns(self) -> bool:
+    """Assigns a step to stages that send in turn; says whether it sends."""
+    # Let there be K groups of collectives. Stage 2 g computes what group g
+    # sends, and stage 2 g + 1 sends it. Stage 2 K + 2 computes what waits for
+    # no group and no group waits for. Stage 2 K + 2 + g computes what follows
+    # from group g.
+    self._is_late = self._find_late()
+    self._groups = self._group_collectives()
+    is_made = all(v in self._maker for v in self._outputs)
+    if not (self._is_possible and self._groups and is_made):
+      return False
     count = len(self._groups)
+    self._sending = range(3, 2 * count + 2, 2)
     stage_of = self._stage_of
     has_delay = not self._is_late[self._groups[0][0]]
     for g, members in enumerate(self._groups, 1):
       for i in members:
         stage_of[i] = 2 * g + 1
-      for i in self._ancestors(members):
+      for i in self._leading_to(v for m in members for v in self._reads[m]):
         if not self._is_free[i]:
           stage_of.setdefault(i, 2 * g)
     self._assign_received()
-    values = [v for v in self._top.outputs if isinstance(v, program.Value)]
-    makers = [self._maker.get(v) for v in values]
-    made = [i for i in makers if i is not None]
-    alive = self._ancestors(made, also=True)
-    early = self._ancestors([i for i in made if not self._dep[i]], also=True)
+    alive = self._leading_to(self._outputs)
+    early = self._leading_to(
+      v for v in self._outputs if not self._dep[self._maker[v]]
+    )
     after = 2 * count + 2
     for i in sorted(alive):
       if i in stage_of or self._is_free[i]:
@@ -289,6 +244,7 @@ class _Cut:
       if i in stage_of:
         for m in self._real_makers(i):
           readers[m] = min(readers.get(m, stage_of[i]), stage_of[i])
+    return True
 
   def _find_home(self, index: int, after: int) -> int | None:
     """Returns the program that makes a result of a map before others follow."""
@@ -302,14 +258,60 @@ class _Cut:
   def _assign_received(self) -> None:
     """Assigns what a collective's own program computes behind it."""
     for i, node in enumerate(self._nodes):
-      if (
-        node.step.params.get("name") != _sending.RECEIVED
-        or node.leave is not None
-      ):
+      if not node.is_marked(_sending.RECEIVED):
         continue
-      for j in self._ancestors([i], also=True):
+      for j in self._leading_to(node.outs):
         if self._dep[j] == self._dep[i] and not self._is_free[j]:
           self._stage_of.setdefault(j, 2 * self._dep[i] + 1)
+
+  def assign_flight(self, own: Sequence[int]) -> bool:
+    """Assigns a step to three stages; says whether that is possible."""
+    # Stage 0 computes what the next step needs. Stage 2 makes the results that
+    # follow from what stage 0 hands over, and stage 1 all others.
+    self._outputs = outputs = [
+      self._find_argument(v) if v in self._maker else v for v in self._outputs
+    ]
+    marked = [node.is_marked(_sending.COMPUTED) for node in self._nodes]
+    handed = itertools.compress(self._nodes, marked)
+    follows = self._find_followers(marked)
+    made = [v for v in outputs if v in self._maker]
+    needed = self._leading_to(
+      [outputs[i] for i in own] + [v for node in handed for v in node.outs]
+    )
+    early = self._leading_to(v for v in made if not follows[self._maker[v]])
+    alive = self._leading_to(made)
+    for i in alive:
+      # Another program would copy a result of a map that is made already.
+      makers = set(self._real_makers(i))
+      if self._nodes[i].leave is not None and makers and makers <= needed:
+        needed.add(i)
+    self._sending = (1, 2)
+    self._stage_of = {
+      i: 0 if i in needed else 1 if i in early else 2
+      for i in sorted(alive)
+      if not self._is_free[i]
+    }
+    sends = any(self._nodes[i].sends for i in needed)
+    return self._is_possible and bool(self._stage_of) and not sends
+
+  def _find_argument(self, value: program.Value) -> program.Value:
+    """Returns the argument that a map hands out as it is, or the value."""
+    home, step, leave = self._nodes[self._maker[value]]
+    if home is None or leave is None or leave.inner not in home.body.inputs:
+      return value
+    index = home.body.inputs.index(leave.inner)
+    out_spec = step.params["out_specs"][leave.position]
+    outer = step.ins[index]
+    is_same = step.params["in_specs"][index] == out_spec
+    return outer if is_same and isinstance(outer, program.Value) else value
+
+  def _find_followers(self, marked: Iterable[bool]) -> list[bool]:
+    """Tells which nodes are marked, or depend on one that is."""
+    found: list[bool] = []
+    for is_marked, reads in zip(marked, self._reads, strict=True):
+      makers = [self._maker.get(v) for v in reads]
+      found.append(is_marked or any(found[m] for m in makers if m is not None))
+    return found
 
   def _real_makers(self, index: int) -> Iterator[int]:
     """Yields the nodes whose results a node reads, free ones seen through."""
@@ -325,16 +327,16 @@ class _Cut:
       else:
         yield maker
 
-  def _ancestors(self, nodes: list[int], also: bool = False) -> set[int]:
-    """Returns the nodes that others depend on, with themselves if `also`."""
-    found: set[int] = set(nodes) if also else set()
-    todo = list(nodes)
+  def _leading_to(self, values: Iterable[program.Value]) -> set[int]:
+    """Returns the nodes that values depend on."""
+    found: set[int] = set()
+    todo = [values]
     while todo:
-      for value in self._reads[todo.pop()]:
+      for value in todo.pop():
         maker = self._maker.get(value)
         if maker is not None and maker not in found:
           found.add(maker)
-          todo.append(maker)
+          todo.append(self._reads[maker])
     return found
 
   def _collect(
@@ -362,10 +364,3 @@ def _place_first(
   """Returns a key that sorts these values first, in their order."""
   places = {value: i for i, value in enumerate(values)}
   return lambda value: places.get(value, len(places))
-
-
-def _is_symmetric(step: program.Step) -> bool:
-  if step.name == "ppermute":
-    return sorted(step.params["perm"]) == [(0, 1), (1, 0)]
-  groups = step.params.get("axis_index_groups")
-  return step.name in _SUMS and groups is None

@@ -5,11 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import codecs
-from jaxmotion.hosts import Sending, _sending, _staged_step
+from jaxmotion.hosts import (
+  Sending,
+  StagedStep,
+  _sending,
+  _staged_step,
+  mark_computed,
+)
 from jaxmotion.hosts._stages import cut_at_collectives
 from tests.hosts import staged_worker
 from tests.transforms.test_processes import run_in_processes
@@ -72,10 +78,10 @@ SGD = optax.sgd(0.125, 0.5)
 def test_the_programs_of_a_step_compute_its_bits(
   workers, codec, tail, kind, count
 ):
-  mesh, init, step = make_step(workers, codec, tail, kind)
+  _, init, step = make_step(workers, codec, tail, kind)
   args = (init(PARAMS), BATCH)
   traced = jax.make_jaxpr(step)(*args, sending=Sending(3))
-  stages = cut_at_collectives(traced, mesh)
+  stages = cut_at_collectives(traced)
   found = sum(program.sends for program in stages.programs)
   assert found == count
   leaves = jax.tree.leaves(args)
@@ -153,7 +159,7 @@ def test_a_delayed_gradient_is_sent_before_the_next_one_is_computed(mean_loss):
   )
   args = (init(PARAMS), BATCH)
   traced = jax.make_jaxpr(step)(*args, sending=Sending(3))
-  stages = cut_at_collectives(traced, mesh)
+  stages = cut_at_collectives(traced)
   arrays = dict(zip(stages.inputs, jax.tree.leaves(args), strict=True))
   arrays |= stages.constants
   kinds = ""
@@ -169,3 +175,84 @@ def test_a_delayed_gradient_is_sent_before_the_next_one_is_computed(mean_loss):
   for i, leaf in zip(stages.outputs, expected, strict=True):
     # XLA fuses a gradient that is computed alone in other ways.
     np.testing.assert_allclose(arrays[i], leaf, rtol=1e-4, atol=1e-7)
+
+
+def test_what_the_next_step_needs_does_not_wait_for_a_flight():
+  mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+
+  def update(state, turns):
+    own, shared, kept = state
+    change = mark_computed(own * 2)
+    total = shared + jax.lax.psum(change, "data")
+    run_long = lambda i, x: jnp.tanh(x @ x)
+    shared = jax.lax.fori_loop(0, turns, run_long, total)
+    return own + 1, shared, kept
+
+  def step(state, turns, sending):
+    assert sending.phase == 7
+    specs = (P("data"), P(), P())
+    return jax.shard_map(
+      update, mesh=mesh, in_specs=(specs, P()), out_specs=specs
+    )(state, turns)
+
+  run = jax.jit(step, donate_argnums=0)
+  staged = StagedStep(step, run, mesh, 1, own=lambda state: state[0])
+  sending = Sending(phase=7)
+  state = tuple(jnp.ones((256, 256)) for _ in range(3))
+  state = jax.block_until_ready(staged(state, 1, sending=sending))
+  own, shared, kept = staged(state, 300, sending=sending)
+  own.block_until_ready()
+  assert not shared.is_ready()
+  # What no program writes to is handed on; all else is gone.
+  assert [x.is_deleted() for x in state] == [True, True, False]
+  assert kept is state[2]
+  np.testing.assert_array_equal(own, 3.0)
+  assert np.isfinite(shared).all()
+
+
+def test_a_flight_with_effects_is_sent_whole():
+  mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+  seen = []
+
+  def update(x):
+    jax.debug.callback(seen.append, x[0])
+    return x + 1, jax.lax.psum(x, "data")
+
+  def step(x, sending):
+    return jax.shard_map(
+      update, mesh=mesh, in_specs=P("data"), out_specs=(P("data"), P())
+    )(x)
+
+  run = jax.jit(step)
+  staged = StagedStep(step, run, mesh, 0, own=lambda made: made[0])
+  x, sending = jnp.arange(4.0), Sending(phase=0)
+  found = jax.block_until_ready(staged(x, sending=sending))
+  jax.effects_barrier()
+  jax.tree.map(np.testing.assert_array_equal, found, (x + 1, x))
+  assert list(map(float, seen)) == [0.0]
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+@pytest.mark.parametrize("specs", [None, {"w": P(None, "model")}], ids=str)
+def test_a_mesh_may_have_axes_of_one_device(specs, is_local):
+  mesh = jax.make_mesh(
+    (1, 1), ("data", "model"), axis_types=(AxisType.Auto,) * 2
+  )
+  chain = optax.chain(jaxmotion.exchange("data"), SGD)
+  scheme = chain
+  if is_local:
+    scheme = jaxmotion.local_updates(SGD, chain, every=2, delay=1)
+  found = []
+  for overlap in ("program", "thread"):
+    init, step = jaxmotion.make_train_step(
+      lambda params, x: jnp.mean((x @ params["w"]) ** 2),
+      scheme,
+      mesh,
+      specs=specs,
+      overlap=overlap,
+    )
+    state = init({"w": jnp.ones((4, 4))})
+    for _ in range(4):
+      state, loss = step(state, jnp.ones((2, 4)))
+    found.append((state, loss))
+  jax.tree.map(np.testing.assert_array_equal, *found)

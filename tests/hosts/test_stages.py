@@ -8,8 +8,9 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec as P
 
+from jaxmotion.hosts import mark_computed
 from jaxmotion.hosts._sending import RECEIVED
-from jaxmotion.hosts._stages import cut_at_collectives
+from jaxmotion.hosts._stages import cut_at_collectives, cut_for_flight
 
 MESH = Mesh(np.array(jax.devices()[:2]), ("data",))
 X = np.random.default_rng(0).normal(size=(2, 512)).astype(np.float32)
@@ -22,9 +23,9 @@ def mapped(fun, outs, check_vma=True):
   )
 
 
-def run_cut(fun, *args):
+def run_cut(fun, *args, cut=cut_at_collectives):
   """Results of a function's programs, and what each of them is."""
-  stages = cut_at_collectives(jax.make_jaxpr(fun)(*args), MESH)
+  stages = cut(jax.make_jaxpr(fun)(*args))
   arrays = dict(zip(stages.inputs, args, strict=True)) | stages.constants
   for program in stages.programs:
     made = jax.jit(program.run)(*[arrays[i] for i in program.reads])
@@ -63,7 +64,7 @@ def test_results_are_handed_out_by_the_program_that_makes_them():
   both, second = stages.outputs
   makers = [both in p.makes for p in stages.programs]
   assert makers == [False, False, True, False, False]
-  assert stages.programs[-1].makes == (second,)
+  assert stages.programs[-1].makes == [second]
   jax.tree.map(np.testing.assert_array_equal, found, list(jax.jit(whole)(X)))
 
 
@@ -151,4 +152,43 @@ def test_what_cannot_be_cut_stays_whole(kind):
     y = mapped(fun, P("data") if kind == "alone" else P())(x)
     return {"argument": (x, y), "constant": (y, 1.0)}.get(kind, y)
 
-  assert cut_at_collectives(jax.make_jaxpr(step)(X), MESH) is None
+  assert cut_at_collectives(jax.make_jaxpr(step)(X)) is None
+
+
+def test_a_flight_follows_what_the_next_step_needs_and_what_is_sent_at_once():
+  def fun(x, kept):
+    own = jnp.sin(x)
+    change = mark_computed(own - 2 * kept)
+    mean = lax.pmean(x.sum(), "data")
+    total = lax.psum(change, "data") + 0.5 * kept
+    return own, mean, total, kept
+
+  specs = P("data"), P()
+  whole = jax.shard_map(
+    fun, mesh=MESH, in_specs=specs, out_specs=(P("data"), P(), P(), P())
+  )
+  kept = X[:1]
+  found, kinds, stages = run_cut(
+    whole, X, kept, cut=lambda closed: cut_for_flight(closed, [0])
+  )
+  assert kinds == "css"
+  first, at_once, beside = stages.programs
+  own, mean, total, passed = stages.outputs
+  assert first.makes[0] is own and len(first.makes) == 2
+  # What the next step writes to is read by the first program alone.
+  x, passed_on = stages.inputs
+  assert passed is passed_on
+  assert (at_once.reads, at_once.makes) == ([x], [mean])
+  assert beside.makes == [total] and x not in beside.reads
+  expected = jax.jit(whole)(X, kept)
+  jax.tree.map(np.testing.assert_array_equal, found, list(expected))
+
+
+def test_what_needs_a_collective_is_not_cut_for_a_flight():
+  def fun(x):
+    total = lax.psum(x, "data")
+    return total + 1, total
+
+  closed = jax.make_jaxpr(mapped(fun, P()))(X)
+  assert cut_for_flight(closed, [0]) is None
+  assert cut_for_flight(closed, []) is not None

@@ -225,6 +225,9 @@ def test_all_workers_hold_the_same_anchor_and_go_on_from_a_copy():
   [
     dict(every=4, fragments=2, delay=1, mix=0.5, weighted=True),
     dict(every=3, delay=2, mean_loss=False),
+    # A fragment is due when another one lands, and before another one lands.
+    dict(every=4, fragments=2, delay=2, mix=0.5),
+    dict(every=4, fragments=2, delay=3, nonfinite="propagate"),
   ],
   ids=str,
 )
@@ -241,15 +244,52 @@ def test_a_thread_computes_what_one_program_computes(options):
     init, step = make_steps(optax.sgd(1 / 64, 0.5), outer, mesh, **options)
     state, seen = init(reference.make_params()), []
     for i in range(8):
-      batch = poisoned(i, worker=0) if i == 5 else reference.make_batch(i, ROWS)
+      is_bad = i == 5 and "nonfinite" not in options
+      batch = poisoned(i, worker=0) if is_bad else reference.make_batch(i, ROWS)
       state, loss = step(state, batch)
       # What is saved during a flight is whole.
       seen.append(jax.tree.map(np.array, (loss, state)))
       if i == 2:
         state = seen[-1][1]
-    assert int(state.opt_state.skipped) == 1
+    assert int(state.opt_state.skipped) == int("nonfinite" not in options)
     found[overlap] = tree_bits(seen)
   assert found["program"] == found["thread"]
+
+
+def test_the_host_knows_what_is_due_and_what_lands():
+  for every, fragments, delay, mix in reference.grid():
+    if mix or not delay:
+      continue
+    scheme = jaxmotion.local_updates(
+      INNER, make_outer(), every=every, fragments=fragments, delay=delay
+    )
+    find = scheme._rounds._due_fragment
+    steps = range(1, 4 * every)
+    due, landing = (find(jnp.array(steps), offset) for offset in (0, delay))
+    phases = [scheme.find_phase(n) for n in steps]
+    assert len(set(phases)) <= 2 * fragments + 1
+    assert [find(phase, 0) for phase in phases] == due.tolist()
+    # Before the first round lands, nothing that was sent can land.
+    landed = [find(phase, delay) for phase in phases]
+    assert landed[delay:] == landing.tolist()[delay:]
+
+
+def test_a_gradient_is_traced_once_for_all_phases():
+  calls = []
+
+  def loss(params, batch):
+    calls.append(1)
+    return loss_fn(params, batch)
+
+  mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+  init, step = make_steps(
+    mesh=mesh, loss=loss, every=4, fragments=2, delay=1, overlap="thread"
+  )
+  state = run(init, step, 1)
+  before = len(calls)
+  for i in range(1, 9):
+    state, _ = step(state, reference.make_batch(i, ROWS))
+  assert len(calls) == before
 
 
 def test_rules_and_masks_see_the_paths_of_the_whole_tree():

@@ -96,16 +96,25 @@ class LocalRounds(NamedTuple):
     divided = self.divide(anchor)
     count = optax.safe_increment(state.count)
     sending = hosts.check_sending(extra_args.get("sending"))
-    due = sending.order_branch(self._due_fragment(count, 0))
+    is_known = sending.phase is not None
+    now: Any = sending.phase if is_known else count
+    due = self._due_fragment(now, 0)
+    turns = list(range(self.fragments))
+    if is_known:
+      # What lands comes first, as it waits for nothing that this step sends.
+      turns = [k for k in self._find_turns(now) if k >= 0]
+    else:
+      due = sending.order_branch(due)
     # With their leading axis, as XLA copies what passes a branch as a view.
     own, inner_own = params.value, inner.value
     ok = None
     skipped = state.skipped
     if self.skips:
-      is_bad, ok = self._check_due(due, divided, own)
+      is_bad, ok = self._check_due(due, divided, own, sending)
       own, inner_own = self._run_if(
-        is_bad, self.begin_anew, (own, inner_own), (anchor,)
+        is_bad, self._begin_anew, (own, inner_own), (anchor,)
       )
+    if ok is not None:
       skipped = skipped + ((due >= 0) & ~ok).astype(jnp.int32)
     weights = state.weights
     if weight is not None:
@@ -113,18 +122,16 @@ class LocalRounds(NamedTuple):
     outer, flying = list(state.outer), state.flying
     # A conditional for each fragment, of what changes with it alone: XLA copies
     # the results of a switch over all fragments, the whole state, at each step.
-    for k in range(self.fragments):
-      is_sent = due == k if ok is None else (due == k) & ok
+    for k in turns:
+      is_sent = due == k if ok is None else _both(due == k, ok)
       given = dict(extra_args)
       if self.is_weighted:
         given["weight"] = weights[k]
         weights = weights.at[k].set(jnp.where(is_sent, 0, weights[k]))
       landing = divided.mask(flying[0] if self.delay else anchor, k)
-      landing, outer[k] = self._run_if(
-        is_sent,
-        functools.partial(self._send, given),
-        (landing, outer[k]),
-        (divided.mask(anchor, k), divided.mask(own, k)),
+      fragment = divided.mask(anchor, k), divided.mask(own, k)
+      landing, outer[k] = self._send(
+        is_sent, (landing, outer[k]), fragment, given, is_known
       )
       is_landing = is_sent
       if self.delay:
@@ -132,14 +139,19 @@ class LocalRounds(NamedTuple):
           divided.replace(flying[0], landing),
           flying[1].at[k].set(jnp.where(due == k, is_sent, flying[1][k])),
         )
-        is_landing = (self._due_fragment(count, self.delay) == k) & flying[1][k]
-      moved = self.land(
-        is_landing, (divided.mask(anchor, k), divided.mask(own, k)), landing
-      )
+        is_late = self._due_fragment(now, self.delay) == k
+        is_landing = _both(is_late, flying[1][k])
+      moved = self._run_if(is_landing, self._land, fragment, (landing,))
       anchor = divided.replace(anchor, moved[0])
       own = divided.replace(own, moved[1])
     if self.is_weighted:
       weights = core.pack_worker(weights)
+    if is_known and due >= 0:
+      # Whoever reads the anchor waits for what is in flight, and may then send.
+      waiting, _ = lax.optimization_barrier(
+        (divided.mask(anchor, due), divided.mask(flying[0], due))
+      )
+      anchor = divided.replace(anchor, waiting)
     return anchor, _states.LocalState(
       count,
       skipped,
@@ -150,29 +162,15 @@ class LocalRounds(NamedTuple):
       weights,
     )
 
-  def find_due(self, count: int, offset: int) -> int:
-    """Returns the fragment that was sent `offset` steps ago; -1 for none."""
-    gap = self.every // self.fragments
-    since = count - offset
-    is_due = since > 0 and since % gap == 0
-    return (since // gap - 1) % self.fragments if is_due else -1
+  def find_phase(self, count: int) -> int:
+    """Returns a step at which the same fragments are due and land."""
+    # One of the second round: in the first one some land that were never sent,
+    # which changes nothing, and no programs are made for that round alone.
+    turns = self._find_turns(count + self.every)
+    steps = range(self.every, 2 * self.every)
+    return next(n for n in steps if self._find_turns(n) == turns)
 
-  def find_change(self, anchor: PyTree, own: PyTree) -> PyTree:
-    """Returns how far this worker went from the anchor, inside of a map."""
-    return jax.tree.map(
-      lambda a, p: core.to_varying(a, self.axis_name) - p, anchor, own
-    )
-
-  def is_bad(self, own: PyTree) -> Array:
-    """Returns whether this worker's parameters are not finite."""
-    finite = [jnp.isfinite(x).all() for x in jax.tree.leaves(own)]
-    return core.to_varying(~jnp.stack(finite).all(), self.axis_name)
-
-  def agree(self, is_bad: Array) -> Array:
-    """Returns whether no worker's parameters are bad: a sum of 4 bytes."""
-    return lax.psum(is_bad.astype(jnp.int32), self.axis_name) == 0
-
-  def begin_anew(
+  def _begin_anew(
     self, values: tuple[PyTree, PyTree], anchor: PyTree
   ) -> tuple[PyTree, PyTree]:
     """Lets this worker begin at the anchor, as its parameters are bad."""
@@ -183,43 +181,30 @@ class LocalRounds(NamedTuple):
     inner = core.to_varying(self.inner.init(start), self.axis_name)
     return core.pack_worker(start).value, core.pack_worker(inner).value
 
-  def send(
-    self,
-    ok: Array | None,
-    extra_args: dict[str, Any],
-    values: tuple[PyTree, PyTree],
-    anchor: PyTree,
-    change: PyTree,
-  ) -> PyTree:
-    """Exchanges what workers have changed in a fragment, if all are fine."""
-    # `ok`: bool[], whether it is sent; None: always.
-    send = functools.partial(self._exchange, extra_args)
-    if ok is None:
-      return send(values, anchor, change)
-    return self._run_if(ok, send, values, (anchor, change))
+  def _find_turns(self, count: int) -> tuple[int, int]:
+    """Returns the fragments that land and that are due; -1 for none."""
+    return self._due_fragment(count, self.delay), self._due_fragment(count, 0)
 
-  def land(self, is_sent: Array, values: PyTree, landing: PyTree) -> PyTree:
-    """Moves parts of the state to what was sent, if it was."""
-    # `is_sent`: bool[].
-    return self._run_if(is_sent, self._land, values, (landing,))
-
-  def _due_fragment(self, count: Array, offset: int) -> Array:
+  def _due_fragment(self, count: Any, offset: int) -> Any:
     """Returns the fragment that was sent `offset` steps ago; -1 for none."""
     # It is equal on all workers, so that a branch may be around a collective.
     gap = self.every // self.fragments
     since = count - offset
     index = (since // gap - 1) % self.fragments
-    return jnp.where((since > 0) & (since % gap == 0), index, -1)
+    is_due = (since > 0) & (since % gap == 0)
+    if isinstance(count, int):
+      return index if is_due else -1
+    return jnp.where(is_due, index, -1)
 
   def _run_if(
     self,
-    predicate: Array,
+    predicate: Array | bool,
     run: Callable[..., PyTree],
     values: PyTree,
     others: tuple[PyTree, ...],
   ) -> PyTree:
     """Returns new values, or the old ones if the predicate is False."""
-    # `predicate`: bool[].
+    # `predicate`: bool[], or a bool, which needs no branch.
 
     def change(values: PyTree, *others: PyTree) -> PyTree:
       return jax.tree.map(
@@ -232,49 +217,66 @@ class LocalRounds(NamedTuple):
         values,
       )
 
+    if isinstance(predicate, bool):
+      return change(values, *others) if predicate else values
     return lax.cond(
       predicate, change, lambda values, *_: values, values, *others
     )
 
   def _send(
     self,
-    extra_args: dict[str, Any],
+    is_sent: Array | bool,
     values: tuple[PyTree, PyTree],
-    anchor: PyTree,
-    own: PyTree,
-  ) -> PyTree:
-    """Exchanges what workers have changed in a fragment."""
-    change = self.find_change(anchor, core.unpack_worker(core.PerWorker(own)))
-    return self._exchange(extra_args, values, anchor, change)
-
-  def _exchange(
-    self,
+    fragment: tuple[PyTree, PyTree],
     extra_args: dict[str, Any],
-    values: tuple[PyTree, PyTree],
-    anchor: PyTree,
-    change: PyTree,
+    is_known: bool,
   ) -> PyTree:
-    return update_params(
-      self.outer, change, values[1], anchor, extra_args, self.axis_name
-    )
+    """Exchanges what workers have changed in a fragment, if it is sent."""
+    # is_known: whether the host knows the step, which may then end before what
+    # it sends has arrived.
 
-  def _land(self, values: PyTree, landing: PyTree) -> PyTree:
+    def find_change(anchor: PyTree, own: PyTree) -> PyTree:
+      start = core.to_varying(anchor, self.axis_name)
+      own = core.unpack_worker(core.PerWorker(own))
+      return jax.tree.map(lambda a, p: a - p, start, own)
+
+    def exchange(
+      values: tuple[PyTree, PyTree], anchor: PyTree, change: PyTree
+    ) -> PyTree:
+      return update_params(
+        self.outer, change, values[1], anchor, extra_args, self.axis_name
+      )
+
+    if not is_known:
+      return self._run_if(
+        is_sent,
+        lambda values, a, p: exchange(values, a, find_change(a, p)),
+        values,
+        fragment,
+      )
+    change = hosts.mark_computed(find_change(*fragment))
+    return self._run_if(is_sent, exchange, values, (fragment[0], change))
+
+  def _land(
+    self, values: tuple[PyTree, PyTree], landing: PyTree
+  ) -> tuple[PyTree, PyTree]:
     """Moves the anchor, and this worker's own parameters to it."""
-    anchor, own = values
 
     def move_own(p: Array, a: Array) -> Array:
       a = jnp.broadcast_to(a, p.shape)
       moved = a if not self.mix else self.mix * p + (1 - self.mix) * a
       return moved.astype(p.dtype)
 
-    if own is not None:
-      start = core.to_varying(landing, self.axis_name)
-      own = jax.tree.map(move_own, own, start)
-    return None if anchor is None else landing, own
+    start = core.to_varying(landing, self.axis_name)
+    return landing, jax.tree.map(move_own, values[1], start)
 
   def _check_due(
-    self, due: Array, divided: _fragments.Fragments, own: PyTree
-  ) -> tuple[Array, Array]:
+    self,
+    due: Any,
+    divided: _fragments.Fragments,
+    own: PyTree,
+    sending: hosts.Sending,
+  ) -> tuple[Array | bool, Array | None]:
     """Returns whether this worker's fragment is bad, and all workers' fine."""
 
     def pass_by(own: PyTree) -> tuple[Array, Array]:
@@ -282,8 +284,21 @@ class LocalRounds(NamedTuple):
       return core.to_varying(jnp.bool_(False), self.axis_name), jnp.bool_(True)
 
     def check(k: int, own: PyTree) -> tuple[Array, Array]:
-      is_bad = self.is_bad(divided.mask(own, k))
-      return is_bad, self.agree(is_bad)
+      leaves = jax.tree.leaves(divided.mask(own, k))
+      finite = [jnp.isfinite(x).all() for x in leaves]
+      is_bad = core.to_varying(~jnp.stack(finite).all(), self.axis_name)
+      # A sum of 4 bytes.
+      return is_bad, lax.psum(is_bad.astype(jnp.int32), self.axis_name) == 0
 
-    checks = [functools.partial(check, k) for k in range(self.fragments)]
-    return lax.switch(due + 1, [pass_by, *checks], own)
+    if sending.phase is None:
+      checks = [functools.partial(check, k) for k in range(self.fragments)]
+      return lax.switch(due + 1, [pass_by, *checks], own)
+    if due < 0:
+      return False, None
+    is_bad, ok = check(due, own)
+    return is_bad, sending.order_branch(ok)
+
+
+def _both(first: Array | bool, second: Array) -> Array | bool:
+  """Returns whether both hold, which needs no array if the first does not."""
+  return first is not False and first & second

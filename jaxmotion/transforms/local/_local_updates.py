@@ -1,6 +1,5 @@
 """Scheme of workers that update by themselves and exchange at times."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,7 +10,6 @@ from jaxmotion.core import Array, PyTree
 from jaxmotion.transforms import _placement, _states
 from jaxmotion.transforms.local import (
   _fragments,
-  _local_flights,
   _local_round,
   _stacked_update,
 )
@@ -112,7 +110,15 @@ def local_updates(
   if parts is not None:
     core.check_callable("parts", parts)
   core.check_choice("nonfinite", nonfinite, ("skip", "propagate"))
-  _check_schedule(every, fragments, delay)
+  if every % fragments:
+    raise ValueError(
+      f"`fragments` must divide `every`, {every}, got {fragments}."
+    )
+  if delay >= every:
+    raise ValueError(
+      f"`delay` must be less than `every`, {every}, so that a fragment lands "
+      f"before it is sent again, got {delay}."
+    )
   return LocalUpdates(
     _local_round.LocalRounds(
       inner=inner,
@@ -154,8 +160,17 @@ class LocalUpdates(_scheme.Scheme):
     """Selects each worker's own parameters and moments."""
     return state.opt_state.params, state.opt_state.inner
 
+  def replace_own(
+    self, state: _scheme.TrainState, own: PyTree
+  ) -> _scheme.TrainState:
+    """Returns the state with other parameters and moments of each worker."""
+    params, inner = (None, None) if own is None else own
+    opt_state = state.opt_state._replace(params=params, inner=inner)
+    return state._replace(opt_state=opt_state)
+
   def count(self, opt_state: PyTree) -> Array | None:
     """Returns the number of steps so far."""
+    _local_round.check_state(opt_state)
     count: Array = opt_state.count
     return count
 
@@ -242,50 +257,24 @@ class LocalUpdates(_scheme.Scheme):
     overlap: str | None,
     loss: _local_work.LossOptions,
   ) -> str:
-    """Returns "thread" for fragments in flight between CPU hosts."""
+    """Returns "flight" for fragments in flight between CPU hosts."""
     refusal = None
     if not self._rounds.delay:
       refusal = "without a `delay`, which lets steps follow one that sends"
     elif loss.model_state is not None:
       refusal = "with a `model_state`, which each step returns"
     if refusal is None:
-      return hosts.choose_overlap(workers.mesh, workers.axis_name, overlap)
+      way = hosts.choose_overlap(workers.mesh, workers.axis_name, overlap)
+      return "flight" if way == "thread" else way
     if overlap == "thread":
       raise ValueError(f"`overlap` must be 'program' {refusal}, got 'thread'.")
     return "program"
 
-  def thread_step(
-    self,
-    workers: _scheme.Workers,
-    compute: Callable[..., Any],
-    loss: _local_work.LossOptions,
-    *,
-    donate: bool,
-  ) -> Callable[..., Any]:
-    """Returns the step of two threads, of which one sends fragments."""
-    return _local_flights.make_threaded_step(
-      self._rounds_of(workers),
-      compute,
-      workers,
-      loss,
-      lambda extra_args: self.check_step(workers, (), extra_args, loss),
-      donate=donate,
-    )
+  def find_phase(self, count: int) -> int:
+    """Returns a step at which the same fragments are due and land."""
+    return self._rounds.find_phase(count)
 
   def _rounds_of(self, workers: _scheme.Workers) -> _local_round.LocalRounds:
     return self._rounds._replace(
       axis_name=workers.axis_name, is_weighted=workers.is_weighted
-    )
-
-
-def _check_schedule(every: int, fragments: int, delay: int) -> None:
-  """Raises unless fragments take turns, and land before they are sent again."""
-  if every % fragments:
-    raise ValueError(
-      f"`fragments` must divide `every`, {every}, got {fragments}."
-    )
-  if delay >= every:
-    raise ValueError(
-      f"`delay` must be less than `every`, {every}, so that a fragment lands "
-      f"before it is sent again, got {delay}."
     )

@@ -124,27 +124,6 @@ def find_metric_specs(
   )
 
 
-def map_average(
-  work: _local_work.LocalWork,
-  axis_name: AxisName,
-  mean_loss: bool,
-  options: dict[str, Any],
-) -> PyTree:
-  """Returns the metrics of all workers, averaged in a map of their own."""
-
-  def average_own(work: _local_work.LocalWork) -> PyTree:
-    return average_work(
-      work, None, axis_name, model_state=None, mean_loss=mean_loss
-    )[0]
-
-  return jax.shard_map(
-    average_own,
-    in_specs=P(axis_name),
-    out_specs=find_metric_specs(work.metrics, axis_name, mean_loss),
-    **options,
-  )(work._replace(grads=None))
-
-
 def _is_averaged(metric: Array, mean_loss: bool) -> bool:
   """Whether a metric, with its axis of workers, becomes their mean."""
   return mean_loss and metric.ndim == 1 and _model_state.is_floating(metric)

@@ -292,6 +292,9 @@ class Scheme:
     self, workers: Workers, overlap: str | None, loss: _local_work.LossOptions
   ) -> str:
     """Returns how the exchange runs beside the computation, or raises."""
+    # "program": in one program. "thread": in several, and all that is sent has
+    # arrived when the step returns. "flight": all but what `own` selects may
+    # then be in flight; it may depend on nothing that the step sends.
     if overlap == "thread":
       raise ValueError(
         f"`overlap` must be 'program' for {type(self).__name__}, which second "
@@ -299,16 +302,15 @@ class Scheme:
       )
     return "program"
 
-  def thread_step(
-    self,
-    workers: Workers,
-    compute: Callable[..., Any],
-    loss: _local_work.LossOptions,
-    *,
-    donate: bool,
-  ) -> Callable[..., Any] | None:
-    """Returns a step of two threads of its own; None cuts the program."""
-    return None
+  # A scheme that chooses "flight" also has these two.
+
+  def replace_own(self, state: TrainState, own: PyTree) -> TrainState:
+    """Returns the state with other values of what `own` selects, or None."""
+    raise NotImplementedError
+
+  def find_phase(self, count: int) -> int:
+    """Returns the number of one step for all that do what this one does."""
+    raise NotImplementedError
 
 
 class Replicated(Scheme):

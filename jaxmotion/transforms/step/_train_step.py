@@ -16,6 +16,7 @@ from jaxmotion.transforms.step import (
   _agreement,
   _averages,
   _compiled_step,
+  _flying_step,
   _local_work,
   _model_state,
   _scheme,
@@ -218,10 +219,7 @@ def make_train_step(
   core.check_bool("donate", donate)
   scheme = scheme.for_workers(workers)
   driver = _Driver(workers, scheme, loss)
-  in_threads = scheme.choose_overlap(workers, overlap, loss) == "thread"
-  call = None
-  if in_threads:
-    call = scheme.thread_step(workers, driver.compute_all, loss, donate=donate)
+  way = scheme.choose_overlap(workers, overlap, loss)
 
   def step(
     state: _scheme.TrainState,
@@ -251,6 +249,11 @@ def make_train_step(
     return driver.run_update(state, work, extra_args)
 
   donated = ("state",) if donate else ()
+  call = None
+  if way == "flight":
+    call = _flying_step.FlyingStep(
+      scheme, driver.compute_all, update, mesh, donate=donate
+    )
   compiled = _compiled_step.compile_step(
     step,
     ("state", "batch"),
@@ -258,7 +261,7 @@ def make_train_step(
     donated,
     driver.check_counts,
     call,
-    overlaps=in_threads and call is None,
+    overlaps=way == "thread",
   )
   compiled.compute = _compiled_step.compile_step(
     compute, ("state", "batch"), mesh, (), driver.check_counts
