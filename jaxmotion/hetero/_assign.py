@@ -61,7 +61,7 @@ def assign_microbatches(
     )
   ((examples,),) = lengths
   core.check_int("max_microbatches", max_microbatches, 1, _MOST)
-  count = _shares.as_integers(counts)
+  count = _shares.as_numbers(counts, int)
   if count.ndim != 1 or (count < 0).any() or (count > max_microbatches).any():
     raise ValueError(
       f"`counts` must be integers in [0, {max_microbatches}], got {counts}."

@@ -126,7 +126,7 @@ class rebalance:
     Raises:
       ValueError: `seconds` has another length than `workers`.
     """
-    elapsed_s = _shares.as_float64(seconds)
+    elapsed_s = _shares.as_numbers(seconds, float)
     if elapsed_s.shape != (self.workers,):
       raise ValueError(
         f"`seconds` must be {self.workers} times, got {seconds!r}."
@@ -169,8 +169,8 @@ class rebalance:
       return state
     # The speed of a worker without work is unknown: its cap becomes 0.
     speeds = tuple(v or 1.0 for v in known)
-    caps = self.caps or (self.total,) * self.workers
-    caps = tuple(c if v else 0 for c, v in zip(caps, known, strict=True))
+    most = self.caps or (self.total,) * self.workers
+    caps = tuple(c if v else 0 for c, v in zip(most, known, strict=True))
     counts = self._split_work(speeds, caps)
     old_s, new_s = (
       _shares.makespan_s(n, speeds, fixed_s=self.fixed_s)
@@ -183,7 +183,7 @@ class rebalance:
   def _split_work(
     self, speeds: Sequence[float], caps: tuple[int, ...] | None = None
   ) -> tuple[int, ...]:
-    if _shares.as_float64(speeds).shape != (self.workers,):
+    if _shares.as_numbers(speeds, float).shape != (self.workers,):
       raise ValueError(
         f"`speeds` must be {self.workers} numbers, got {speeds!r}."
       )

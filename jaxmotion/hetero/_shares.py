@@ -5,7 +5,6 @@ i takes fixed_s_i + n_i / speed_i seconds for n_i of them, and none for n_i = 0.
 """
 
 import heapq
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -157,7 +156,7 @@ def makespan_s(
     14.0
   """
   v, a = _check_speeds(speeds, fixed_s)
-  n = as_float64(counts)
+  n = as_numbers(counts, float)
   if n.shape != v.shape or not (np.isfinite(n) & (n >= 0)).all():
     raise ValueError(
       f"`counts` must be {len(v)} numbers of at least 0, got {counts}."
@@ -189,7 +188,7 @@ def fit_speed(
     >>> round(speed, 6), round(fixed_s, 6)
     (2.0, 0.1)
   """
-  n, t = as_float64(counts), as_float64(seconds)
+  n, t = as_numbers(counts, float), as_numbers(seconds, float)
   if n.ndim != 1 or n.shape != t.shape or len(np.unique(n)) < 2:
     raise ValueError(
       "`counts` must be at least two that differ, one for each of `seconds`,"
@@ -221,7 +220,7 @@ def _check_work(
   v, a = _check_speeds(speeds, fixed_s)
   if caps is None:
     return v, a, np.full(len(v), float(total))
-  cap = as_integers(caps)
+  cap = as_numbers(caps, int)
   if cap.shape != v.shape or (cap < 0).any():
     raise ValueError(
       f"`caps` must be {len(v)} integers of at least 0, got {caps}."
@@ -238,13 +237,13 @@ def _check_speeds(
   speeds: Sequence[float], fixed_s: PerWorkerSeconds
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns speeds and fixed times as float64[workers], checked."""
-  v = as_float64(speeds)
+  v = as_numbers(speeds, float)
   if v.ndim != 1 or not v.size or not (np.isfinite(v) & (v > 0)).all():
     raise ValueError(
       "`speeds` must be positive, one for each worker (give a worker without"
       f" work a cap of 0), got {speeds}."
     )
-  a = as_float64(fixed_s)
+  a = as_numbers(fixed_s, float)
   if a.shape not in ((), v.shape) or not (np.isfinite(a) & (a >= 0)).all():
     raise ValueError(
       f"`fixed_s` must be seconds of at least 0, one or {len(v)} of them, got"
@@ -253,23 +252,13 @@ def _check_speeds(
   return v, np.broadcast_to(a, v.shape)
 
 
-def as_float64(values: Any) -> np.ndarray:
-  """Returns float64 numbers, or NaN (which no check passes) for no numbers."""
+def as_numbers(values: Any, dtype: type) -> np.ndarray:
+  """Returns numbers as an array, or -1 (which no check passes) for others."""
+  # Floats may be given as integers, but integers not as floats.
   try:
     array = np.asarray(values)
-    if array.dtype != bool:
-      return array.astype(np.float64)
+    if array.dtype != bool and (dtype is float or array.dtype.kind in "iu"):
+      return array.astype(dtype)
   except (OverflowError, TypeError, ValueError):
     pass
-  return np.asarray(math.nan)
-
-
-def as_integers(values: Any) -> np.ndarray:
-  """Returns int64 integers, or -1 (which no check passes) for none."""
-  try:
-    array = np.asarray(values)
-  except (OverflowError, TypeError, ValueError):
-    return np.asarray(-1)
-  if not np.issubdtype(array.dtype, np.integer):
-    return np.asarray(-1)
-  return array.astype(np.int64)
+  return np.asarray(-1, dtype)

@@ -42,10 +42,9 @@ def flatten_state(
     >>> int(optimizer.step[...])
     1
   """
-  if not isinstance(tx, optax.GradientTransformation):
-    raise TypeError(
-      f"`tx` must be an optax.GradientTransformation, got {tx!r}."
-    )
+  core.check_instance(
+    "tx", tx, optax.GradientTransformation, "an optax.GradientTransformation"
+  )
   inner = optax.with_extra_args_support(tx)
 
   def init_fn(params: PyTree) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxmotion import core
 from jaxmotion.core import AxisName, PyTree
-from jaxmotion.transforms.extend import Join, join_name
+from jaxmotion.transforms import extend
 
 
 class GraphLeaf(NamedTuple):
@@ -19,15 +19,13 @@ class GraphLeaf(NamedTuple):
     path: of its variable, for messages.
     kind: type of its variable, or None.
     spec: how it is split over workers; P() if all have the same.
-    metric: path of the metric that it belongs to, or None.
-    metric_kind: class of that metric, or None.
+    metric: path and class of the metric that it belongs to, or None.
   """
 
   path: str
   kind: type | None
   spec: P
-  metric: str | None
-  metric_kind: type | None
+  metric: tuple[str, type | None] | None
 
 
 def describe_state(
@@ -52,16 +50,14 @@ def describe_state(
     above = [found.get(path[:i]) for i in range(len(path))]
     same = {name for i in range(len(path)) for name in equal.get(path[:i], ())}
     own = tuple(name for name in core.axis_names(axis_name) if name not in same)
-    is_metric = isinstance(variable, nnx.metrics.MetricState)
-    leaf = GraphLeaf(
-      "/".join(map(str, path)),
-      type(variable) if isinstance(variable, nnx.Variable) else None,
-      (P(own if same else axis_name) if own else P())
-      if core.PerWorker in above
-      else cut.get(path, P()),
-      "/".join(map(str, path[:-1])) if is_metric else None,
-      above[-1] if is_metric else None,
-    )
+    spec = cut.get(path, P())
+    if core.PerWorker in above:
+      spec = P(own if same else axis_name) if own else P()
+    metric = None
+    if isinstance(variable, nnx.metrics.MetricState):
+      metric = "/".join(map(str, path[:-1])), above[-1]
+    kind = type(variable) if isinstance(variable, nnx.Variable) else None
+    leaf = GraphLeaf("/".join(map(str, path)), kind, spec, metric)
     leaves += [leaf] * len(jax.tree.leaves(variable))
   return tuple(leaves)
 
@@ -93,26 +89,29 @@ def join_state(
   differs: Sequence[bool],
   axis_name: AxisName,
   averaged: tuple[type, ...],
-) -> list[Join]:
+) -> list[extend.Join]:
   """Says how the new state of the workers is joined."""
-  summed = {
-    leaf.metric: leaf.metric_kind
+  summed = [
+    leaf.metric
     for leaf, differ in zip(leaves, differs, strict=True)
     if differ and leaf.metric is not None
-  }
-  for path, kind in summed.items():
+  ]
+  for path, kind in summed:
     if kind is None or not issubclass(kind, nnx.metrics.Average):
       raise TypeError(
         f"`{path}` must be an nnx.metrics.Average or Accuracy, got {kind}: "
         "sums of its state over workers mean nothing. Update it after the step."
       )
-  joins: list[Join] = []
-  for leaf, x, differ in zip(leaves, shapes, differs, strict=True):
-    if leaf.spec != P():
-      joins.append(leaf.spec)
-    elif leaf.metric in summed:
-      joins.append("sum")
-    else:
-      mean = leaf.kind is not None and issubclass(leaf.kind, averaged)
-      joins.append(join_name(x, differ, leaf.path, axis_name, mean=mean))
-  return joins
+  return [
+    "sum"
+    if leaf.metric in summed and leaf.spec == P()
+    else extend.join_name(
+      x,
+      leaf.spec,
+      differ,
+      leaf.path,
+      axis_name,
+      mean=leaf.kind is not None and issubclass(leaf.kind, averaged),
+    )
+    for leaf, x, differ in zip(leaves, shapes, differs, strict=True)
+  ]

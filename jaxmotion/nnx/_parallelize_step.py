@@ -9,23 +9,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec as P
 
-from jaxmotion import core, hosts
+from jaxmotion import core
 from jaxmotion.core import AxisName, PyTree
 from jaxmotion.nnx import _graph_state
-from jaxmotion.transforms.extend import (
-  Static,
-  StepOptions,
-  StepParameters,
-  check_batch_names,
-  check_mesh,
-  check_traced,
-  fold_worker,
-  is_key,
-  join_name,
-  place_arguments,
-  run_on_workers,
-  split_specs,
-)
+from jaxmotion.transforms import extend
 
 
 def parallelize_step(
@@ -101,11 +88,6 @@ def parallelize_step(
     >>> bool(second < first)
     True
   """
-  axis_name = check_mesh(mesh, axis_name)
-  split = check_batch_names(batch)
-  options = StepOptions(
-    static_argnames, static_argnums, donate_argnames, donate_argnums
-  )
   averaged = (
     nnx.BatchStat,
     *core.check_sequence("mean", mean, "variable types"),
@@ -116,23 +98,27 @@ def parallelize_step(
       raise TypeError(
         f"`mean` must be a list or tuple of variable types, got {kind!r}."
       )
-
-  def decorate(fun: Callable[..., Any]) -> Callable[..., Any]:
-    parameters = StepParameters(fun, split, options)
-    return _map_step(fun, parameters, mesh, axis_name, averaged)
-
-  return decorate
+  return extend.make_decorator(
+    functools.partial(_map_step, averaged=averaged),
+    mesh,
+    axis_name,
+    batch,
+    static_argnames=static_argnames,
+    static_argnums=static_argnums,
+    donate_argnames=donate_argnames,
+    donate_argnums=donate_argnums,
+  )
 
 
 def _map_step(
   fun: Callable[..., Any],
-  parameters: StepParameters,
+  parameters: extend.StepParameters,
   mesh: Mesh,
   axis_name: AxisName,
+  *,
   averaged: tuple[type, ...],
 ) -> Callable[..., Any]:
   """Returns a step on modules that runs on every worker, jitted."""
-  split = parameters.split
 
   # `graph` is a tree without arrays, which JAX compares. As a static argument
   # it would be hashed, and attributes that are dicts and lists have no hash.
@@ -140,48 +126,53 @@ def _map_step(
   def run_step(
     graph: Any,
     layout: tuple[Any, ...],
-    static: Static,
+    static: extend.Static,
     donated: dict[int, Any],
     kept: dict[int, Any],
     given: PyTree,
   ) -> tuple[list[Any], PyTree]:
     treedef, leaves = layout
     state = [(donated | kept)[i] for i in range(len(leaves))]
+    specs = [leaf.spec for leaf in leaves]
 
     def run_local(state: list[Any], given: PyTree) -> PyTree:
-      folded = [
-        fold_worker(x, axis_name) if is_key(x) and leaf.spec == P() else x
-        for x, leaf in zip(state, leaves, strict=True)
-      ]
-      nodes = nnx.merge(graph, jax.tree.unflatten(treedef, folded))
+      folded, restore_key = extend.fold_keys(
+        {"state": state}, {"state": specs}, axis_name
+      )
+      nodes = nnx.merge(graph, jax.tree.unflatten(treedef, folded["state"]))
       results = parameters.call({**nodes, **given}, static)
       left, new_state = nnx.split(nodes)
-      _check_graph(left, graph)
+      if left != graph:
+        raise ValueError(
+          "`fun` must keep the variables and static fields of its modules, got "
+          "others after the step: call `model.train()` before it, and pop "
+          "intermediates within."
+        )
+      # Of a metric, what the worker adds.
       new = [
-        _updated(leaf, old, used, now)
-        for leaf, old, used, now in zip(
-          leaves, state, folded, jax.tree.leaves(new_state), strict=True
+        now - old if leaf.metric else restore_key(now)
+        for leaf, old, now in zip(
+          leaves, state, jax.tree.leaves(new_state), strict=True
         )
       ]
       return new, results
 
-    def decide(shapes: PyTree, differs: Sequence[bool]) -> list[Any]:
+    def decide(shapes: PyTree, differs: Sequence[bool]) -> list[extend.Join]:
       count = len(leaves)
       joins = _graph_state.join_state(
         leaves, shapes[0], differs[:count], axis_name, averaged
       )
       named = zip(core.named_leaves(shapes[1]), differs[count:], strict=True)
       return joins + [
-        join_name(x, differ, f"result {path}", axis_name)
+        extend.join_name(x, P(), differ, f"result {path}", axis_name)
         for (path, x), differ in named
       ]
 
-    specs = [leaf.spec for leaf in leaves]
     given_specs = {
-      name: split_specs(name, arg, mesh, axis_name, optional=True)
+      name: extend.split_specs(name, arg, mesh, axis_name, optional=True)
       for name, arg in given.items()
     }
-    new, results = run_on_workers(
+    new, results = extend.run_on_workers(
       run_local, mesh, axis_name, [state, given], [specs, given_specs], decide
     )
     new = [
@@ -190,13 +181,13 @@ def _map_step(
     ]
     return new, results
 
-  in_flight = hosts.StepsInFlight(mesh)
+  calls = extend.StepCalls(mesh, has_static=True)
 
   def split_graph(args: Any, kwargs: Any) -> tuple[dict[str, Any], Any]:
     """Returns the graph nodes, and what `run_step` takes."""
     arguments, static = parameters.bind(args, kwargs)
-    given = {n: arguments.pop(n) for n in split if n in arguments}
-    check_traced(given)
+    given = {n: arguments.pop(n) for n in parameters.split if n in arguments}
+    calls.check_arrays(given)
     # Flax would take numbers as static, and each value would compile.
     nodes = {
       name: jnp.asarray(x) if isinstance(x, bool | int | float) else x
@@ -206,48 +197,27 @@ def _map_step(
     leaves = _graph_state.describe_state(nodes, state, axis_name)
     arrays, treedef = jax.tree.flatten(state)
     specs = [leaf.spec for leaf in leaves]
-    placed = dict(enumerate(place_arguments(arrays, mesh, specs, axis_name)))
+    placed = extend.place_arguments(arrays, mesh, specs, axis_name)
+    kept = dict(enumerate(placed))
     donated = {
-      i: placed.pop(i)
+      i: kept.pop(i)
       for i, leaf in enumerate(leaves)
       if leaf.path.split("/")[0] in parameters.donated
     }
-    return nodes, (graph, (treedef, leaves), static, donated, placed, given)
+    return nodes, (graph, (treedef, leaves), static, donated, kept, given)
 
   @functools.wraps(fun)
   def step(*args: Any, **kwargs: Any) -> Any:
     nodes, traced = split_graph(args, kwargs)
     _, (treedef, leaves), _, donated, kept, given = traced
     named = {leaves[i].path: x for i, x in (donated | kept).items()}
-    core.check_buffers(named | given, {leaves[i].path for i in donated})
-    in_flight.wait(named)
-    new, results = run_step(*traced)
-    in_flight.add(new)
+    with calls.guard(named | given, {leaves[i].path for i in donated}, given):
+      new, results = run_step(*traced)
+    calls.add(new)
     nnx.update(nodes, jax.tree.unflatten(treedef, new))
     return results
 
-  def call_method(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return method(*split_graph(args, kwargs)[1])
-
-  for name in ("lower", "trace"):
-    bound = functools.partial(call_method, getattr(run_step, name))
-    setattr(step, name, bound)
+  extend.copy_methods(
+    step, run_step, lambda args, kwargs: split_graph(args, kwargs)[1]
+  )
   return step
-
-
-def _check_graph(left: Any, graph: Any) -> None:
-  if left != graph:
-    raise ValueError(
-      "`fun` must keep the variables and static fields of its modules, got "
-      "others after the step: call `model.train()` before it, and pop "
-      "intermediates within."
-    )
-
-
-def _updated(
-  leaf: _graph_state.GraphLeaf, old: Any, used: Any, now: Any
-) -> Any:
-  """Returns a variable's new array; of a metric, what the worker adds."""
-  if leaf.metric:
-    return now - old
-  return old if now is used else now

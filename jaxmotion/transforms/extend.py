@@ -27,23 +27,25 @@ from jaxmotion.transforms.parts._parts_layout import (
   parts_layout as parts_layout,
 )
 from jaxmotion.transforms.parts._shard_layout import LeafCut as LeafCut
+from jaxmotion.transforms.step._compiled_step import (
+  StepCalls as StepCalls,
+  copy_methods as copy_methods,
+)
 from jaxmotion.transforms.step._run_on_workers import (
   Join as Join,
-  fold_worker as fold_worker,
+  fold_keys as fold_keys,
   is_key as is_key,
   join_name as join_name,
   run_on_workers as run_on_workers,
 )
 from jaxmotion.transforms.step._step_arguments import (
-  check_batch_names as check_batch_names,
   place_arguments as place_arguments,
   split_specs as split_specs,
 )
 from jaxmotion.transforms.step._step_parameters import (
   Static as Static,
-  StepOptions as StepOptions,
   StepParameters as StepParameters,
-  check_traced as check_traced,
+  make_decorator as make_decorator,
 )
 
 _set_public_module(__name__, globals())

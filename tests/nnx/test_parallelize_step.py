@@ -176,6 +176,20 @@ def test_what_differs_is_refused_by_its_path():
     jaxmotion.nnx.parallelize_step(MESH, mean=["Cache"])
 
 
+def test_a_batch_on_other_devices_is_refused_by_name():
+  @jaxmotion.nnx.parallelize_step(MESH)
+  def step(model, batch):
+    return model.w[...] * jax.lax.pmean(batch.mean(), "data")
+
+  model = nnx.Dict(w=nnx.Param(jnp.ones(2)))
+  with pytest.raises(ValueError, match="`batch` must be on the 4 devices of"):
+    step(model, jax.device_put(np.ones(4), jax.devices()[-1]))
+  with pytest.raises(TypeError, match="`batch` must be .*`static_argnames`"):
+    step.lower(model, "text")
+  _, result = step.eval_shape(model, np.ones(4))
+  assert result.shape == (2,)
+
+
 def test_arguments_are_those_of_jit():
   traced = []
 

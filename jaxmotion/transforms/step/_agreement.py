@@ -32,8 +32,8 @@ _PLAIN = bool | int | float | complex | str | bytes | np.generic | None
 # Functions of others may hold what each process has for itself, such as a file.
 _ROOMS = ("optax", "jaxmotion")
 
-# (name of the argument, name of a part of it, what it is)
-_Entry = tuple[str, str, str]
+# By argument and by name of a part of it: what parts of that name are.
+_Entries = dict[str, dict[str, list[str]]]
 
 
 def check_processes(
@@ -53,24 +53,25 @@ def check_processes(
   )
   if len(devices) == 1 or is_traced:
     return
+  entries: _Entries = {}
+
+  def add_entry(argument: str, name: str, text: str) -> None:
+    entries.setdefault(argument, {}).setdefault(name, []).append(text)
+
+  for argument, tree in given.items():
+    for path, x in core.named_leaves(tree):
+      add_entry(argument, path or "the array", _describe_leaf(x))
+  for name, text in _list_settings("", scheme, set()):
+    add_entry("scheme", name, text)
   state = jax.eval_shape(lambda p: scheme.start(workers, p)[1], params)
-  entries = [
-    (argument, path or "the array", _describe_leaf(x))
-    for argument, tree in given.items()
-    for path, x in core.named_leaves(tree)
-  ]
-  entries += [("scheme", *pair) for pair in _list_settings("", scheme, set())]
-  entries += [
-    ("scheme", "opt_state/made_for", f"{node.made_for}, {node.made_for.specs}")
-    for node in _placement.find_exchanges(state)
-  ]
-  entries += [
-    ("scheme", f"opt_state/{path}", f"{x.dtype}{list(x.shape)}")
-    for path, x in core.named_leaves(state)
-  ]
+  for node in _placement.find_exchanges(state):
+    text = f"{node.made_for}, {node.made_for.specs}"
+    add_entry("scheme", "opt_state/made_for", text)
+  for path, x in core.named_leaves(state):
+    add_entry("scheme", f"opt_state/{path}", f"{x.dtype}{list(x.shape)}")
   # Where objects of a process are is its own.
   structure = re.sub(r" at 0x\w+", "", str(jax.tree.structure(state)))
-  entries.append(("scheme", "opt_state", structure))
+  add_entry("scheme", "opt_state", structure)
   texts = _gather_texts(json.dumps(entries), list(devices.values()))
   if texts is not None:
     _raise_difference(dict(zip(devices, map(json.loads, texts), strict=True)))
@@ -181,28 +182,21 @@ def _gather_rows(row: np.ndarray, devices: list[jax.Device]) -> np.ndarray:
     return np.asarray(copy(rows).addressable_data(0))
 
 
-def _raise_difference(found: dict[int, list[_Entry]]) -> None:
+def _raise_difference(found: dict[int, _Entries]) -> None:
   """Raises an error about the first entry that processes have otherwise."""
-  (first, own), *others = (
-    (process, _group_entries(entries)) for process, entries in found.items()
-  )
-  # A leaf that only one process has also changes its state.
-  order = list(_REMEDIES)
-  for process, given in others:
-    for argument, name in sorted(own | given, key=lambda k: order.index(k[0])):
-      values = [group.get((argument, name), []) for group in (own, given)]
+  (first, own), *others = found.items()
+  # Arrays come first, because a leaf that only one process has also changes
+  # its state.
+  for (process, given), (argument, remedy) in itertools.product(
+    others, _REMEDIES.items()
+  ):
+    groups = own.get(argument, {}), given.get(argument, {})
+    for name in groups[0] | groups[1]:
+      values = [group.get(name, []) for group in groups]
       for pair in itertools.zip_longest(*values, fillvalue="nothing"):
         if pair[0] != pair[1]:
           raise ValueError(
             f"`{argument}` must be equal on all processes, got {name} = "
             f"{pair[0]:.400} on process {first}, and {pair[1]:.400} on process "
-            f"{process}: {_REMEDIES[argument]}."
+            f"{process}: {remedy}."
           )
-
-
-def _group_entries(entries: list[_Entry]) -> dict[tuple[str, str], list[str]]:
-  """Returns what the parts of each name are, in order."""
-  groups: dict[tuple[str, str], list[str]] = {}
-  for argument, name, text in entries:
-    groups.setdefault((argument, name), []).append(text)
-  return groups

@@ -36,11 +36,11 @@ class FlyingStep:
     donated = (0,) if donate else ()
 
     def compute_own(
-      own: PyTree, rest: _scheme.TrainState, *inputs: PyTree
+      own: PyTree, rest: _scheme.TrainState, batch: PyTree, **inputs: PyTree
     ) -> tuple[PyTree, _local_work.LocalWork]:
       # A program does not wait for arguments of which it reads the shapes
       # alone. So the rest may still be in flight.
-      work = compute(scheme.replace_own(rest, own), *inputs)
+      work = compute(scheme.replace_own(rest, own), batch, **inputs)
       return work.grads, work._replace(grads=None)
 
     def update_rest(
@@ -78,7 +78,7 @@ class FlyingStep:
     count = self._last[1] if known is self._last[0] else int(known)
     count = min(count + 1, _LAST_COUNT)
     own, rest = scheme.own(state), scheme.replace_own(state, None)
-    own, work = self._compute(own, rest, batch, key, counts)
+    own, work = self._compute(own, rest, batch, key=key, counts=counts)
     sending = hosts.Sending(phase=scheme.find_phase(count))
     state, metrics = self._update(
       scheme.replace_own(state, own), work, sending=sending, **extra_args

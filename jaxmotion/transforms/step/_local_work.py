@@ -30,19 +30,18 @@ class LocalWork(NamedTuple):
 
 def add_rows(tree: PyTree) -> PyTree:
   """Gives one worker's arrays a leading axis of workers; `PerWorker` has it."""
-  return jax.tree.map(
-    lambda x: x if isinstance(x, core.PerWorker) else jnp.expand_dims(x, 0),
-    tree,
-    is_leaf=lambda x: isinstance(x, core.PerWorker),
-  )
+  return _map_unmarked(lambda x: jnp.expand_dims(x, 0), tree)
 
 
 def drop_rows(tree: PyTree) -> PyTree:
   """Takes away the leading axis that `add_rows` gave."""
+  return _map_unmarked(lambda x: jnp.squeeze(x, 0), tree)
+
+
+def _map_unmarked(fun: Callable[[Array], Array], tree: PyTree) -> PyTree:
+  is_marked = lambda x: isinstance(x, core.PerWorker)
   return jax.tree.map(
-    lambda x: x if isinstance(x, core.PerWorker) else jnp.squeeze(x, 0),
-    tree,
-    is_leaf=lambda x: isinstance(x, core.PerWorker),
+    lambda x: x if is_marked(x) else fun(x), tree, is_leaf=is_marked
   )
 
 
@@ -256,8 +255,20 @@ def _check_loss(loss: Any) -> Any:
 
 
 def compute_weight(weight_fn: Callable[..., Any], batch: PyTree) -> Array:
-  """Returns a worker's weight as float32[], or raises."""
-  return _check_result(weight_fn(batch))
+  """Returns a worker's weight as float32[]; raises unless it is a real
+  scalar."""
+  weight = weight_fn(batch)
+  shaped = hasattr(weight, "shape") and hasattr(weight, "dtype")
+  if shaped:
+    kinds = (jnp.floating, jnp.integer)
+    is_real = any(jnp.issubdtype(weight.dtype, kind) for kind in kinds)
+    is_scalar = is_real and not weight.shape
+  else:
+    is_scalar = type(weight) in (int, float)
+  if not is_scalar:
+    found = f"{weight.dtype}{list(weight.shape)}" if shaped else repr(weight)
+    raise TypeError(f"`weight_fn` must return a real scalar, got {found}.")
+  return jnp.asarray(weight, jnp.float32)
 
 
 def keep_unweighted(weight: Array, new: PyTree, old: PyTree) -> PyTree:
@@ -285,35 +296,19 @@ def split_batch(batch: PyTree, microbatches: int) -> PyTree:
 
 def average_scalars(metrics: PyTree, weights: Array | None) -> PyTree:
   """Returns metrics whose floating-point scalars are means of microbatches."""
-  return jax.tree.map(lambda m: _average_scalar(m, weights), metrics)
 
+  def average_leaf(metric: Array) -> Array:
+    if metric.ndim != 1 or not _model_state.is_floating(metric):
+      return metric
+    values = metric.astype(jnp.promote_types(metric.dtype, jnp.float32))
+    if weights is None:
+      return values.mean().astype(metric.dtype)
+    total = weights.sum()
+    values = jnp.where(weights == 0, 0, values * weights)
+    mean = values.sum() / jnp.where(total == 0, 1, total)
+    return mean.astype(metric.dtype)
 
-def _average_scalar(metric: Array, weights: Array | None) -> Array:
-  """Returns the mean over microbatches of a floating-point scalar."""
-  if metric.ndim != 1 or not _model_state.is_floating(metric):
-    return metric
-  values = metric.astype(jnp.promote_types(metric.dtype, jnp.float32))
-  if weights is None:
-    return values.mean().astype(metric.dtype)
-  total = weights.sum()
-  values = jnp.where(weights == 0, 0, values * weights)
-  mean = values.sum() / jnp.where(total == 0, 1, total)
-  return mean.astype(metric.dtype)
-
-
-def _check_result(weight: Any) -> Array:
-  """Returns a weight as float32[]; raises unless it is a real scalar."""
-  shaped = hasattr(weight, "shape") and hasattr(weight, "dtype")
-  if shaped:
-    kinds = (jnp.floating, jnp.integer)
-    is_real = any(jnp.issubdtype(weight.dtype, kind) for kind in kinds)
-    is_scalar = is_real and not weight.shape
-  else:
-    is_scalar = type(weight) in (int, float)
-  if not is_scalar:
-    found = f"{weight.dtype}{list(weight.shape)}" if shaped else repr(weight)
-    raise TypeError(f"`weight_fn` must return a real scalar, got {found}.")
-  return jnp.asarray(weight, jnp.float32)
+  return jax.tree.map(average_leaf, metrics)
 
 
 def _split_pair(

@@ -89,10 +89,8 @@ def keep_if_skipped(
   # is skipped one step later, so its statistics are looked at themselves.
   if _states.is_delayed(opt_state):
     return jax.tree.map(keep_finite, new, old)
-  before, after = (
-    _states.list_skipped(old_opt_state),
-    _states.list_skipped(opt_state),
-  )
+  before = _states.list_skipped(old_opt_state)
+  after = _states.list_skipped(opt_state)
   if not after:
     return new
   skipped = jnp.stack(after).sum() > jnp.stack(before).sum()

@@ -5,13 +5,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec as P
+from jax.sharding import Mesh
 
-from jaxmotion import core, hosts
+from jaxmotion import core
 from jaxmotion.core import AxisName, PyTree
-from jaxmotion.transforms import _init_state
 from jaxmotion.transforms.step import (
+  _compiled_step,
   _run_on_workers,
   _step_arguments,
   _step_parameters,
@@ -89,149 +88,102 @@ def parallelize_step(
     >>> float(loss)
     1.0
   """
-  axis_name = _init_state.check_mesh(mesh, axis_name)
-  split = _step_arguments.check_batch_names(batch)
-  options = _step_parameters.StepOptions(
-    static_argnames, static_argnums, donate_argnames, donate_argnums
+  names = _step_arguments.check_names("mean", mean)
+  patterns = core.PathRules([(name, None) for name in names], name="mean")
+  return _step_parameters.make_decorator(
+    functools.partial(_map_step, patterns=patterns),
+    mesh,
+    axis_name,
+    batch,
+    static_argnames=static_argnames,
+    static_argnums=static_argnums,
+    donate_argnames=donate_argnames,
+    donate_argnums=donate_argnums,
   )
-  patterns = core.PathRules(
-    [(p, None) for p in _step_arguments.check_names("mean", mean)], name="mean"
-  )
-
-  def decorate(fun: Callable[..., Any]) -> Callable[..., Any]:
-    parameters = _step_parameters.StepParameters(fun, split, options)
-
-    def run_step(
-      args: dict[str, PyTree],
-      given: dict[str, PyTree],
-      static: _step_parameters.Static,
-    ) -> PyTree:
-      args = {**args, **given}
-      specs = {
-        name: _step_arguments.split_specs(
-          name, arg, mesh, axis_name, optional=True
-        )
-        if name in split
-        else core.state_specs(arg, axis_name)
-        for name, arg in args.items()
-      }
-
-      raw_keys = any(
-        _is_raw_key(args[name]) for name in args.keys() - set(split)
-      )
-
-      def run_local(args: dict[str, PyTree]) -> PyTree:
-        args, keys = _fold_keys(args, split, axis_name)
-        given = {id(folded): key for folded, key in keys}
-        results = parameters.call(args, static)
-        return jax.tree.map(lambda x: given.get(id(x), x), results)
-
-      decide = functools.partial(
-        _decide,
-        name=parameters.name,
-        patterns=patterns,
-        raw_keys=raw_keys,
-        axis_name=axis_name,
-      )
-      return _run_on_workers.run_on_workers(
-        run_local, mesh, axis_name, [args], [specs], decide
-      )
-
-    jitted = jax.jit(run_step, donate_argnums=0, static_argnums=2)
-    in_flight = hosts.StepsInFlight(mesh)
-
-    def place(arguments: dict[str, PyTree]) -> tuple[PyTree, PyTree]:
-      placed = dict(arguments)
-      for name in arguments.keys() - set(split):
-        specs = core.state_specs(arguments[name], axis_name)
-        placed[name] = _step_arguments.place_arguments(
-          arguments[name], mesh, specs, axis_name
-        )
-      donated = {
-        name: placed.pop(name) for name in parameters.donated if name in placed
-      }
-      return donated, placed
-
-    @functools.wraps(fun)
-    def step(*args: Any, **kwargs: Any) -> Any:
-      arguments, static = parameters.bind(args, kwargs)
-      core.check_buffers(arguments, parameters.donated)
-      in_flight.wait(arguments)
-      try:
-        results = jitted(*place(arguments), static)
-      except (TypeError, ValueError, OverflowError):
-        # Only after an error: a step shall not look at every leaf.
-        _step_parameters.check_traced(arguments)
-        core.check_on_mesh({name: arguments[name] for name in split}, mesh)
-        raise
-      in_flight.add(results)
-      return results
-
-    def call_method(
-      method: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
-      arguments, static = parameters.bind(args, kwargs)
-      return method(*place(arguments), static)
-
-    for name in ("lower", "trace", "eval_shape"):
-      bound = functools.partial(call_method, getattr(jitted, name))
-      setattr(step, name, bound)
-    return step
-
-  return decorate
 
 
-def _fold_keys(
-  args: dict[str, PyTree], split: Sequence[str], axis_name: AxisName
-) -> tuple[dict[str, PyTree], list[tuple[Any, Any]]]:
-  """Folds the worker into keys: (arguments, pairs of a new and its old key)."""
-  pairs: list[tuple[Any, Any]] = []
-
-  def fold_leaf(x: Any, spec: P) -> Any:
-    if spec != P() or not (x is raw or _run_on_workers.is_key(x)):
-      return x
-    pairs.append((_run_on_workers.fold_worker(x, axis_name), x))
-    return pairs[-1][0]
-
-  folded = {}
-  for name, arg in args.items():
-    raw = arg if _is_raw_key(arg) else None
-    specs = core.state_specs(arg, axis_name)
-    folded[name] = arg if name in split else jax.tree.map(fold_leaf, arg, specs)
-  return folded, pairs
-
-
-def _is_raw_key(x: Any) -> bool:
-  """Returns whether an argument or result is like `jax.random.PRNGKey(0)`."""
-  return getattr(x, "shape", None) == (2,) and x.dtype == jnp.uint32
-
-
-def _decide(
-  shapes: PyTree,
-  differs: Sequence[bool],
-  *,
-  name: str,
-  patterns: core.PathRules[Any],
-  raw_keys: bool,
+def _map_step(
+  fun: Callable[..., Any],
+  parameters: _step_parameters.StepParameters,
+  mesh: Mesh,
   axis_name: AxisName,
-) -> list[_run_on_workers.Join]:
-  """Says how each result is joined, or raises for one that may not differ."""
-  leaves = core.named_leaves(shapes)
-  patterns.require_use([path for path, _ in leaves], "result")
-  specs = jax.tree.leaves(core.state_specs(shapes, axis_name))
-  joins: list[_run_on_workers.Join] = []
-  for (path, x), spec, differ in zip(leaves, specs, differs, strict=True):
-    if spec != P():
-      joins.append(spec)
-    else:
-      joins.append(
+  *,
+  patterns: core.PathRules[Any],
+) -> Callable[..., Any]:
+  """Returns a step that runs on every worker, jitted."""
+  split = parameters.split
+
+  def run_step(
+    donated: dict[str, PyTree],
+    kept: dict[str, PyTree],
+    static: _step_parameters.Static,
+  ) -> PyTree:
+    args = {**donated, **kept}
+    specs = {
+      name: _step_arguments.split_specs(
+        name, arg, mesh, axis_name, optional=True
+      )
+      if name in split
+      else core.state_specs(arg, axis_name)
+      for name, arg in args.items()
+    }
+    others = args.keys() - set(split)
+    raw_keys = any(_run_on_workers.is_raw_key(args[name]) for name in others)
+
+    def run_local(args: dict[str, PyTree]) -> PyTree:
+      folded, restore_key = _run_on_workers.fold_keys(
+        {name: args[name] for name in args if name in others}, specs, axis_name
+      )
+      results = parameters.call(args | folded, static)
+      return jax.tree.map(restore_key, results)
+
+    def decide(
+      shapes: PyTree, differs: Sequence[bool]
+    ) -> list[_run_on_workers.Join]:
+      leaves = core.named_leaves(shapes)
+      patterns.require_use([path for path, _ in leaves], "result")
+      specs = jax.tree.leaves(core.state_specs(shapes, axis_name))
+      return [
         _run_on_workers.join_name(
           x,
+          spec,
           differ,
-          f"{name}: {path}",
+          f"{parameters.name}: {path}",
           axis_name,
           mean=patterns.first_match(path) is not None,
-          key=raw_keys and _is_raw_key(x),
+          key=raw_keys and _run_on_workers.is_raw_key(x),
         )
+        for (path, x), spec, differ in zip(leaves, specs, differs, strict=True)
+      ]
+
+    return _run_on_workers.run_on_workers(
+      run_local, mesh, axis_name, [args], [specs], decide
+    )
+
+  jitted = jax.jit(run_step, donate_argnums=0, static_argnums=2)
+  calls = _compiled_step.StepCalls(mesh, has_static=True)
+
+  def place(
+    arguments: dict[str, PyTree], static: _step_parameters.Static
+  ) -> tuple[PyTree, PyTree, _step_parameters.Static]:
+    kept = dict(arguments)
+    for name in arguments.keys() - set(split):
+      specs = core.state_specs(arguments[name], axis_name)
+      kept[name] = _step_arguments.place_arguments(
+        arguments[name], mesh, specs, axis_name
       )
-  return joins
+    donated = {n: kept.pop(n) for n in parameters.donated if n in kept}
+    return donated, kept, static
+
+  @functools.wraps(fun)
+  def step(*args: Any, **kwargs: Any) -> Any:
+    arguments, static = parameters.bind(args, kwargs)
+    with calls.guard(arguments, parameters.donated, split):
+      results = jitted(*place(arguments, static))
+    calls.add(results)
+    return results
+
+  _compiled_step.copy_methods(
+    step, jitted, lambda args, kwargs: place(*parameters.bind(args, kwargs))
+  )
+  return step

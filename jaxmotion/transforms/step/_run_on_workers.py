@@ -37,15 +37,7 @@ def run_on_workers(
   # each. Results with a partition spec are split, others replicated.
   axes = frozenset(core.axis_names(axis_name))
   args, specs = tuple(args), tuple(specs)
-  leaf_specs = jax.tree.leaves(
-    jax.tree.map(
-      lambda spec, branch: jax.tree.map(lambda _: spec, branch),
-      specs,
-      args,
-      is_leaf=lambda node: isinstance(node, P),
-    ),
-    is_leaf=lambda node: isinstance(node, P),
-  )
+  leaf_specs = jax.tree.leaves(_model_axes.spread_specs(specs, args))
   varying = [axes & _model_axes.sharded_axes(spec) for spec in leaf_specs]
   args = jax.tree.unflatten(
     jax.tree.structure(args),
@@ -85,6 +77,7 @@ def run_on_workers(
 
 def join_name(
   x: Any,
+  spec: P,
   differs: bool,
   path: str,
   axis_name: AxisName,
@@ -93,8 +86,11 @@ def join_name(
   key: bool = False,
 ) -> Join:
   """Returns how a result of a step is joined, or raises."""
+  # spec: that of a result of which each worker has its own part, or P().
   # mean: whether it may be averaged; floating-point scalars always may. key:
   # whether it is a raw PRNG key; typed ones tell.
+  if spec != P():
+    return spec
   if not differs:
     return "equal"
   if jnp.issubdtype(x.dtype, jnp.floating) and (mean or not x.shape):
@@ -109,20 +105,49 @@ def join_name(
   )
 
 
-def fold_worker(key: Any, axis_name: AxisName) -> Any:
-  """Returns this worker's own PRNG key."""
-  # key: typed keys of any shape or one raw key, equal on all workers.
-  index = core.worker_index(axis_name)
-  if not is_key(key) or not key.ndim:
-    return jax.random.fold_in(key, index)
-  fold = jax.vmap(lambda k: jax.random.fold_in(k, index))
-  return fold(key.reshape(-1)).reshape(key.shape)
+def fold_keys(
+  args: dict[str, PyTree], specs: dict[str, PyTree], axis_name: AxisName
+) -> tuple[dict[str, PyTree], Callable[[Any], Any]]:
+  """Folds the worker into replicated keys; also returns what undoes it."""
+  # Keys are typed ones anywhere, and an argument that is one raw key.
+  # The new keys are held, because their ids tell them.
+  known: dict[int, tuple[Any, Any]] = {}
+
+  def fold_leaf(x: Any, spec: P) -> Any:
+    if spec != P() or not (is_key(x) or x is raw):
+      return x
+    new = _fold_worker(x, axis_name)
+    known[id(new)] = new, x
+    return new
+
+  def restore_key(x: Any) -> Any:
+    return known.get(id(x), (x, x))[1]
+
+  folded = {}
+  for name, arg in args.items():
+    raw = arg if is_raw_key(arg) else None
+    folded[name] = jax.tree.map(fold_leaf, arg, specs[name])
+  return folded, restore_key
 
 
 def is_key(x: Any) -> bool:
   """Returns whether an array has typed PRNG keys."""
   dtype = getattr(x, "dtype", None)
   return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def is_raw_key(x: Any) -> bool:
+  """Returns whether an argument or result is like `jax.random.PRNGKey(0)`."""
+  return getattr(x, "shape", None) == (2,) and x.dtype == jnp.uint32
+
+
+def _fold_worker(key: Any, axis_name: AxisName) -> Any:
+  # key: typed keys of any shape or one raw key, equal on all workers.
+  index = core.worker_index(axis_name)
+  if not is_key(key) or not key.ndim:
+    return jax.random.fold_in(key, index)
+  fold = jax.vmap(lambda k: jax.random.fold_in(k, index))
+  return fold(key.reshape(-1)).reshape(key.shape)
 
 
 def _join_result(x: Any, join: Join, axis_name: AxisName) -> Any:

@@ -1,4 +1,4 @@
-"""Arguments of training steps that are mapped over workers."""
+"""Arguments of training steps: their checks, and where workers get them."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from jaxmotion import core
@@ -23,31 +22,27 @@ def check_names(name: str, value: Any) -> tuple[str, ...]:
   return names
 
 
-def check_batch_names(value: Any) -> tuple[str, ...]:
-  """Returns the names of the parameters that are split, or raises."""
-  names = check_names("batch", (value,) if isinstance(value, str) else value)
-  if not names:
-    raise ValueError(
-      f"`batch` must name a parameter of the step at least, got {value!r}."
+def check_step_key(key: Any) -> None:
+  """Raises unless `key` is one key of `jax.random`, typed or raw."""
+  if key is None:
+    return
+  dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
+  if not (_run_on_workers.is_key(key) and shape == ()) and not (
+    dtype == jnp.uint32 and shape is not None and len(shape) == 1
+  ):
+    found = f"{dtype}{list(shape)}" if shape is not None else f"{key!r:.200}"
+    raise TypeError(
+      f"`key` must be one key of jax.random.key(seed), got {found}."
     )
-  return names
 
 
-def check_counts(counts: Any, workers: int, microbatches: int) -> Array:
-  """Returns the microbatches that each worker computes, as int32[workers]."""
-  traced = isinstance(counts, jax.core.Tracer)
-  values: Any = counts if traced else np.asarray(counts)
-  is_integer = jnp.issubdtype(values.dtype, jnp.integer)
-  fits = is_integer and values.shape == (workers,)
-  if fits and not traced:
-    fits = bool(((values >= 0) & (values <= microbatches)).all())
-  if not fits:
-    raise ValueError(
-      f"`counts` must be {workers} integers in [0, {microbatches}], as "
-      f"`microbatches` is {microbatches}, got {counts}."
-    )
-  checked: Array = values.astype(jnp.int32)
-  return checked
+def make_worker_keys(key: Array, count: Array, workers: int) -> Array:
+  """Returns the key of every worker in this step, shape (workers, ...)."""
+  # It is `fold_in(fold_in(key, count), worker)`. `count`: int32[], steps so
+  # far.
+  key = jax.random.fold_in(key, count)
+  fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+  return fold(key, jnp.arange(workers))
 
 
 def split_specs(
@@ -129,11 +124,10 @@ def place_arguments(
     sharding = NamedSharding(mesh, spec)
     old = x.sharding
     if isinstance(old, NamedSharding) and old.mesh == mesh:
-      if workers & _model_axes.sharded_axes(
-        old.spec
-      ) == workers & _model_axes.sharded_axes(spec):
+      held, wanted = map(_model_axes.sharded_axes, (old.spec, spec))
+      if workers & held == workers & wanted:
         return x
-    if x.sharding == sharding or x.sharding.is_equivalent_to(sharding, x.ndim):
+    if old.is_equivalent_to(sharding, x.ndim):
       return x
     return jax.device_put(x, sharding)
 

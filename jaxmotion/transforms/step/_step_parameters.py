@@ -1,39 +1,18 @@
 """Parameters of training steps, and what becomes of each one's argument."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxmotion import core
-from jaxmotion.core import PyTree
-from jaxmotion.transforms.step import _step_arguments
+from jax.sharding import Mesh
 
-Names = str | Sequence[str]
-Numbers = int | Sequence[int]
+from jaxmotion import core
+from jaxmotion.core import AxisName, PyTree
+from jaxmotion.transforms import _init_state
+from jaxmotion.transforms.step import _step_arguments
 
 # Values of static arguments with their names and types: 1 is not True.
 Static = tuple[tuple[str, type, Any], ...]
-
-
-class StepOptions:
-  """Choices of `jax.jit` for the arguments of a step, checked."""
-
-  def __init__(
-    self,
-    static_argnames: Names,
-    static_argnums: Numbers,
-    donate_argnames: Names,
-    donate_argnums: Numbers,
-  ) -> None:
-    self.names = {
-      "static_argnames": _check_several("static_argnames", static_argnames),
-      "donate_argnames": _check_several("donate_argnames", donate_argnames),
-    }
-    # Positions count from the end if negative.
-    self.numbers = {
-      "static_argnums": _check_positions("static_argnums", static_argnums),
-      "donate_argnums": _check_positions("donate_argnums", donate_argnums),
-    }
 
 
 class StepParameters:
@@ -47,7 +26,7 @@ class StepParameters:
   """
 
   def __init__(
-    self, fun: Any, split: Sequence[str], options: StepOptions
+    self, fun: Any, split: Sequence[str], options: Mapping[str, Sequence[Any]]
   ) -> None:
     core.check_callable("fun", fun)
     self._fun = fun
@@ -108,37 +87,56 @@ class StepParameters:
           f"{name!r}."
         )
 
-  def _choose(self, options: StepOptions, kind: str) -> tuple[str, ...]:
+  def _choose(
+    self, options: Mapping[str, Sequence[Any]], kind: str
+  ) -> tuple[str, ...]:
     """Returns names of parameters that names and positions choose."""
-    names = options.names[f"{kind}_argnames"]
+    names = options[f"{kind}_argnames"]
+    numbers = options[f"{kind}_argnums"]  # From the end if negative.
     self._check_names(f"{kind}_argnames", names)
     known = list(self._signature.parameters)
-    found = list(names)
-    for number in options.numbers[f"{kind}_argnums"]:
+    for number in numbers:
       if not -len(known) <= number < len(known):
         raise ValueError(
           f"`{kind}_argnums` must be positions of the step's {len(known)} "
           f"parameters, got {number}."
         )
-      found.append(known[number])
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys([*names, *(known[i] for i in numbers)]))
 
 
-def check_traced(traced: Mapping[str, PyTree]) -> None:
-  """Raises if an argument that is not static has leaves that are no arrays."""
-  for name, tree in traced.items():
-    try:
-      core.check_arrays(name, tree)
-    except TypeError as error:
-      raise TypeError(
-        f"{error} Name it in `static_argnames` if it is no data."
-      ) from None
+def make_decorator(
+  map_step: Callable[..., Callable[..., Any]],
+  mesh: Mesh,
+  axis_name: AxisName,
+  batch: str | Sequence[str],
+  **options: Any,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+  """Makes a decorator of steps by `map_step`, of options that it checks."""
+  # map_step: (step, its parameters, mesh, axis_name) -> jitted step.
+  # options: static and donated parameters, as `jax.jit` takes them.
+  axis_name = _init_state.check_mesh(mesh, axis_name)
+  split = _check_several("batch", batch)
+  if not split:
+    raise ValueError(
+      f"`batch` must name a parameter of the step at least, got {batch!r}."
+    )
+  checked: dict[str, Sequence[Any]] = {
+    name: _check_several(name, value)
+    if name.endswith("names")
+    else _check_positions(name, value)
+    for name, value in options.items()
+  }
+
+  def decorate(fun: Callable[..., Any]) -> Callable[..., Any]:
+    parameters = StepParameters(fun, split, checked)
+    return map_step(fun, parameters, mesh, axis_name)
+
+  return decorate
 
 
 def _check_several(name: str, value: Any) -> tuple[str, ...]:
-  return _step_arguments.check_names(
-    name, (value,) if isinstance(value, str) else value
-  )
+  names = (value,) if isinstance(value, str) else value
+  return _step_arguments.check_names(name, names)
 
 
 def _check_positions(name: str, value: Any) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, PartitionSpec as P
 
@@ -21,7 +22,6 @@ from jaxmotion.transforms.step import (
   _model_state,
   _scheme,
   _step_arguments,
-  _step_keys,
 )
 
 
@@ -231,43 +231,27 @@ def make_train_step(
   ) -> tuple[_scheme.TrainState, PyTree]:
     # Two maps, of which XLA makes one program. Only the second checks what
     # varies over workers, so that replicas that could differ are an error.
-    work = driver.compute_all(state, batch, key, counts)
-    return driver.run_update(state, work, extra_args)
+    work = driver.compute(state, batch, key=key, counts=counts)
+    return driver.update(state, work, **extra_args)
 
-  def compute(
-    state: _scheme.TrainState,
-    batch: PyTree,
-    *,
-    key: Array | None = None,
-    counts: Array | None = None,
-  ) -> _local_work.LocalWork:
-    return driver.compute_all(state, batch, key, counts)
-
-  def update(
-    state: _scheme.TrainState, work: _local_work.LocalWork, **extra_args: Any
-  ) -> tuple[_scheme.TrainState, PyTree]:
-    return driver.run_update(state, work, extra_args)
-
-  donated = ("state",) if donate else ()
   call = None
   if way == "flight":
     call = _flying_step.FlyingStep(
-      scheme, driver.compute_all, update, mesh, donate=donate
+      scheme, driver.compute, driver.update, mesh, donate=donate
     )
   compiled = _compiled_step.compile_step(
     step,
-    ("state", "batch"),
     mesh,
-    donated,
-    driver.check_counts,
-    call,
+    donates=donate,
+    prepare=driver.check_counts,
+    call=call,
     overlaps=way == "thread",
   )
   compiled.compute = _compiled_step.compile_step(
-    compute, ("state", "batch"), mesh, (), driver.check_counts
+    driver.compute, mesh, prepare=driver.check_counts
   )
   compiled.update = _compiled_step.compile_step(
-    update, ("state", "work"), mesh, donated
+    driver.update, mesh, donates=donate
   )
 
   def init(params: PyTree, model_state: PyTree = None) -> _scheme.TrainState:
@@ -289,8 +273,7 @@ class _Driver:
     scheme: _scheme.Scheme,
     loss: _local_work.LossOptions,
   ):
-    self.workers, self._scheme, self._loss = workers, scheme, loss
-    self._axis_name = workers.axis_name
+    self._workers, self._scheme, self._loss = workers, scheme, loss
     self._split = P(workers.axis_name)
     self._keeps_own = loss.model_state == "local"
     self._model_spec = self._split if self._keeps_own else P()
@@ -309,12 +292,12 @@ class _Driver:
       )
     core.check_arrays("params", params)
     _placement.check_trained(params)
-    self.workers.shardings.check_params(params)
+    self._workers.shardings.check_params(params)
     core.check_arrays("model_state", model_state)
     core.check_buffers({"params": params, "model_state": model_state})
     shared = None if self._keeps_own else model_state
-    _agreement.check_processes(self.workers, self._scheme, params, shared)
-    params, opt_state = self._scheme.start(self.workers, params)
+    _agreement.check_processes(self._workers, self._scheme, params, shared)
+    params, opt_state = self._scheme.start(self._workers, params)
     model = self._place_model(model_state)
     return _scheme.TrainState(params, model, opt_state)
 
@@ -333,29 +316,39 @@ class _Driver:
       raise ValueError(
         f"`counts` must be None, because {refusal}, got {counts!r}."
       )
-    checked = _step_arguments.check_counts(
-      counts, self.workers.count, self._loss.microbatches
-    )
-    return given | {"counts": checked}
+    workers, most = self._workers.count, self._loss.microbatches
+    is_traced = isinstance(counts, jax.core.Tracer)
+    values: Any = counts if is_traced else np.asarray(counts)
+    is_integer = jnp.issubdtype(values.dtype, jnp.integer)
+    fits = is_integer and values.shape == (workers,)
+    if fits and not is_traced:
+      fits = bool(((values >= 0) & (values <= most)).all())
+    if not fits:
+      raise ValueError(
+        f"`counts` must be {workers} integers in [0, {most}], as "
+        f"`microbatches` is {most}, got {counts}."
+      )
+    return given | {"counts": values.astype(jnp.int32)}
 
-  def compute_all(
+  def compute(
     self,
     state: _scheme.TrainState,
     batch: PyTree,
-    key: Array | None,
-    counts: Array | None,
+    *,
+    key: Array | None = None,
+    counts: Array | None = None,
   ) -> _local_work.LocalWork:
     """Computes the gradients of all workers, which exchange nothing here."""
-    workers, loss = self.workers, self._loss
+    workers, loss, model_spec = self._workers, self._loss, self._model_spec
     self._check_state(state)
     if counts is not None:
       _model_state.check_floating(state.model_state)
     bound = self._scheme.bind(workers, state)
     layout = bound.layout(workers, state)
     batch_specs = _step_arguments.split_specs(
-      "batch", batch, workers.mesh, self._axis_name, loss.microbatches
+      "batch", batch, workers.mesh, workers.axis_name, loss.microbatches
     )
-    _step_keys.check_step_key(key)
+    _step_arguments.check_step_key(key)
     keys = None
     if key is not None:
       count = bound.count(state.opt_state)
@@ -365,14 +358,13 @@ class _Driver:
           "all steps would draw the same numbers, got a key: return one from "
           "`Scheme.count`."
         )
-      keys = _step_keys.make_worker_keys(key, count, workers.count)
+      keys = _step_arguments.make_worker_keys(key, count, workers.count)
     compute = bound.make_compute(workers, loss)
 
     def compute_own(
       own: PyTree, model: PyTree, batch: PyTree, keys: PyTree, counts: PyTree
     ) -> _local_work.LocalWork:
-      own_key = None if keys is None else keys[0]
-      trips = None if counts is None else counts[0]
+      inputs = batch, *jax.tree.map(lambda a: a[0], (keys, counts))
       if self._keeps_own:
         core.check_instance(
           "model_state",
@@ -385,126 +377,97 @@ class _Driver:
         _model_state.check_equal(
           lambda model, given: compute(given[0], model, *given[1:]).model_state,
           model,
-          (own, batch, own_key, trips),
-          self._axis_name,
+          (own, *inputs),
+          workers.axis_name,
         )
-      work = compute(own, model, batch, own_key, trips)
-      return _local_work.add_rows(work)
+      return _local_work.add_rows(compute(own, model, *inputs))
 
     def select(params: PyTree, opt_state: PyTree) -> PyTree:
       return bound.own(_scheme.TrainState(params, None, opt_state))
 
+    own = select(state.params, state.opt_state)
+    specs = model_spec, batch_specs, self._split, self._split
     args = workers.shardings.place(
-      (
-        select(state.params, state.opt_state),
-        state.model_state,
-        batch,
-        keys,
-        counts,
-      ),
-      (
-        select(layout.params, layout.opt_state),
-        self._model_spec,
-        batch_specs,
-        self._split,
-        self._split,
-      ),
+      (own, state.model_state, batch, keys, counts),
+      (select(layout.params, layout.opt_state), *specs),
     )
     own_specs = select(layout.own_params, layout.own_state)
     work = core.map_local_work(
-      compute_own,
-      workers.mesh,
-      self._axis_name,
-      (own_specs, self._model_spec, batch_specs, self._split, self._split),
+      compute_own, workers.mesh, workers.axis_name, (own_specs, *specs)
     )(*args)
     if layout.grads is None:
       return work
     grads = workers.shardings.place(work.grads, layout.grads)
     return work._replace(grads=grads)
 
-  def run_update(
+  def update(
     self,
     state: _scheme.TrainState,
     work: _local_work.LocalWork,
-    extra_args: dict[str, Any],
+    **extra_args: Any,
   ) -> tuple[_scheme.TrainState, PyTree]:
     """Exchanges what the workers computed, and updates the state."""
-    workers, loss, shardings = self.workers, self._loss, self.workers.shardings
+    workers, loss = self._workers, self._loss
+    shardings, split = workers.shardings, self._split
     self._check_state(state)
     core.check_instance(
       "work", work, _local_work.LocalWork, "what `step.compute` returned"
     )
-    extra_args = dict(extra_args)
     sending = hosts.check_sending(extra_args.pop("sending", None))
     bound = self._scheme.bind(workers, state)
     bound.check_step(workers, state.opt_state, extra_args, loss)
     layout = bound.layout(workers, state)
-    placed = _scheme.TrainState(
+    placed = own = _scheme.TrainState(
       layout.params, self._model_spec, layout.opt_state
     )
-    own = placed
     options: dict[str, Any] = {"mesh": workers.mesh}
     grads: Any = layout.grads
     if not layout.spans_model:
-      own = _scheme.TrainState(
-        layout.own_params, self._model_spec, layout.own_state
-      )
-      options, grads = shardings.map_options, self._split
+      own = own._replace(params=layout.own_params, opt_state=layout.own_state)
+      options, grads = shardings.map_options, split
     state, extra_args = shardings.place((state, extra_args), (placed, P()))
-    rows: Any = self._split
+    rows: Any = split
     work_specs = _local_work.LocalWork(rows, rows, grads, rows)
     metric_specs = _averages.find_metric_specs(
-      work.metrics, self._axis_name, loss.mean_loss
+      work.metrics, workers.axis_name, loss.mean_loss
     )
 
-    def update_all(
+    def update_own(
       state: _scheme.TrainState,
       work: _local_work.LocalWork,
       extra_args: dict[str, Any],
     ) -> tuple[_scheme.TrainState, PyTree]:
-      return self._update(bound, state, work, extra_args, sending)
+      metrics, model = _averages.average_work(
+        work,
+        state.model_state,
+        workers.axis_name,
+        model_state=loss.model_state,
+        mean_loss=loss.mean_loss,
+      )
+      shared = model if loss.model_state == "mean" else None
+      wait = sending.wait_for((metrics if loss.mean_loss else None, shared))
+      results = _scheme.StepResults(
+        loss.get_loss(work.metrics)[0],
+        loss.get_loss(metrics) if loss.mean_loss else None,
+        None if work.weight is None else work.weight[0],
+        extra_args | {"sending": wait},
+      )
+      params, opt_state = bound.update(
+        workers, state, _local_work.drop_rows(work.grads), results
+      )
+      if loss.model_state is not None:
+        model = _model_state.keep_if_skipped(
+          model, state.model_state, state.opt_state, opt_state
+        )
+      return _scheme.TrainState(params, model, opt_state), metrics
 
     new, metrics = jax.shard_map(
-      update_all,
+      update_own,
       in_specs=(own, work_specs, P()),
       out_specs=(own, metric_specs),
       **options,
     )(state, work, extra_args)
     return shardings.place(new, placed), metrics
-
-  def _update(
-    self,
-    bound: _scheme.Scheme,
-    state: _scheme.TrainState,
-    work: _local_work.LocalWork,
-    extra_args: dict[str, Any],
-    sending: hosts.Sending,
-  ) -> tuple[_scheme.TrainState, PyTree]:
-    """Averages the metrics and updates the state, as one worker."""
-    loss = self._loss
-    metrics, model = _averages.average_work(
-      work,
-      state.model_state,
-      self._axis_name,
-      model_state=loss.model_state,
-      mean_loss=loss.mean_loss,
-    )
-    averaged = model if loss.model_state == "mean" else None
-    sending = sending.wait_for((metrics if loss.mean_loss else None, averaged))
-    results = _scheme.StepResults(
-      loss.get_loss(work.metrics)[0],
-      loss.get_loss(metrics) if loss.mean_loss else None,
-      None if work.weight is None else work.weight[0],
-      extra_args | {"sending": sending},
-    )
-    params, opt_state = bound.update(
-      self.workers, state, _local_work.drop_rows(work.grads), results
-    )
-    if loss.model_state is not None:
-      model = _model_state.keep_if_skipped(
-        model, state.model_state, state.opt_state, opt_state
-      )
-    return _scheme.TrainState(params, model, opt_state), metrics
 
   def _check_state(self, state: _scheme.TrainState) -> None:
     """Raises unless per-worker state is that of these workers."""
@@ -513,28 +476,28 @@ class _Driver:
     )
     # An exchange has a row for each device, if devices have shards.
     try:
-      check_rows(state, [self.workers.count, self.workers.mesh.size])
+      check_rows(state, [self._workers.count, self._workers.mesh.size])
     except ValueError as error:
       raise ValueError(
-        f"`state` must be that of {self.workers.count} workers, which "
+        f"`state` must be that of {self._workers.count} workers, which "
         f"`checkpoint.resize` makes of another. {error}"
       ) from None
 
   def _place_model(self, model: PyTree) -> PyTree:
     """Returns a copy of the model state on the mesh."""
+    shardings = self._workers.shardings
+
+    def copy_own(model: PyTree) -> PyTree:
+      model = jax.tree.map(lambda a: jnp.copy(a.astype(a.dtype)), model)
+      return core.pack_worker(model) if self._keeps_own else model
 
     @jax.jit
     def copy(model: PyTree) -> PyTree:
-      def copy_own(model: PyTree) -> PyTree:
-        model = jax.tree.map(lambda a: jnp.copy(a.astype(a.dtype)), model)
-        return core.pack_worker(model) if self._keeps_own else model
-
-      model = self.workers.shardings.place(model, P())
       return jax.shard_map(
         copy_own,
         in_specs=P(),
         out_specs=self._model_spec,
-        **self.workers.shardings.map_options,
-      )(model)
+        **shardings.map_options,
+      )(shardings.place(model, P()))
 
-    return copy(core.put_on_mesh(model, self.workers.mesh, P()))
+    return copy(core.put_on_mesh(model, self._workers.mesh, P()))
