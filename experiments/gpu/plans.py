@@ -24,7 +24,7 @@ from absl import flags
 from experiments.common import list_flags, records, shared_flags, timing
 from experiments.gpu.rows import make_row
 from experiments.models import losses
-from jaxmotion import codecs, memory, program
+from jaxmotion import codecs, memory
 from jaxmotion.core import PyTree
 
 
@@ -57,12 +57,12 @@ class Plan(NamedTuple):
   Attributes:
     name: name of the plan.
     run: function (params, batch) -> loss and gradients.
-    needs: memory of the program.
+    temp_bytes: temporaries on the device.
   """
 
   name: str
   run: Callable[[PyTree, PyTree], PyTree]
-  needs: program.ProgramMemory
+  temp_bytes: int
 
 
 def main() -> None:
@@ -91,13 +91,13 @@ def measure_plans(model: str, repeats: int) -> list[records.Row]:
   with ThreadPoolExecutor() as threads:
     compile_one = functools.partial(_compile_plan, task)
     plans = list(threads.map(compile_one, steps.items()))
-  plans.sort(key=lambda plan: plan.needs.temp_bytes)
+  plans.sort(key=lambda plan: plan.temp_bytes)
   args = _fill(task.params), _fill(task.batch)
   rows: list[records.Row] = []
   taken: dict[str, timing.TimedCalls] = {}
   for plan in plans:
     case = f"{name}/{plan.name}"
-    rows.append(_make_row(case, "temp_bytes", plan.needs.temp_bytes, "bytes"))
+    rows.append(_make_row(case, "temp_bytes", plan.temp_bytes, "bytes"))
     try:
       jax.block_until_ready(plan.run(*args))
     except jax.errors.JaxRuntimeError as failure:
@@ -119,8 +119,8 @@ def _compile_plan(
 ) -> Plan:
   name, loss_fn = step
   lowered = jax.jit(jax.value_and_grad(loss_fn)).lower(task.params, task.batch)
-  compiled = lowered.compile()
-  return Plan(name, compiled, program.program_memory(compiled))
+  compiled: Any = lowered.compile()
+  return Plan(name, compiled, compiled.memory_analysis().temp_size_in_bytes)
 
 
 def _repeat_step(plan: Plan, args: tuple[PyTree, ...]) -> timing.TimedCalls:

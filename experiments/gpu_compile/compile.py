@@ -20,7 +20,6 @@ from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
 from experiments.gpu_compile import hlo, ptx, targets
 from jaxmotion import core
 from jaxmotion.core import PyTree
-from jaxmotion.program import ProgramMemory, program_memory
 
 _PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
 # Launches in XLA's dump: the number, the kernel, and its shared memory.
@@ -44,13 +43,13 @@ class Compiled(NamedTuple):
   Attributes:
     gpu: the GPU. The compiler spends the memory that it is told of, so two
       figures compare only if `gpu.memory_gib` is the same.
-    memory: bytes of the program's buffers.
+    memory: bytes of the program's buffers, as `memory_analysis` states them.
     kernels: instructions that run on the device, in order.
     assembly: assembly of each launch of a generated kernel, in order.
   """
 
   gpu: targets.Gpu
-  memory: ProgramMemory
+  memory: Any
   kernels: list[hlo.Kernel]
   assembly: list[ptx.Assembly]
 
@@ -151,10 +150,10 @@ def compile_memory(
   gpu: str = "H100",
   memory_gib: float | None = None,
   **jit_options: Any,
-) -> ProgramMemory:
+) -> Any:
   """Compiles a function for its memory alone, in a third of the time."""
   lowered = _lower_program(fn, args, find_gpu(gpu, memory_gib), jit_options)
-  return program_memory(lowered.compile())
+  return lowered.compile().memory_analysis()
 
 
 def trace_for(
@@ -237,7 +236,7 @@ def _read_program(
   launched += _list_mosaic(text, [name for name in files if name])
   return Compiled(
     gpu,
-    program_memory(program),
+    program.memory_analysis(),
     hlo.list_kernels(text, counts),
     [
       ptx.read_assembly(files[name], instruction, shared)

@@ -70,7 +70,7 @@ class CompileStore:
       self.known_s += self._known[key].compile_s
       return self._known[key]
     begin = measure.processor_seconds()
-    nbytes = program.program_memory(lowered.compile()).device_bytes
+    nbytes = program.device_bytes(lowered.compile().memory_analysis())
     found = CompiledStep(nbytes, measure.processor_seconds() - begin)
     self._known[key] = found
     if self._path is not None:

@@ -11,7 +11,6 @@ from experiments import gpu_compile
 from experiments.common import records
 from experiments.common.kept import describe_sources
 from experiments.residuals import cases, kept, measure, policies
-from jaxmotion import program
 from jaxmotion.core import check_choice
 
 EXPERIMENT = "residuals_compare"
@@ -81,7 +80,7 @@ def measure_policy(policy: policies.Policy, target: str) -> Figures:
   compiled_at = measure.processor_seconds()
   flops, step_ms = _predict_traced(traced, step, target)
   return Figures(
-    program.program_memory(compiled).temp_bytes,
+    compiled.memory_analysis().temp_size_in_bytes,
     flops,
     step_ms,
     min(trace_s),

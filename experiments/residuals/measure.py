@@ -8,7 +8,7 @@ import jax
 
 from experiments import gpu_compile
 from experiments.residuals import cases
-from jaxmotion import core, perfmodel, program
+from jaxmotion import core, perfmodel
 
 TARGETS = {"h100": "h100_node", "h200": "h200_node", "cpu": "ethernet_10gbit"}
 """Platform that predictions are for, by the target that is compiled for."""
@@ -96,7 +96,7 @@ def compile_step(
   if target == "cpu":
     machine = "CPU: compiled, not run; has no memory of a host beside its own"
     jitted = jax.jit(step.fn, donate_argnums=step.donated)
-    needs = program.program_memory(jitted.lower(*step.args).compile())
+    needs: Any = jitted.lower(*step.args).compile().memory_analysis()
   else:
     gpu = gpu_compile.find_gpu(target.upper(), memory_gib)
     machine = (
@@ -112,10 +112,10 @@ def compile_step(
     )
   return StepMemory(
     machine,
-    needs.temp_bytes,
-    needs.host_temp_bytes,
-    needs.argument_bytes,
-    needs.output_bytes - needs.alias_bytes,
+    needs.temp_size_in_bytes,
+    needs.host_temp_size_in_bytes,
+    needs.argument_size_in_bytes,
+    needs.output_size_in_bytes - needs.alias_size_in_bytes,
     time.monotonic() - begin,
   )
 

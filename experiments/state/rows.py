@@ -19,11 +19,13 @@ def make_rows(
   known: dict[tuple[str, str, str], int] = {}
   for optimizer, case, program in found:
     on_host = "host" in case
-    values: dict[str, int | None] = {"temp_bytes": program.memory.temp_bytes}
+    values: dict[str, int | None] = {
+      "temp_bytes": program.memory.temp_size_in_bytes
+    }
     if not on_host:
       values = {
-        "argument_bytes": program.memory.argument_bytes,
-        "temp_bytes": program.memory.temp_bytes,
+        "argument_bytes": program.memory.argument_size_in_bytes,
+        "temp_bytes": program.memory.temp_size_in_bytes,
         "traffic_bytes": program.traffic_bytes,
       }
     for metric, value in values.items():

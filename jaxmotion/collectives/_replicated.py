@@ -15,7 +15,6 @@ from jaxmotion.program import (
   Step,
   flatten,
   inner_jaxprs,
-  trace_program,
 )
 
 _LINE_SEARCHES = (
@@ -99,7 +98,7 @@ def _type_equal(
     outputs = jax.tree.leaves(again, is_leaf=_is_own)
     return [outputs[i] for i in typed]
 
-  program = trace_program(run_flat, *inputs)
+  program = flatten(jax.make_jaxpr(run_flat)(*inputs))
   values = {v for step in program.steps for v in (*step.reads, *step.outs)}
   equal = {v for v in values if not _varies(v, axis_name)}
   order = Order(program.steps)

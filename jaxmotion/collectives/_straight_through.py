@@ -49,7 +49,7 @@ def with_gradient(
   def backward(
     key: core.Key | None, ct: PyTree
   ) -> tuple[PyTree, PyTree, core.Key | None]:
-    zeros = jax.tree.map(core.float0_zeros, key)
+    zeros = jax.custom_derivatives.zero_from_primal(key)
     return pull_back(ct, key), jax.tree.map(jnp.zeros_like, ct), zeros
 
   through.defvjp(forward, backward)

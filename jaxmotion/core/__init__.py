@@ -37,21 +37,17 @@ from jaxmotion.core._checks import (
 )
 from jaxmotion.core._compat import (
   abstract_like as abstract_like,
-  abstract_on_mesh as abstract_on_mesh,
   assert_replicated as assert_replicated,
   axis_is_bound as axis_is_bound,
   axis_size as axis_size,
   check_on_mesh as check_on_mesh,
-  closed_jaxpr as closed_jaxpr,
   eval_shape_in_map as eval_shape_in_map,
   find_free_axes as find_free_axes,
-  float0_zeros as float0_zeros,
   gather_replicated as gather_replicated,
   is_compiler_partitioned as is_compiler_partitioned,
   is_inexact as is_inexact,
   is_varying as is_varying,
   list_platforms as list_platforms,
-  map_local_work as map_local_work,
   place_tree as place_tree,
   put_on_mesh as put_on_mesh,
   scan_parts as scan_parts,
@@ -62,7 +58,6 @@ from jaxmotion.core._compat import (
   trace_in_place as trace_in_place,
   tracks_varying as tracks_varying,
   varying_axes as varying_axes,
-  vjp_inexact as vjp_inexact,
   without_context_mesh as without_context_mesh,
   worker_index as worker_index,
 )
@@ -77,10 +72,7 @@ from jaxmotion.core._key import (
   random_words as random_words,
   random_words_at as random_words_at,
 )
-from jaxmotion.core._path_rules import (
-  Match as Match,
-  PathRules as PathRules,
-)
+from jaxmotion.core._path_rules import PathRules as PathRules
 from jaxmotion.core._per_worker import (
   PerWorker as PerWorker,
   Shared as Shared,

@@ -23,8 +23,6 @@ import jax.numpy as jnp
 
 from jaxmotion.core import _tree
 
-_AVAL = type(jax.typeof(0.0))
-
 
 def check_int(name: str, value: Any, low: int, high: int | None = None) -> None:
   """Raises unless `value` is an int in [low, high]."""
@@ -168,20 +166,16 @@ def check_like(
     _tree.named_leaves(tree), jax.tree.leaves(like), strict=True
   ):
     if jnp.shape(x) != jnp.shape(y):
-      found, wanted = (
-        shape_string(jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)))
-        for a in (x, y)
-      )
       place = f" at {path!r}" if path else ""
       raise ValueError(
-        f"`{name}` must be like that of {source}, got {found}{place}, not "
-        f"{wanted}."
+        f"`{name}` must be like that of {source}, got {shape_strings(x)}"
+        f"{place}, not {shape_strings(y)}."
       )
 
 
 def is_array(x: Any) -> bool:
   """Says whether JAX can compute with a leaf, or its type with a shape."""
-  if isinstance(x, jax.ShapeDtypeStruct | _AVAL):
+  if isinstance(x, jax.ShapeDtypeStruct | jax.core.ShapedArray):
     return True
   try:
     jax.typeof(x)
@@ -192,10 +186,7 @@ def is_array(x: Any) -> bool:
 
 def shape_string(x: Any) -> str:
   """Returns dtype and shape as JAX prints them, such as `float32[2,3]`."""
-  # Keys have a dtype that NumPy does not know.
-  is_key = jnp.issubdtype(x.dtype, jax.dtypes.extended)
-  dtype = x.dtype if is_key else jnp.dtype(x.dtype)
-  return f"{dtype.name}[{','.join(map(str, x.shape))}]"
+  return jax.core.ShapedArray(x.shape, x.dtype).str_short()
 
 
 def shape_strings(tree: _tree.PyTree) -> str:

@@ -17,7 +17,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.interpreters import batching, mlir
 from jax.sharding import (
@@ -98,9 +97,7 @@ def _aval_of(x: Any) -> Any:
 
 def tracks_varying(axis_name: _axes.AxisName) -> bool:
   """Returns whether types record variation over the axis (not under pmap)."""
-  return bool(
-    varying_axes(worker_index(axis_name)) & set(_axes.axis_names(axis_name))
-  )
+  return is_varying(worker_index(axis_name), axis_name)
 
 
 def is_varying(x: Any, axis_name: _axes.AxisName) -> bool:
@@ -135,50 +132,20 @@ def abstract_like(x: Any) -> Any:
   return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
-def abstract_on_mesh(x: Any) -> Any:
-  """Returns an abstract stand-in for `x` that says how it lies on a mesh.
-
-  >>> abstract_on_mesh(1.0)
-  ShapeDtypeStruct(shape=(), dtype=float32)
-  """
-  # The mesh is abstract: a function can be traced with the stand-in, but not
-  # compiled.
-  # x: array, or the abstract value of a jaxpr's variable.
-  like = abstract_like(x)
-  sharding = getattr(_aval_of(x), "sharding", None)
-  mesh = getattr(sharding, "mesh", None)
-  is_shape = isinstance(like, jax.ShapeDtypeStruct)
-  if not is_shape or mesh is None or mesh.empty:
-    return like
-  return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
-
-
 def is_compiler_partitioned(x: Any) -> bool:
   """Says whether a compiler may partition an array over several devices.
 
   >>> is_compiler_partitioned(jnp.zeros(2))
   False
   """
-  mesh = getattr(getattr(jax.typeof(x), "sharding", None), "mesh", None)
-  if mesh is None or mesh.empty:
-    return False
-  for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True):
-    if kind == AxisType.Auto and mesh.shape[name] > 1:
-      return True
-  return False
-
-
-def closed_jaxpr(jaxpr: Any) -> jax_core.ClosedJaxpr:
-  """Returns a jaxpr with its constants; in JAX 0.12 one class is both."""
-  if isinstance(jaxpr, jax_core.ClosedJaxpr):
-    return jaxpr
-  return jax_core.ClosedJaxpr(jaxpr, list(getattr(jaxpr, "consts", None) or ()))
+  mesh = jax.typeof(x).sharding.mesh
+  return any(mesh.shape[name] > 1 for name in mesh.auto_axes)
 
 
 def scan_parts(params: Any) -> tuple[jax_core.ClosedJaxpr, int, int]:
   """Returns a scan's body, its number of constants and of carried values."""
   # params: those of the scan's equation.
-  body = closed_jaxpr(params["jaxpr"])
+  body = params["jaxpr"]
   if "num_consts" in params:
     return body, params["num_consts"], params["num_carry"]
   consts, carry, _ = params["ft_in"].unpack()  # From JAX 0.11 on.
@@ -279,46 +246,6 @@ def is_inexact(x: Any) -> bool:
   return jnp.issubdtype(dtype, jnp.inexact)
 
 
-def float0_zeros(x: Any) -> np.ndarray:
-  """Returns the cotangent that JAX expects of an integer or boolean output.
-
-  >>> float0_zeros(jnp.arange(3)).shape
-  (3,)
-  """
-  return np.zeros(x.shape, jax.dtypes.float0)
-
-
-def vjp_inexact(
-  fn: Callable[..., tuple[Sequence[_tree.Array], _tree.PyTree]],
-  *args: _tree.Array,
-) -> tuple[
-  Sequence[_tree.Array],
-  Callable[[Sequence[Any]], tuple[Any, ...]],
-  _tree.PyTree,
-]:
-  """Linearizes a function in its floating-point arguments only."""
-  # `jax.vjp` refuses integer arguments without a cotangent of their own type;
-  # here they are held fixed.
-  # `fn` returns a list of arrays and a tree of further outputs. The results are
-  # that list, the pullback to gradients of floating-point arguments in order,
-  # and that tree.
-  inexact = [is_inexact(a) for a in args]
-
-  def of_inexact(
-    *moving: _tree.Array,
-  ) -> tuple[Sequence[_tree.Array], _tree.PyTree]:
-    remaining = iter(moving)
-    return fn(
-      *(
-        next(remaining) if moves else a
-        for a, moves in zip(args, inexact, strict=True)
-      )
-    )
-
-  moving = [a for a, moves in zip(args, inexact, strict=True) if moves]
-  return jax.vjp(of_inexact, *moving, has_aux=True)
-
-
 def trace_in_place(
   fn: Callable[..., _tree.PyTree],
 ) -> Callable[..., _tree.PyTree]:
@@ -375,29 +302,6 @@ def find_free_axes() -> dict[Any, int]:
   }
 
 
-def map_local_work(
-  fun: Callable[..., Any],
-  mesh: Mesh,
-  axis_name: _axes.AxisName,
-  in_specs: _tree.PyTree,
-) -> Callable[..., Any]:
-  """Maps a function in which workers exchange nothing, such as a gradient."""
-  # Results of `fun` have a leading axis of workers, of length 1. Call the map
-  # with whole arrays, inside `jit`.
-  return jax.shard_map(
-    fun,
-    mesh=mesh,
-    in_specs=in_specs,
-    out_specs=PartitionSpec(axis_name),
-    # Other axes of the mesh stay the function's: it may use constraints and
-    # maps over them.
-    axis_names=set(_axes.axis_names(axis_name)),
-    # Types would refuse loops whose carry starts as zeros. JAX would also sum
-    # the gradients of replicated parameters at full precision.
-    check_vma=False,
-  )
-
-
 def eval_shape_in_map(
   fun: Callable[..., Any], map_options: Mapping[str, Any], *args: _tree.PyTree
 ) -> _tree.PyTree:
@@ -432,14 +336,12 @@ def put_on_mesh(
   # arrays by itself.
   # specs: a prefix of the tree; tracers stay.
 
-  def put_branch(spec: PartitionSpec, branch: _tree.PyTree) -> _tree.PyTree:
-    sharding = NamedSharding(mesh, spec)
-    return jax.tree.map(
-      lambda x: x if is_on_mesh(x, mesh) else jax.device_put(x, sharding),
-      branch,
-    )
+  def put_leaf(x: Any, spec: PartitionSpec) -> Any:
+    if is_on_mesh(x, mesh):
+      return x
+    return jax.device_put(x, NamedSharding(mesh, spec))
 
-  return jax.tree.map(put_branch, specs, tree)
+  return jax.tree.map(put_leaf, tree, jax.tree.broadcast(specs, tree))
 
 
 def is_on_mesh(x: Any, mesh: Mesh) -> bool:
@@ -473,9 +375,5 @@ def place_tree(
   # specs: a prefix of the tree.
   if AxisType.Explicit not in mesh.axis_types:
     return tree
-
-  def place_branch(spec: PartitionSpec, branch: _tree.PyTree) -> _tree.PyTree:
-    sharding = NamedSharding(mesh, spec)
-    return jax.tree.map(lambda a: jax.sharding.reshard(a, sharding), branch)
-
-  return jax.tree.map(place_branch, specs, tree)
+  shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+  return jax.sharding.reshard(tree, shardings)

@@ -1,6 +1,7 @@
 """Markers of state that differs between workers, is cut, or is equal on all."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
@@ -60,7 +61,7 @@ def drop_shared(tree: _tree.PyTree) -> _tree.PyTree:
 def shared_parts(tree: _tree.PyTree) -> list[Shared]:
   """Returns the `Shared` parts of a state, in the order of its leaves."""
   found: list[Shared] = []
-  map_shared(lambda a: a, lambda node: found.append(node), tree)
+  map_shared(lambda a: a, found.append, tree)
   return found
 
 
@@ -89,8 +90,7 @@ def settle_state(tree: _tree.PyTree, axis_name: _axes.AxisName) -> _tree.PyTree:
           "has alone."
         )
     others = tuple(name for name in axes if name not in node.axes)
-    value = _compat.to_varying(node.value, others) if others else node.value
-    return Shared(value, node.axes)
+    return Shared(_compat.to_varying(node.value, others), node.axes)
 
   tree = name_axes(tree, axes)
   return map_shared(lambda a: _compat.to_varying(a, axes), settle_shared, tree)
@@ -133,32 +133,25 @@ class Split:
     Args:
       axes: axes of the mesh that specs may name; None is all.
     """
+
+    def spec_of(dimension: int | None, shard: PartitionSpec) -> PartitionSpec:
+      entries = list(map(_compat.spec_axes, shard))
+      if dimension is not None:
+        entries += [()] * (dimension + 1 - len(entries))
+        # Workers are major: what is one of them holds a contiguous part.
+        entries[dimension] = (*self.axes, *entries[dimension])
+      kept = [
+        tuple(n for n in entry if axes is None or n in axes)
+        for entry in entries
+      ]
+      while kept and not kept[-1]:
+        kept.pop()
+      return PartitionSpec(*(entry or None for entry in kept))
+
     treedef: Any = jax.tree.structure(self)
     shards = self.shards or (PartitionSpec(),) * len(self.dimensions)
-    return treedef.unflatten(
-      [
-        self._leaf_spec(dimension, shard, axes)
-        for dimension, shard in zip(self.dimensions, shards, strict=True)
-      ]
-    )
-
-  def _leaf_spec(
-    self,
-    dimension: int | None,
-    shard: PartitionSpec,
-    axes: Collection[str] | None,
-  ) -> PartitionSpec:
-    entries = list(map(_compat.spec_axes, shard))
-    if dimension is not None:
-      entries += [()] * (dimension + 1 - len(entries))
-      # Workers are major: what is one of them holds a contiguous part.
-      entries[dimension] = (*self.axes, *entries[dimension])
-    kept = [
-      tuple(n for n in entry if axes is None or n in axes) for entry in entries
-    ]
-    while kept and not kept[-1]:
-      kept.pop()
-    return PartitionSpec(*(entry or None for entry in kept))
+    pairs = zip(self.dimensions, shards, strict=True)
+    return treedef.unflatten(itertools.starmap(spec_of, pairs))
 
 
 class PerWorker(NamedTuple):

@@ -22,20 +22,15 @@ from jaxmotion.program._flatten import (
   has_effects as has_effects,
   inner_jaxprs as inner_jaxprs,
   is_sending as is_sending,
-  loop_body_name as loop_body_name,
   open_jaxpr as open_jaxpr,
-  trace_program as trace_program,
 )
 from jaxmotion.program._hlo import (
   HloModule as HloModule,
   Instruction as Instruction,
+  device_bytes as device_bytes,
   parse_arrays as parse_arrays,
   parse_hlo as parse_hlo,
   split_operands as split_operands,
-)
-from jaxmotion.program._memory import (
-  ProgramMemory as ProgramMemory,
-  program_memory as program_memory,
 )
 from jaxmotion.program._primitives import (
   ARITHMETIC as ARITHMETIC,
@@ -54,7 +49,6 @@ from jaxmotion.program._primitives import (
   WINDOWS as WINDOWS,
   ZERO_PRESERVING as ZERO_PRESERVING,
   collective_name as collective_name,
-  is_classified as is_classified,
   is_discontinuous as is_discontinuous,
   is_expensive as is_expensive,
   is_float_equality as is_float_equality,

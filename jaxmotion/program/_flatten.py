@@ -7,8 +7,10 @@ residuals are chosen among the values, the planner looks for loops.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeAlias
 
@@ -63,6 +65,7 @@ class Value:
 Operand: TypeAlias = "Value | core.jax_core.Literal"
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class Step:
   """Describes one operation of a flat program.
 
@@ -70,26 +73,23 @@ class Step:
     eqn: equation of the jaxpr that the step was written in.
     ins: operands; literals are constants of the program's text.
     outs: results.
-    name: name of the primitive.
-    reads: operands that are values.
     sizes: workers along each mesh axis that an enclosing `shard_map` binds.
     scope: names of `jax.named_scope` around the call that was inlined.
+    name: name of the primitive.
+    reads: operands that are values.
   """
 
-  __slots__ = ("eqn", "ins", "name", "outs", "reads", "scope", "sizes")
+  eqn: core.jax_core.JaxprEqn
+  ins: tuple[Operand, ...]
+  outs: tuple[Value, ...]
+  sizes: Mapping[Any, int]
+  scope: core.source_info_util.NameStack
+  name: str = dataclasses.field(init=False)
+  reads: tuple[Value, ...] = dataclasses.field(init=False)
 
-  def __init__(
-    self,
-    eqn: core.jax_core.JaxprEqn,
-    ins: tuple[Operand, ...],
-    outs: tuple[Value, ...],
-    sizes: Mapping[Any, int],
-    scope: core.source_info_util.NameStack,
-  ):
-    self.eqn, self.ins, self.outs, self.sizes = eqn, ins, outs, sizes
-    self.scope = scope
-    self.name: str = eqn.primitive.name
-    self.reads = tuple(v for v in ins if isinstance(v, Value))
+  def __post_init__(self) -> None:
+    self.name = self.eqn.primitive.name
+    self.reads = tuple(v for v in self.ins if isinstance(v, Value))
 
   @property
   def params(self) -> Mapping[str, Any]:
@@ -106,10 +106,6 @@ class Step:
   def arrays(self) -> tuple[Value | None, ...]:
     """Operands by position; None is a literal."""
     return tuple(v if isinstance(v, Value) else None for v in self.ins)
-
-  def with_operands(self, ins: tuple[Operand, ...]) -> Step:
-    """Returns the same operation on other operands, with the same results."""
-    return Step(self.eqn, ins, self.outs, self.sizes, self.scope)
 
   def run(self, operands: Sequence[Any]) -> Sequence[Any]:
     """Runs or traces the operation, and returns its results."""
@@ -161,12 +157,6 @@ class Program(NamedTuple):
   sealed: frozenset[Value] = frozenset()
 
 
-def trace_program(fn: Callable[..., Any], *args: Any) -> Program:
-  """Traces a function of arrays and inlines the calls that mean nothing."""
-  # fn: takes and returns flat sequences of arrays.
-  return flatten(jax.make_jaxpr(fn)(*args))
-
-
 def flatten(
   jaxpr: Any,
   *,
@@ -186,17 +176,12 @@ def flatten(
   # used: which outputs count as used with "all"; None: every one.
   # sizes: workers along the mesh axes bound around the jaxpr.
   flat = _Flattener(calls, backend)
-  opened = open_jaxpr(jaxpr)
-  inputs = tuple(Value(v.aval) for v in opened.invars)
+  inputs = tuple(Value(v.aval) for v in open_jaxpr(jaxpr).invars)
   scope = core.source_info_util.new_name_stack()
   outputs = flat.inline(jaxpr, inputs, dict(sizes or {}), scope)
   steps = flat.steps
   if calls == "all":
-    wanted = [
-      v
-      for i, v in enumerate(outputs)
-      if isinstance(v, Value) and (used is None or used[i])
-    ]
+    wanted = outputs if used is None else itertools.compress(outputs, used)
     steps = _live_steps(steps, wanted)
   return Program(
     inputs,
@@ -217,9 +202,7 @@ class _Flattener:
     self.guessed: list[str] = []
     self.sealed: set[Value] = set()
     self._calls = calls
-    self._backends = {None: (), "gpu": ("cuda", "rocm")}.get(
-      backend, (backend,)
-    )
+    self._backends = {"cuda", "rocm"} if backend == "gpu" else {backend}
 
   def inline(
     self,
@@ -255,8 +238,11 @@ class _Flattener:
         continue
       # The first operand of a `cond` says which branch is taken.
       own = operands[len(operands) - len(open_jaxpr(call).invars) :]
-      if _is_behind_barrier(eqn):
-        own = tuple(map(_seal, own))
+      if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
+        # The call is lowered with a barrier before its operands.
+        own = tuple(
+          Value(v.aval, v) if isinstance(v, Value) else v for v in own
+        )
         self.sealed.update(v for v in own if isinstance(v, Value))
       mesh = dict(getattr(eqn.params.get("mesh"), "shape", {}))
       inner = scope + eqn.source_info.name_stack
@@ -269,9 +255,7 @@ class _Flattener:
     """Returns the jaxpr that an equation calls and that is to be inlined."""
     name = eqn.primitive.name
     if name in _primitives.TRANSPARENT_CALLS:
-      return core.closed_jaxpr(
-        eqn.params["jaxpr" if "jaxpr" in eqn.params else "call_jaxpr"]
-      )
+      return eqn.params["jaxpr" if "jaxpr" in eqn.params else "call_jaxpr"]
     if self._calls == "transparent":
       return None
     is_rule = name.startswith(("custom_jvp_call", "custom_vjp_call"))
@@ -279,8 +263,13 @@ class _Flattener:
       return None
     inner = inner_jaxprs(eqn)
     platforms = eqn.params.get("branches_platforms")
-    if platforms is not None and self._backends:
-      return self._platform_branch(inner, platforms)
+    if platforms is not None and None not in self._backends:
+      # The branch of this backend, or the one of all others.
+      return next(
+        branch
+        for branch, names in zip(inner, platforms, strict=True)
+        if names is None or self._backends.intersection(names)
+      )
     if name in _primitives.LOOPS or len(inner) != 1:
       return None
     (call,) = inner
@@ -292,28 +281,6 @@ class _Flattener:
     if name not in _primitives.CALLS:
       self.guessed.append(name)
     return call
-
-  def _platform_branch(self, branches: Sequence[Any], platforms: Any) -> Any:
-    """Returns the branch of this backend, or the one of all others."""
-    pairs = zip(branches, platforms, strict=True)
-    return next(
-      branch
-      for branch, names in pairs
-      if names is None or set(names) & set(self._backends)
-    )
-
-
-def _is_behind_barrier(eqn: core.jax_core.JaxprEqn) -> bool:
-  """Says whether a call is lowered with a barrier before its operands."""
-  params = eqn.params
-  return bool(params.get("differentiated") and params.get("prevent_cse"))
-
-
-def _seal(operand: Operand) -> Operand:
-  """Returns a view of an operand, which a barrier would return."""
-  if not isinstance(operand, Value):
-    return operand
-  return Value(operand.aval, operand)
 
 
 def _as_seen(aval: Any, operand: Operand) -> Operand:
@@ -337,18 +304,18 @@ def _viewed(
   return operand if isinstance(operand, Value) else None
 
 
-def _live_steps(steps: list[Step], wanted: Iterable[Value]) -> list[Step]:
+def _live_steps(steps: list[Step], wanted: Iterable[Operand]) -> list[Step]:
   """Drops steps without effects whose results no later step uses."""
   live: set[int] = set()
 
-  def use(value: Value | None) -> None:
+  def use(value: Operand | None) -> None:
     # No step makes what is seen inside of a call: that is a view of an operand.
-    while value is not None and id(value) not in live:
+    while isinstance(value, Value) and id(value) not in live:
       live.add(id(value))
       value = value.viewed
 
-  for value in wanted:
-    use(value)
+  for output in wanted:
+    use(output)
   kept = []
   for step in reversed(steps):
     if has_effects(step.eqn) or any(id(v) in live for v in step.outs):
@@ -396,7 +363,7 @@ def open_jaxpr(jaxpr: Any) -> Any:
 
 def inner_jaxprs(eqn: core.jax_core.JaxprEqn) -> list[Any]:
   """Returns the jaxprs of an equation that are parts of the program."""
-  if not _primitives.holds_programs(eqn.primitive.name):
+  if eqn.primitive.name.startswith(_primitives.FOLDING):
     return []
   # Of a linear solve's four functions only one is part of the program.
   solve = getattr(eqn.params.get("jaxprs"), "solve", None)
@@ -428,21 +395,13 @@ def array_bytes(aval: Any, dropped: frozenset[int] = frozenset()) -> int:
 
 
 def describe_equation(
-  eqn: core.jax_core.JaxprEqn, kind: str | None = None, body: Any = None
+  eqn: core.jax_core.JaxprEqn, kind: str | None = None
 ) -> str:
   """Returns words for an equation in an error, as its trace remembers it."""
-  # kind: first word; None is the primitive's name. body: jaxpr whose source
-  # position is given; None is that of a while loop.
-  body = eqn.params.get("body_jaxpr") if body is None else body
-  info = getattr(open_jaxpr(body), "debug_info", None)
-  source = getattr(info, "func_src_info", None)
+  # kind: first word; None is the primitive's name.
+  body = open_jaxpr(eqn.params.get("body_jaxpr"))  # Of a while loop.
+  source = None if body is None else body.debug_info.func_src_info
   stack = str(eqn.source_info.name_stack)
   name = eqn.primitive.name if kind is None else kind
   parts = (name, source and f"({source})", stack and f"in {stack}")
   return " ".join(filter(None, parts))
-
-
-def loop_body_name(eqn: core.jax_core.JaxprEqn) -> str:
-  """Returns the name of the function that is the body of a while loop."""
-  info = getattr(open_jaxpr(eqn.params["body_jaxpr"]), "debug_info", None)
-  return str(getattr(info, "func_name", None))

@@ -1,11 +1,11 @@
-"""Reads the text of compiled programs (HLO)."""
+"""Reads the text of compiled programs (HLO), and the bytes that they hold."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _COMPUTATION = re.compile(r"(ENTRY )?%?([^\s(]+) .*\{$")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?(\S+) = (.*)$")
@@ -41,10 +41,7 @@ class HloArray(NamedTuple):
   @property
   def dtype(self) -> str:
     """JAX's name of the element type: "u8" is "uint8"."""
-    match = re.fullmatch(r"([a-z]+)(\d+)(.*)", self.code)
-    if match is None:
-      return _KINDS.get(self.code, self.code)
-    kind, width, suffix = match.groups()
+    ((kind, width, suffix),) = re.findall("^([a-z]+)([0-9]*)(.*)", self.code)
     return _KINDS.get(kind, kind) + width + (suffix and "_" + suffix)
 
   @property
@@ -198,3 +195,11 @@ def _closing_end(text: str) -> int:
     if depth == 0:
       return bracket.end()
   return len(text)
+
+
+def device_bytes(memory: Any) -> int:
+  """Returns the bytes on the device while a compiled program runs."""
+  # memory: `compiled.memory_analysis()`. A result that takes the place of a
+  # donated argument is counted as both.
+  held = memory.argument_size_in_bytes + memory.output_size_in_bytes
+  return int(held + memory.temp_size_in_bytes - memory.alias_size_in_bytes)

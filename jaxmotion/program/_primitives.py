@@ -25,13 +25,10 @@ import numpy as np
 
 from jaxmotion import core
 
-TRANSPARENT_CALLS = frozenset("closed_call core_call jit pjit".split())
+TRANSPARENT_CALLS = frozenset("closed_call jit".split())
 # The one jaxpr that these hold runs once, on their operands.
 CALLS = TRANSPARENT_CALLS | frozenset(
-  """
-  call checkpoint custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr
-  eval_jaxpr remat remat2 shard_map
-  """.split()
+  "call custom_jvp_call custom_vjp_call eval_jaxpr remat2 shard_map".split()
 )
 LOOPS = frozenset("cond scan while".split())
 # Their results name what is in memory already: who reads them reads that.
@@ -95,7 +92,6 @@ RANDOM = frozenset(
 # The collective of the wire ledger that each one is.
 COLLECTIVES = {
   "psum": "all_reduce",
-  "psum2": "all_reduce",
   "psum_invariant": "all_reduce",
   "pmax": "all_reduce",
   "pmin": "all_reduce",
@@ -143,32 +139,9 @@ _KEPT_VIEWS = frozenset(
 # One pass over memory at most, which the pass that reads the result swallows.
 # Reductions are left out: they read much and leave little.
 _CHEAP = ARITHMETIC | TRANSCENDENTAL | MOVEMENT | _MARKS | (VIEWS - _KEPT_VIEWS)
-# Known, of no class above: nobody here asks more about them.
-OTHER = frozenset(
-  """
-  after_all approx_top_k cholesky conv_general_dilated create_token custom_lin
-  custom_linear_solve dot_general eig eigh fft gather get hessenberg
-  householder_product lu qr ragged_all_to_all random_gamma rng_bit_generator
-  rng_uniform schur sort svd swap top_k triangular_solve tridiagonal
-  tridiagonal_solve
-  """.split()
-)
-# The jaxprs that these hold fold or compare two elements: no programs.
-_FOLDING = ("reduce", "scatter", "select_and", "sort", "argmax", "argmin")
-
-
-def is_classified(name: str) -> bool:
-  """Says whether the table knows a primitive of this name.
-
-  >>> is_classified("scatter-add"), is_classified("teleport")
-  (True, False)
-  """
-  every = (
-    *(CALLS, LOOPS, VIEWS, ARITHMETIC, TRANSCENDENTAL, SPECIAL, MOVEMENT),
-    *(REDUCTIONS, CUMULATIVE, WINDOWS, WINDOW_PICKS, RANDOM, COLLECTIVES),
-    *(AXIS_ONLY, _MARKS, OTHER),
-  )
-  return any(name in group for group in every) or writes_in_place(name)
+# The jaxprs of primitives whose names begin so fold or compare two elements:
+# they are no parts of the program.
+FOLDING = ("reduce", "scatter", "select_and", "sort", "argmax", "argmin")
 
 
 def writes_in_place(name: str) -> bool:
@@ -178,12 +151,6 @@ def writes_in_place(name: str) -> bool:
   (True, False)
   """
   return name.startswith(("scatter", "dynamic_update_slice"))
-
-
-def holds_programs(name: str) -> bool:
-  """Says whether a primitive's jaxprs are parts of the program."""
-  # Those of a reduction, a sort or a scatter only combine two elements.
-  return not name.startswith(_FOLDING)
 
 
 def collective_name(name: str) -> str:

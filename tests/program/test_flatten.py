@@ -10,10 +10,13 @@ from jaxmotion.program import (
   evaluate,
   flatten,
   read_operand,
-  trace_program,
 )
 
 X = jnp.arange(4.0)
+
+
+def trace(fn, *args):
+  return flatten(jax.make_jaxpr(fn)(*args))
 
 
 def names(program):
@@ -32,7 +35,7 @@ def test_transparent_calls_are_written_out_and_others_stay():
   def fn(x):
     return [double(jax.jit(lambda x: jnp.sin(x) + 1)(x))]
 
-  assert names(trace_program(fn, X)) == ["sin", "add", "custom_vjp_call"]
+  assert names(trace(fn, X)) == ["sin", "add", "custom_vjp_call"]
 
 
 def test_all_calls_are_written_out_and_unused_steps_dropped():
@@ -68,7 +71,7 @@ def test_the_branch_of_the_backend_is_written_out():
 
 
 def test_views_know_what_is_in_memory():
-  program = trace_program(lambda x: [x.reshape(2, 2).T + 1], X)
+  program = trace(lambda x: [x.reshape(2, 2).T + 1], X)
   (x,) = program.inputs
   views = [v for s in program.steps for v in s.outs if v.source is x]
   assert len(views) == 2 and all(v.nbytes == 16 for v in views)
@@ -93,7 +96,7 @@ def test_a_shard_is_a_view_and_its_mesh_is_known():
 
 def test_a_part_of_a_program_can_be_run_alone():
   constant = np.arange(4, dtype=np.float32)
-  program = trace_program(lambda x: [jnp.sin(x), jnp.cos(x) * constant], X)
+  program = trace(lambda x: [jnp.sin(x), jnp.cos(x) * constant], X)
   known = dict(program.constants) | {program.inputs[0]: X}
   order = Order(program.steps)
   steps = order.leading_to(program.outputs[1:], known)
@@ -106,9 +109,7 @@ def test_a_part_of_a_program_can_be_run_alone():
 
 
 def test_values_follow_cheaply_up_to_an_expensive_step():
-  program = trace_program(
-    lambda x: [jnp.exp(jnp.sin(x) @ x), x], jnp.ones((3, 3))
-  )
+  program = trace(lambda x: [jnp.exp(jnp.sin(x) @ x), x], jnp.ones((3, 3)))
   order, (result, given) = Order(program.steps), program.outputs
   (product,) = (s for s in program.steps if s.name == "dot_general")
   assert order.follows_cheaply(product.reads[0], ())

@@ -1,7 +1,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.program import parse_arrays, parse_hlo, program_memory
+from jaxmotion.program import device_bytes, parse_arrays, parse_hlo
 
 X = jnp.ones((8, 8))
 
@@ -45,6 +45,6 @@ def test_a_comment_is_no_operand():
 
 def test_donated_arguments_are_counted_once():
   program = jax.jit(lambda x: x + 1, donate_argnums=0).lower(X).compile()
-  memory = program_memory(program)
-  assert memory.alias_bytes == 256
-  assert memory.device_bytes == 256 + memory.temp_bytes
+  memory = program.memory_analysis()
+  assert memory.alias_size_in_bytes == 256
+  assert device_bytes(memory) == 256 + memory.temp_size_in_bytes

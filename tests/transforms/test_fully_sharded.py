@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 
 import jaxmotion
 from jaxmotion import codecs, wire
-from jaxmotion.program import program_memory
 from jaxmotion.transforms import gather_block, gather_params
 
 WORKERS, LAYERS, WIDTH = 4, 6, 64
@@ -154,15 +153,17 @@ def test_bytes_are_those_traced_and_compiled_and_few():
 
 
 def test_a_device_holds_its_part_and_the_blocks_at_work():
-  memory = program_memory(compiled("fp32")[1])
+  memory = compiled("fp32")[1].memory_analysis()
   whole = sum(a.nbytes for a in jax.tree.leaves(PARAMS))
   block, embed = 4 * WIDTH**2, PARAMS["embed"].nbytes
   small = sum(PARAMS["layers"]["bias"].nbytes for _ in range(4))
   # Parameters and two moments; then gradients, and whole weights at work.
   batch = sum(a.nbytes for a in batch_at(0)) / WORKERS
-  assert memory.argument_bytes <= 3 * whole / WORKERS + small + batch + 4096
+  assert (
+    memory.argument_size_in_bytes <= 3 * whole / WORKERS + small + batch + 4096
+  )
   activations = 4 * 6 * (LAYERS + 4) * WIDTH * 2
-  assert memory.temp_bytes < (
+  assert memory.temp_size_in_bytes < (
     2 * whole / WORKERS + 2 * embed + 2 * block + activations + 16384
   )
 

@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 
 import jaxmotion
 from jaxmotion import codecs, wire
-from jaxmotion.program import program_memory
 from jaxmotion.transforms import gather_block
 
 HOSTS, DEVICES, LAYERS, WIDTH = 2, 2, 6, 64
@@ -114,7 +113,7 @@ def test_bytes_of_each_axis_are_predicted_traced_and_compiled(name):
 
 def test_secondary_parts_cost_little_memory():
   temps = {
-    name: program_memory(compiled(name)[1]).temp_bytes
+    name: compiled(name)[1].memory_analysis().temp_size_in_bytes
     for name in ("again", "local", "packed")
   }
   assert temps["again"] < temps["local"] < temps["packed"]

@@ -101,8 +101,7 @@ class Evaluator:
     rest = found if store is None else found[1:]
     return [[part() for part in value.planes] for value in rest]
 
-  def _run(self, jaxpr: Any, args: Sequence[_Value]) -> list[_Value]:
-    closed = core.closed_jaxpr(jaxpr)
+  def _run(self, closed: Any, args: Sequence[_Value]) -> list[_Value]:
     values: dict[Any, _Value] = {}
 
     def read(atom: Any) -> _Value:

@@ -408,7 +408,7 @@ def _trace_body(
     outs = core.jax_core.jaxpr_as_fun(jaxpr)(*consts, *carry, *x)
     return outs[:carried], outs[carried:]
 
-  args = [core.abstract_on_mesh(a) for a in jaxpr.in_avals]
+  args = [a.strip_weak_type() for a in jaxpr.in_avals]
   return TracedFunction(
     body,
     _group_operands(args, params),

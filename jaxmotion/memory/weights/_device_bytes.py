@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxmotion import core, program
+from jaxmotion import core
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.core import PyTree
 from jaxmotion.memory.weights import (
@@ -22,7 +22,8 @@ MeasureMemory = Callable[..., int]
 
 def measure_temp_bytes(fn: Callable[..., PyTree], *args: PyTree) -> int:
   """Returns the temporary bytes of a program, compiled for JAX's backend."""
-  return program.program_memory(jax.jit(fn).lower(*args).compile()).temp_bytes
+  memory: Any = jax.jit(fn).lower(*args).compile().memory_analysis()
+  return int(memory.temp_size_in_bytes)
 
 
 class StepShapes(NamedTuple):

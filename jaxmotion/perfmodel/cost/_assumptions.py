@@ -48,7 +48,7 @@ class Assumptions:
 
   def find_trips(self, step: program.Step) -> int:
     """Returns the trips of a while loop."""
-    name = program.loop_body_name(step.eqn)
+    name = step.params["body_jaxpr"].jaxpr.debug_info.func_name
     if name == hosts.RUN_ONCE:
       return 1
     self._loops.add(name)

@@ -39,7 +39,8 @@ def program_memory_bytes(fn: Callable[..., PyTree], *args: PyTree) -> int:
     524288
   """
   _checks.check_call(("fn", "args", "args"), lambda args: fn(*args), args, ())
-  return program.program_memory(jax.jit(fn).lower(*args).compile()).device_bytes
+  compiled = jax.jit(fn).lower(*args).compile()
+  return program.device_bytes(compiled.memory_analysis())
 
 
 def fit_memory(

@@ -155,7 +155,7 @@ def make_local_work(loss: LossOptions) -> Callable[..., LocalWork]:
     )
     weights = jnp.zeros(microbatches, jnp.float32)
     start = _make_sums(params), _make_sums(model_state), metrics, weights
-    # Its map must not check what varies over workers (`map_local_work`). Else
+    # Its map must not check what varies over workers (`check_vma=False`). Else
     # JAX would sum gradients over workers in the loop's body, and workers with
     # fewer microbatches would never join that sum.
     sums, states, metrics, weights = lax.fori_loop(

@@ -392,8 +392,17 @@ class _Driver:
       (select(layout.params, layout.opt_state), *specs),
     )
     own_specs = select(layout.own_params, layout.own_state)
-    work = core.map_local_work(
-      compute_own, workers.mesh, workers.axis_name, (own_specs, *specs)
+    work = jax.shard_map(
+      compute_own,
+      mesh=workers.mesh,
+      in_specs=(own_specs, *specs),
+      out_specs=self._split,
+      # Other axes of the mesh stay the loss's: it may use constraints and maps
+      # over them.
+      axis_names=set(core.axis_names(workers.axis_name)),
+      # Types would refuse loops whose carry starts as zeros. JAX would also sum
+      # the gradients of replicated parameters at full precision.
+      check_vma=False,
     )(*args)
     if layout.grads is None:
       return work

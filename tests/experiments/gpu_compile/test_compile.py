@@ -57,8 +57,10 @@ found = {"refusal": gpu_compile.explain_refusal()}
 if found["refusal"] is None:
   for name, (fn, args, options) in programs.items():
     c = gpu_compile.compile_for(fn, *args, **options)
+    kinds = ("alias", "argument", "output", "temp")
+    sizes = {k: getattr(c.memory, f"{k}_size_in_bytes") for k in kinds}
     found[name] = {
-      "gpu": c.gpu.kind, **c.memory._asdict(),
+      "gpu": c.gpu.kind, **{f"{k}_bytes": n for k, n in sizes.items()},
       "launches": c.launches, "traffic_bytes": c.traffic_bytes,
       "kernels": [k._asdict() for k in c.kernels],
       "assembly": [a._asdict() for a in c.assembly],

@@ -22,7 +22,6 @@ from experiments.kernels import (
   tables,
   tpu,
 )
-from jaxmotion.program import ProgramMemory
 
 OPS = ("bfloat16", "truncate2", "int8", "int8_feedback")
 SIZE = 1 << 16
@@ -183,9 +182,8 @@ def test_figures_are_of_the_kernel_that_moves_most():
     gpu_compile.Assembly("a", "small", 32, 0, {4: 1}, {4: 1}, 16, 8),
     gpu_compile.Assembly("b", "large", 128, 0, {16: 4}, {8: 4}, 32, 0),
   ]
-  memory = ProgramMemory(0, 0, 0, 0, 0)
   gpu = gpu_compile.find_gpu("H100")
-  made = gpu_compile.Compiled(gpu, memory, [small, large], assembly)
+  made = gpu_compile.Compiled(gpu, None, [small, large], assembly)
   found = compiled.summarize(made, 500)
   assert (found.launches, found.spill_bytes) == (3, 8)
   assert found.traffic_ratio == 516 / 500

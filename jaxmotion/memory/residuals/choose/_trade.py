@@ -134,9 +134,7 @@ class Trade:
     # memory. So masks are saved only where all of them together are small.
     steps = list(_cut.find_comparisons_behind_products(cut, self._table))
     masks = [v for step in steps for v in step.outs]
-    most = max(
-      (program.array_bytes(v.aval) for s in steps for v in s.reads), default=0
-    )
+    most = max((v.nbytes for s in steps for v in s.reads), default=0)
     nbytes = sum(self._table.describe(v).encoded_bytes for v in masks)
     is_light = _LIGHT * self._table.repeats * nbytes <= most
     return masks if is_light else []

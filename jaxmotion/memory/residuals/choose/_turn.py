@@ -37,9 +37,9 @@ def gains_nothing(
   ]
   if any(step.name in ("cond", "scan", "while") for step in steps):
     return False
-  most = max((program.array_bytes(v.aval) for v in reads), default=0)
+  most = max((v.nbytes for v in reads), default=0)
   results = [v for v in joint.outputs if isinstance(v, program.Value)]
-  if any(_SMALL * program.array_bytes(v.aval) > most for v in results):
+  if any(_SMALL * v.nbytes > most for v in results):
     return False
   products = [s for s in steps if _is_product(s)]
   written = {v.source for s in products for v in s.reads}
@@ -78,7 +78,7 @@ def find_held(
 
 def count_bytes(values: Iterable[program.Value]) -> int:
   """Returns the bytes of all arrays."""
-  return sum(program.array_bytes(v.aval) for v in values)
+  return sum(v.nbytes for v in values)
 
 
 def _is_product(step: program.Step) -> bool:

@@ -164,8 +164,8 @@ class _BackwardPass:
       if made_by is None or program.is_expensive(made_by.eqn):
         written.append(value)
         continue
-      if _forward.ends_fusion(step) and program.array_bytes(value.aval) <= max(
-        program.array_bytes(v.aval) for v in made_by.reads if v in backward
+      if _forward.ends_fusion(step) and value.nbytes <= max(
+        v.nbytes for v in made_by.reads if v in backward
       ):
         written.append(value)
         continue

@@ -23,7 +23,7 @@ def find_free_to_delay(selection: choose.Selection) -> set[program.Value]:
   for value, residual in selection.saved:
     if residual.repeats > 1 or residual.is_computed or residual.on_host:
       continue
-    most = program.array_bytes(value.aval)
+    most = value.nbytes
     sources: dict[program.Value, program.Step | None] = {}
     todo, seen = [value], {value}
     while todo:
@@ -43,10 +43,10 @@ def find_free_to_delay(selection: choose.Selection) -> set[program.Value]:
       s is not None and s.name in program.REDUCTIONS for s in large.values()
     ):
       continue
-    if sum(program.array_bytes(v.aval) for v in large) <= most:
+    if sum(v.nbytes for v in large) <= most:
       found.add(value)
   return found
 
 
 def _is_large(value: program.Value, most: int) -> bool:
-  return SMALL * program.array_bytes(value.aval) > most
+  return SMALL * value.nbytes > most

@@ -100,9 +100,7 @@ def forward(
         # step's result would keep what reads that from writing over it. But
         # the array waits for a reduction: a compiler could put off the sum of
         # a loss to the end of the backward pass.
-        if program.array_bytes(value.aval) > _delay.SMALL * program.array_bytes(
-          token.aval
-        ):
+        if value.nbytes > _delay.SMALL * token.nbytes:
           tied, _ = tie_to_token(buffers[value], env[token])
           encoded[value] = tied
     for value, residual in due:
@@ -142,15 +140,12 @@ def _keep_plain(
 def list_gates(selection: choose.Selection, outs: Sequence[Any]) -> list[Array]:
   """Returns the outputs that a backward pass should wait for: small ones."""
   # A compiler could put off the sum of a loss to the end of the backward pass.
-  most = max(
-    (program.array_bytes(s.value.aval) for s in selection.saved), default=0
-  )
+  most = max((s.value.nbytes for s in selection.saved), default=0)
   pairs = zip(selection.joint.outputs, outs, strict=True)
   return [
     x
     for v, x in pairs
-    if isinstance(v, program.Value)
-    and _delay.SMALL * program.array_bytes(v.aval) < most
+    if isinstance(v, program.Value) and _delay.SMALL * v.nbytes < most
   ]
 
 

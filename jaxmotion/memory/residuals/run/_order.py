@@ -50,7 +50,7 @@ def _run_small_first(joint: trace.JointProgram) -> list[program.Step]:
 
 
 def _result_bytes(step: program.Step) -> int:
-  return sum(program.array_bytes(v.aval) for v in step.outs)
+  return sum(v.nbytes for v in step.outs)
 
 
 class _Positions:
@@ -106,7 +106,7 @@ def _list_freeing(
   results = [
     v
     for v in made
-    if program.array_bytes(v.aval) >= program.array_bytes(root.aval)
+    if v.nbytes >= root.nbytes
     and any(_forward.ends_fusion(where.steps[j]) for j in where.readers[v])
   ]
   if len(results) != 2 or not all(j in cheap for j in waiting):

@@ -30,8 +30,6 @@ def find_waiting(steps: Sequence[program.Step]) -> set[program.Value]:
           written.add(value)
     ended += ends
     if not ends:
-      most = max((program.array_bytes(v.aval) for v in step.reads), default=0)
-      made.update(
-        (v, ended) for v in step.outs if program.array_bytes(v.aval) <= most
-      )
+      most = max((v.nbytes for v in step.reads), default=0)
+      made.update((v, ended) for v in step.outs if v.nbytes <= most)
   return waiting

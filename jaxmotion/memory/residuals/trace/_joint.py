@@ -6,10 +6,12 @@ pass and every read of the backward pass.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+from jax.custom_derivatives import zero_from_primal
 
 from jaxmotion import core
 from jaxmotion.core import Array, PyTree
@@ -20,8 +22,8 @@ from jaxmotion.program import (
   Program,
   Step,
   Value,
+  flatten,
   has_effects,
-  trace_program,
 )
 
 
@@ -73,18 +75,18 @@ def trace_joint(
 ) -> JointProgram:
   """Traces a function together with its backward pass."""
   has_gradient = [core.is_inexact(a) for a in args]
-  ct_types = [core.abstract_on_mesh(o) for o in outs if core.is_inexact(o)]
+  ct_types = [o.strip_weak_type() for o in outs if core.is_inexact(o)]
   count = len(args)
   trees: dict[str, Any] = {}
 
   def run_both_passes(*values: Array) -> list[Array]:
     inexact_cts = iter(values[count:])
-    cts = [
-      next(inexact_cts) if core.is_inexact(o) else core.float0_zeros(o)
-      for o in outs
-    ]
     try:
-      results, pull, notes = core.vjp_inexact(fn, *values[:count])
+      results, pull, notes = jax.vjp(fn, *values[:count], has_aux=True)
+      cts = [
+        next(inexact_cts) if core.is_inexact(y) else zero_from_primal(y)
+        for y in results
+      ]
       gradients = pull(cts)
     except (NotImplementedError, ValueError) as e:
       raise ValueError(
@@ -93,10 +95,12 @@ def trace_joint(
         "`jax.lax.stop_gradient` to what needs no gradient."
       ) from e
     flat_notes, trees["notes"] = jax.tree.flatten(notes)
-    return [*results, *flat_notes, *gradients]
+    # The gradient of an integer is empty.
+    inexact = itertools.compress(gradients, has_gradient)
+    return [*results, *flat_notes, *inexact]
 
   program = _kinds.reuse_relu_outputs(
-    trace_program(run_both_passes, *args, *ct_types)
+    flatten(jax.make_jaxpr(run_both_passes)(*args, *ct_types))
   )
   inputs, cotangents = program.inputs[:count], program.inputs[count:]
   last = len(outs) + trees["notes"].num_leaves

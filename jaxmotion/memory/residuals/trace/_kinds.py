@@ -6,6 +6,7 @@ of `compress_residuals` match. ReLU masks are rewritten here, too.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import jax
@@ -118,7 +119,8 @@ def reuse_relu_outputs(program: Program) -> Program:
     elif step.name == "gt" and _is_zero(step.ins[1], zeros):
       compared = step.ins[0]
       if isinstance(compared, Value) and compared in result:
-        step = step.with_operands((result[compared], step.ins[1]))
+        ins = (result[compared], step.ins[1])
+        step = dataclasses.replace(step, ins=ins)
     steps.append(step)
   return program._replace(steps=tuple(steps))
 

@@ -31,7 +31,7 @@ def random_program(rng, steps=9):
       values.append(op(values[a], values[b]))
     return [values[-1] + values[-2]], ()
 
-  like = jax.ShapeDtypeStruct((4, 4), "float32")
+  like = jax.core.ShapedArray((4, 4), jnp.dtype("float32"))
   return trace_joint(fn, [like, like], [like])
 
 

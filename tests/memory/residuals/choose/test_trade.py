@@ -266,7 +266,7 @@ def trade_of_layer():
     *w, x = args
     return [attend(dict(zip(shapes_of_all, w, strict=True)), x)], ()
 
-  joint = trace_joint(layer, [*w, x], [x])
+  joint = trace_joint(layer, [*w, x], [jax.core.ShapedArray(x.shape, x.dtype)])
   names = [*shapes_of_all, "x"]
   table = ResidualTable(joint, names, make_choice(None), "", 4)
   live = frozenset(joint.inputs[:-1])

@@ -9,7 +9,6 @@ from jax import nn
 
 from jaxmotion import codecs
 from jaxmotion.memory import compress_residuals
-from jaxmotion.program import program_memory
 from tests.memory.residuals.nets import normal
 
 # A compiler may hold so much more of plain training.
@@ -64,7 +63,7 @@ _LOSSES = {
 def _held_bytes(loss, p, argnums):
   x = _like(_ROWS, _WIDTH)
   gradient = jax.jit(jax.value_and_grad(loss, argnums))
-  return program_memory(gradient.lower(p, x).compile()).temp_bytes
+  return gradient.lower(p, x).compile().memory_analysis().temp_size_in_bytes
 
 
 @pytest.mark.parametrize("argnums", [0, (0, 1)])
