@@ -50,10 +50,10 @@ ARROWS = {
   "memory.residuals": 15,
   "perfmodel": 7,
   "hosts": 8,
-  "core": 12,
+  "core": 10,
   "codecs": 27,
   "collectives": 52,
-  "transforms": 43,
+  "transforms": 42,
 }
 # What the package may import besides itself and the standard library.
 ALLOWED = {"jax", "numpy", "optax"}

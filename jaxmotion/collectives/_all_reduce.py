@@ -79,10 +79,9 @@ def init_tree(
 ) -> list[PyTree]:
   """Returns the codec state for `reduce_tree` with the same arguments."""
   arrays = partition(codec, x)
-  has_state = any(group.codec.has_state for group in arrays.leaf_groups)
   # Without state, no shape depends on the number of workers.
-  if not has_state and not core.axis_is_bound(axis_name):
-    return [_states.ReduceState((), ()) for _ in arrays.leaf_groups]
+  if not _has_state(arrays) and not core.axis_is_bound(axis_name):
+    return _make_empty(arrays)
   workers = core.axis_size(axis_name)
   plans = _layout.plan_arrays(arrays, workers, method, by_rows=canonical)
   states = list(map(_states.init_state, plans))
@@ -250,6 +249,15 @@ def _check_equal(y: PyTree, codec: codecs.Codec, axis_name: AxisName) -> None:
     )
 
 
+def _has_state(arrays: Partition) -> bool:
+  return any(group.codec.has_state for group in arrays.leaf_groups)
+
+
+def _make_empty(arrays: Partition) -> list[_states.ReduceState]:
+  """Returns the states of codecs without state."""
+  return [_states.ReduceState((), ()) for _ in arrays.leaf_groups]
+
+
 # A step is traced several times, and to trace the states takes long.
 @functools.lru_cache(maxsize=1024)
 def _plan_tree(
@@ -262,6 +270,8 @@ def _plan_tree(
 ) -> tuple[list[_layout.ArrayPlan], PyTree, PyTree]:
   """Returns plans of arrays, shapes of their states and of canonical ones."""
   plans = _layout.plan_arrays(arrays, workers, method, op=op, by_rows=by_rows)
+  if not _has_state(arrays):
+    return plans, _make_empty(arrays), None
 
   def make_states() -> tuple[PyTree, PyTree]:
     states = core.name_axes(list(map(_states.init_state, plans)), axis_name)

@@ -62,14 +62,19 @@ def reduce_arrays(
   stacks = find_stacks(reductions, sending)
   plans = [reductions[stack[0]].plan for stack in stacks]
   results = _rounds.run_rounds(
-    [_reduce_stack([reductions[i] for i in stack]) for stack in stacks],
+    [
+      _reduce_stack([reductions[i] for i in stack])
+      if len(stack) > 1
+      else _reduce_array(reductions[stack[0]])
+      for stack in stacks
+    ],
     [_round_kinds(plan.codec, plan.method) for plan in plans],
     axis_name,
     sending,
   )
   by_position: dict[int, Any] = {}
   for stack, found in zip(stacks, results, strict=True):
-    by_position |= zip(stack, found, strict=True)
+    by_position |= zip(stack, found if len(stack) > 1 else [found], strict=True)
   return [by_position[i] for i in range(len(reductions))]
 
 
@@ -133,26 +138,29 @@ def _trace_rounds(
   return tuple(map(codecs.Message, codec.round_kinds, payloads))
 
 
+def _reduce_array(
+  reduction: Reduction,
+) -> codecs.Rounds[tuple[Array, ReduceState]]:
+  """Returns the rounds that reduce one array."""
+  plan = reduction.plan
+  if plan.method == "rounds":
+    return _reduce_by_codec(reduction)
+  begin, *others = _bind_stages(plan)
+  return _run_stages(_KINDS[plan.method], begin, others, reduction[1:])
+
+
 def _reduce_stack(
   stack: Sequence[Reduction],
 ) -> codecs.Rounds[list[tuple[Array, ReduceState]]]:
   """Reduces arrays of one shape together; returns each one's result and
   state."""
   plan = stack[0].plan
-  if plan.method == "rounds":
-    (reduction,) = stack  # Such arrays stay apart.
-    return [(yield from _reduce_by_codec(reduction))]
   kinds = _KINDS[plan.method]
-  begin, *others = (
-    functools.partial(stage, plan) for stage in _STAGES[plan.method]
-  )
-  inputs = [reduction[1:] for reduction in stack]
-  if len(stack) == 1:
-    return [(yield from _run_stages(kinds, begin, others, inputs[0]))]
+  begin, *others = _bind_stages(plan)
   # Values and bytes are those of arrays that are reduced one by one. The
   # program encodes and decodes once, whatever the number of arrays: it compiles
   # faster, and a device starts fewer kernels.
-  stacked = hosts.write_apart(_stack, *inputs)
+  stacked = hosts.write_apart(_stack, *(r[1:] for r in stack))
   axes = [(_PAYLOAD_AXES[kind], 0) for kind in kinds] + [(0, 0)]
   # XLA:CPU would otherwise decode in the update of each array, and compile that
   # as often.
@@ -178,6 +186,11 @@ def _stack(*trees: PyTree) -> PyTree:
 
 
 _Stage = Callable[..., tuple[PyTree, PyTree]]
+
+
+def _bind_stages(plan: ArrayPlan) -> list[_Stage]:
+  """Returns the stages of a plan's method."""
+  return [functools.partial(stage, plan) for stage in _STAGES[plan.method]]
 
 
 def _run_stages(

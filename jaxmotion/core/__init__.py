@@ -1,14 +1,5 @@
 """Types, trees, checks, randomness and the per-worker marker."""
 
-from jaxmotion.core._axes import (
-  AxisName as AxisName,
-  HostAxes as HostAxes,
-  axis_names as axis_names,
-  check_axis_name as check_axis_name,
-  comparable_axes as comparable_axes,
-  flatten_axes as flatten_axes,
-  split_axes as split_axes,
-)
 from jaxmotion.core._bits import (
   from_bits as from_bits,
   saturate_cast as saturate_cast,
@@ -90,13 +81,20 @@ from jaxmotion.core._public import set_public_module as set_public_module
 from jaxmotion.core._text_table import text_table as text_table
 from jaxmotion.core._tree import (
   Array as Array,
+  AxisName as AxisName,
+  HostAxes as HostAxes,
   PyTree as PyTree,
   ShapedLike as ShapedLike,
+  axis_names as axis_names,
+  check_axis_name as check_axis_name,
+  comparable_axes as comparable_axes,
+  flatten_axes as flatten_axes,
   know_in_flax as know_in_flax,
   leaf_path as leaf_path,
   named_leaves as named_leaves,
   same_structure as same_structure,
   shape_dtype as shape_dtype,
+  split_axes as split_axes,
   tree_bytes as tree_bytes,
 )
 

@@ -28,7 +28,7 @@ from jax.sharding import (
   PartitionSpec,
 )
 
-from jaxmotion.core import _axes, _tree
+from jaxmotion.core import _tree
 from jaxmotion.core._jax_extend import jax_core
 
 
@@ -39,23 +39,23 @@ def spec_axes(entry: Any) -> tuple[Any, ...]:
   ((), ('data',), ('host', 'device'))
   """
   # `PartitionSpec.UNCONSTRAINED` is returned as if it were a name.
-  return () if entry is None else _axes.axis_names(entry)
+  return () if entry is None else _tree.axis_names(entry)
 
 
-def axis_is_bound(axis_name: _axes.AxisName) -> bool:
+def axis_is_bound(axis_name: _tree.AxisName) -> bool:
   """Returns whether every name is an axis of an enclosing shard_map or pmap."""
   try:
-    for name in _axes.axis_names(axis_name):
+    for name in _tree.axis_names(axis_name):
       lax.axis_size(name)
   except NameError:
     return False
   return True
 
 
-def axis_size(axis_name: _axes.AxisName, name: str = "axis_name") -> int:
+def axis_size(axis_name: _tree.AxisName, name: str = "axis_name") -> int:
   """Returns the number of workers along the axis (a static int)."""
   try:
-    return math.prod(map(lax.axis_size, _axes.axis_names(axis_name)))
+    return math.prod(map(lax.axis_size, _tree.axis_names(axis_name)))
   except NameError:
     raise ValueError(
       f"`{name}` must name an axis of the enclosing shard_map or pmap, "
@@ -63,7 +63,7 @@ def axis_size(axis_name: _axes.AxisName, name: str = "axis_name") -> int:
     ) from None
 
 
-def _describe_unbound(axis_name: _axes.AxisName) -> str:
+def _describe_unbound(axis_name: _tree.AxisName) -> str:
   """Describes an axis that is not bound, beside those that are."""
   mapped = sorted(map(str, _mapped_axes()))
   if not mapped:
@@ -72,13 +72,13 @@ def _describe_unbound(axis_name: _axes.AxisName) -> str:
       "inside of jax.shard_map, with a state made by jaxmotion.bind_mesh(tx, "
       "mesh)."
     )
-  wrong = [a for a in _axes.axis_names(axis_name) if not axis_is_bound(a)]
+  wrong = [a for a in _tree.axis_names(axis_name) if not axis_is_bound(a)]
   near = difflib.get_close_matches(str(wrong[0]), mapped, n=1)
   end = f"; did you mean {near[0]!r}?" if near else "."
   return f"which has {', '.join(map(repr, mapped))}, got {axis_name!r}{end}"
 
 
-def worker_index(axis_name: _axes.AxisName) -> _tree.Array:
+def worker_index(axis_name: _tree.AxisName) -> _tree.Array:
   """Returns this worker's index along the axis, int32[]."""
   # Raises a ValueError for an axis that no enclosing map binds.
   axis_size(axis_name)
@@ -95,14 +95,14 @@ def _aval_of(x: Any) -> Any:
   return x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
 
 
-def tracks_varying(axis_name: _axes.AxisName) -> bool:
+def tracks_varying(axis_name: _tree.AxisName) -> bool:
   """Returns whether types record variation over the axis (not under pmap)."""
   return is_varying(worker_index(axis_name), axis_name)
 
 
-def is_varying(x: Any, axis_name: _axes.AxisName) -> bool:
+def is_varying(x: Any, axis_name: _tree.AxisName) -> bool:
   """Returns whether `x` is typed as varying over any of the axes."""
-  return bool(varying_axes(x) & set(_axes.axis_names(axis_name)))
+  return bool(varying_axes(x) & set(_tree.axis_names(axis_name)))
 
 
 def shape_varying_like(
@@ -139,7 +139,7 @@ def is_compiler_partitioned(x: Any) -> bool:
   False
   """
   mesh = jax.typeof(x).sharding.mesh
-  return any(mesh.shape[name] > 1 for name in mesh.auto_axes)
+  return math.prod(map(mesh.shape.get, mesh.auto_axes)) > 1
 
 
 def scan_parts(params: Any) -> tuple[jax_core.ClosedJaxpr, int, int]:
@@ -152,12 +152,12 @@ def scan_parts(params: Any) -> tuple[jax_core.ClosedJaxpr, int, int]:
   return body, len(consts.vals), len(carry.vals)
 
 
-def to_varying(tree: _tree.PyTree, axis_name: _axes.AxisName) -> _tree.PyTree:
+def to_varying(tree: _tree.PyTree, axis_name: _tree.AxisName) -> _tree.PyTree:
   """Types every leaf as varying over the axis; the elements do not change."""
 
   # In the order of `axis_name`: a set's order differs between processes.
   mapped = tuple(
-    filter(_mapped_axes().__contains__, _axes.axis_names(axis_name))
+    filter(_mapped_axes().__contains__, _tree.axis_names(axis_name))
   )
 
   def cast_leaf(x: Any) -> Any:
@@ -171,19 +171,19 @@ def to_varying(tree: _tree.PyTree, axis_name: _axes.AxisName) -> _tree.PyTree:
 
 
 def to_varying_like(
-  tree: _tree.PyTree, like: _tree.PyTree, axis_name: _axes.AxisName
+  tree: _tree.PyTree, like: _tree.PyTree, axis_name: _tree.AxisName
 ) -> _tree.PyTree:
   """Types reduced leaves as their sources, but for the workers' axes."""
   # Branches must return values of one type. An empty array may depend on
   # nothing, and one that travels beside others is typed as they are.
   axes = frozenset().union(*map(varying_axes, jax.tree.leaves(like)))
-  others = tuple(sorted(axes - set(_axes.axis_names(axis_name)), key=str))
+  others = tuple(sorted(axes - set(_tree.axis_names(axis_name)), key=str))
   return to_varying(tree, others) if others else tree
 
 
 def gather_replicated(
   x: _tree.Array,
-  axis_name: _axes.AxisName,
+  axis_name: _tree.AxisName,
   axis: int = 0,
   *,
   tiled: bool = False,
@@ -192,7 +192,7 @@ def gather_replicated(
   # In `vmap` there are no such types, and JAX refuses to be asked for one.
   to = (
     "invarying"
-    if set(_axes.axis_names(axis_name)) & _mapped_axes()
+    if set(_tree.axis_names(axis_name)) & _mapped_axes()
     else "varying"
   )
   # axis: of the workers, in the result; with `tiled`, arrays are concatenated
@@ -224,13 +224,13 @@ def _replicated_type(x: Any, axes: tuple[Any, ...]) -> Any:
 
 
 def assert_replicated(
-  tree: _tree.PyTree, axis_name: _axes.AxisName
+  tree: _tree.PyTree, axis_name: _tree.AxisName
 ) -> _tree.PyTree:
   """Types every leaf as replicated over the axis; the caller guarantees it."""
   # JAX knows that the result of `all_gather` is replicated. A gather that is
   # built from other collectives needs this assertion. Its arrays must have the
   # same bits on every worker.
-  axes = _axes.axis_names(axis_name)
+  axes = _tree.axis_names(axis_name)
   bind = _replicated_primitive().bind
   return jax.tree.map(lambda x: bind(x, axes=axes), tree)
 

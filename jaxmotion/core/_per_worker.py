@@ -9,7 +9,7 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxmotion.core import _axes, _checks, _compat, _tree
+from jaxmotion.core import _checks, _compat, _tree
 
 
 @jax.tree_util.register_dataclass
@@ -65,21 +65,21 @@ def shared_parts(tree: _tree.PyTree) -> list[Shared]:
   return found
 
 
-def name_axes(tree: _tree.PyTree, axis_name: _axes.AxisName) -> _tree.PyTree:
+def name_axes(tree: _tree.PyTree, axis_name: _tree.AxisName) -> _tree.PyTree:
   """Returns a state whose `Shared` parts name the axes of their workers."""
   return map_shared(
     lambda a: a,
     # Parts that name their axes keep them.
-    lambda node: Shared(node.value, node.axes or _axes.axis_names(axis_name)),
+    lambda node: Shared(node.value, node.axes or _tree.axis_names(axis_name)),
     tree,
   )
 
 
-def settle_state(tree: _tree.PyTree, axis_name: _axes.AxisName) -> _tree.PyTree:
+def settle_state(tree: _tree.PyTree, axis_name: _tree.AxisName) -> _tree.PyTree:
   """Types state as each worker's own, and its `Shared` parts as equal."""
   # Types of a state must not depend on how it was made, or branches and loops
   # would get two types.
-  axes = _axes.axis_names(axis_name)
+  axes = _tree.axis_names(axis_name)
 
   def settle_shared(node: Shared) -> Shared:
     for leaf in jax.tree.leaves(node.value):
@@ -197,7 +197,7 @@ def unpack_worker(state: PerWorker) -> _tree.PyTree:
   return jax.tree.map(squeeze_leaf, state.value)
 
 
-def state_specs(state: _tree.PyTree, axis_name: _axes.AxisName) -> _tree.PyTree:
+def state_specs(state: _tree.PyTree, axis_name: _tree.AxisName) -> _tree.PyTree:
   """Returns the partition spec of every leaf of an optimizer state.
 
   Args:
@@ -221,11 +221,11 @@ def state_specs(state: _tree.PyTree, axis_name: _axes.AxisName) -> _tree.PyTree:
     (True, 'data')
   """
 
-  axis_name = _axes.flatten_axes("axis_name", axis_name)
+  axis_name = _tree.flatten_axes("axis_name", axis_name)
   _checks.check_arrays("state", state)
 
   def spec_shared(node: Shared) -> Any:
-    others = tuple(n for n in _axes.axis_names(axis_name) if n not in node.axes)
+    others = tuple(n for n in _tree.axis_names(axis_name) if n not in node.axes)
     spec = PartitionSpec(others) if others else PartitionSpec()
     return jax.tree.map(lambda _: spec, node)
 
@@ -234,7 +234,7 @@ def state_specs(state: _tree.PyTree, axis_name: _axes.AxisName) -> _tree.PyTree:
       own = PartitionSpec(axis_name)
       return PerWorker(map_shared(lambda _: own, spec_shared, node.value))
     if isinstance(node, Split):
-      return node.specs({*node.axes, *_axes.axis_names(axis_name)})
+      return node.specs({*node.axes, *_tree.axis_names(axis_name)})
     return PartitionSpec()
 
   return jax.tree.map(

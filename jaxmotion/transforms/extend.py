@@ -4,14 +4,14 @@ Users of the transformations need none of these names.
 """
 
 from jaxmotion.core import set_public_module as _set_public_module
-from jaxmotion.transforms._init_state import check_mesh as check_mesh
-from jaxmotion.transforms._options import (
+from jaxmotion.transforms._exchange import (
   ExchangedLeaf as ExchangedLeaf,
   ExchangeOptions as ExchangeOptions,
   Options as Options,
   ShardedOptions as ShardedOptions,
   count_devices as count_devices,
 )
+from jaxmotion.transforms._init_state import check_mesh as check_mesh
 from jaxmotion.transforms._placement import (
   check_trained as check_trained,
   find_exchanges as find_exchanges,

@@ -20,7 +20,7 @@ from jaxmotion.collectives.extend import (
   find_leaf_codecs,
 )
 from jaxmotion.core import Array, AxisName, PyTree
-from jaxmotion.transforms import _options, _states
+from jaxmotion.transforms import _exchange, _states
 from jaxmotion.transforms.parts import _shard_layout, _weight_part
 from jaxmotion.transforms.step import _local_work, _scheme
 
@@ -242,7 +242,7 @@ def find_plan(
     made_for.cuts,
   )
   plan = make_plan(options, workers, whole, workers.mesh)
-  _options.check_made_for(name, made_for, plan.made_for, "step")
+  _exchange.check_made_for(name, made_for, plan.made_for, "step")
   return plan
 
 

@@ -9,7 +9,7 @@ from jaxmotion import core
 from jaxmotion.codecs import Codec
 from jaxmotion.collectives.extend import StateLayout, find_leaf_codecs
 from jaxmotion.core import PyTree
-from jaxmotion.transforms import _options
+from jaxmotion.transforms import _exchange
 from jaxmotion.transforms.parts import _shard_layout
 
 
@@ -32,13 +32,13 @@ class PartsLayout(NamedTuple):
 
 
 def parts_layout(
-  options: _options.ShardedOptions, sizes: Mapping[str, int]
+  options: _exchange.ShardedOptions, sizes: Mapping[str, int]
 ) -> PartsLayout:
   """Returns how the devices of a mesh keep the error memory of `sharded`."""
   # sizes: length of every axis of the mesh.
   params, codec = options.shard_params(sizes), options.gradient_codec
   hosts, devices = (
-    _options.count_devices(axes, sizes)
+    _exchange.count_devices(axes, sizes)
     for axes in core.split_axes(options.axis_name)
   )
   cuts = [

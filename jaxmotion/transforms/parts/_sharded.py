@@ -27,7 +27,6 @@ from jaxmotion.core import Array, AxisName, PyTree
 from jaxmotion.transforms import (
   _exchange,
   _model_axes,
-  _options,
   _placement,
   _states,
 )
@@ -140,13 +139,13 @@ def sharded(
 
   def make_state(params: PyTree, specs: PyTree | None) -> _states.ShardedState:
     state = init_mapped(params, specs)
-    return _options.note_options(state, options, params, specs)
+    return _exchange.note_options(state, options, params, specs)
 
   def init_fn(params: PyTree) -> _states.ShardedState:
     core.check_arrays("params", params, numbers=False)
     return make_state(params, None)
 
-  options = _options.ShardedOptions(
+  options = _exchange.ShardedOptions(
     axis_name=core.comparable_axes(axis_name),
     gradient_codec=one.gradient_codec,
     weight_codec=weight_codec,
