@@ -227,7 +227,8 @@ def _read_options(data: Mapping[str, Any]) -> Options:
 
 def _read_value(value: Any) -> Any:
   if isinstance(value, Mapping):
-    is_axes = value.keys() == {"hosts", "devices"}
-    return core.HostAxes(**value) if is_axes else from_config(dict(value))
+    if value.keys() == {"hosts", "devices"}:
+      return core.HostAxes(**{k: _read_value(v) for k, v in value.items()})
+    return from_config(dict(value))
   is_sequence = isinstance(value, list | tuple)
   return tuple(map(_read_value, value)) if is_sequence else value
