@@ -279,10 +279,11 @@ def read_blocks(
 def from_blocks(y: Array, like: ShapedLike) -> Array:
   """Inverts `to_blocks`: drops the padding, restores shape and dtype."""
   # Finite levels beyond the dtype saturate.
+  # Explicit axes let a reshape either join dimensions or split them.
   size = math.prod(like.shape)
-  if y.size != size:
-    y = y.reshape(-1)[:size]
-  return core.saturate_cast(y.reshape(like.shape), like.dtype)
+  flat = y.reshape(-1)
+  flat = flat if flat.size == size else flat[:size]
+  return core.saturate_cast(flat.reshape(like.shape), like.dtype)
 
 
 def block_counts(shape: tuple[int, ...], planes: int, block: int) -> np.ndarray:

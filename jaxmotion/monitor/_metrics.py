@@ -129,7 +129,9 @@ def metrics(
   if sizes is not None:
     if known and sent is None:
       found |= _read_traffic(known, sizes, level)
-    found |= _read_errors(exchanges, sizes)
+    # The mesh may be another one, which is asked about.
+    own = _find_sizes(opt_state, known, None)
+    found |= _read_errors(exchanges, own or sizes)
   if sent is not None:
     found["exchange/wire_bytes"] = sent.total_bytes
   if level is not None:

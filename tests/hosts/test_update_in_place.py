@@ -2,7 +2,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh
 
+from jaxmotion.core import _compat
 from jaxmotion.hosts import update_in_place
 
 X = np.random.default_rng(0).normal(size=(64, 512)).astype(np.float32)
@@ -60,3 +62,30 @@ def test_an_expression_that_several_read_is_computed_once_and_in_place():
 
   assert temp_bytes(add) < X.nbytes / 8
   assert temp_bytes(lambda x, v, s, _: x + v * s["scale"]) >= X.nbytes
+
+
+def trace_on(platform):
+  """Returns how often a function is traced in a program of such devices."""
+  traced = []
+  device = AbstractDevice(platform, None, platform)
+  mesh = AbstractMesh((1,), ("x",), abstract_device=device)
+
+  def double(x, spent):
+    traced.append(spent)
+    return 2 * x
+
+  with jax.sharding.use_abstract_mesh(mesh):
+    text = str(
+      jax.make_jaxpr(lambda x, n: update_in_place(double, x, (), n))(X, 1)
+    )
+  return len(traced), "while" in text, "cond[" in text
+
+
+def test_where_the_platform_is_known_its_function_alone_is_traced(monkeypatch):
+  assert trace_on("cpu") == (1, True, False)
+  assert trace_on("tpu") == (1, False, False)
+  monkeypatch.setattr(_compat, "_own_platforms", lambda: {"cpu", "tpu"})
+  both = jax.make_jaxpr(
+    lambda x, n: update_in_place(lambda x, _: 2 * x, x, (), n)
+  )
+  assert "cond[" in str(both(X, 1))

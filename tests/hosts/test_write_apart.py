@@ -2,9 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractDevice, AbstractMesh
 
-from jaxmotion.core import _compat
 from jaxmotion.hosts import write_apart
 
 X = np.random.default_rng(0).normal(size=(64, 512)).astype(np.float32)
@@ -30,25 +28,3 @@ def test_its_reader_finds_the_value_in_memory():
   # The call of `jnp.where` inside is inlined.
   assert count_calls(lambda fn, x: fn(x)) == 0
   assert count_calls(write_apart) == 1
-
-
-def trace_on(platform):
-  """Returns how often a function is traced in a program of such devices."""
-  traced = []
-  device = AbstractDevice(platform, None, platform)
-  mesh = AbstractMesh((1,), ("x",), abstract_device=device)
-  with jax.sharding.use_abstract_mesh(mesh):
-    text = str(
-      jax.make_jaxpr(
-        lambda x: write_apart(lambda x: traced.append(1) or 2 * x, x)
-      )(X)
-    )
-  return len(traced), "inline_inner" in text, "cond" in text
-
-
-def test_where_the_platform_is_known_its_function_alone_is_traced(monkeypatch):
-  assert trace_on("cpu") == (1, True, False)
-  assert trace_on("tpu") == (1, False, False)
-  monkeypatch.setattr(_compat, "_own_platforms", lambda: {"cpu", "tpu"})
-  both = jax.make_jaxpr(lambda x: write_apart(lambda x: 2 * x, x))(X)
-  assert "cond" in str(both)
