@@ -140,6 +140,7 @@ class Stage:
     made = {v for step in steps for v in step.outs}
     read = dict.fromkeys(v for n in nodes for v in n.reads if v not in made)
     specs = dict(zip(home.body.inputs, params["in_specs"], strict=True))
+    specs |= dict.fromkeys(home.body.constants, P())
     handed = [v for v in self.makes if v in made]
 
     def spec_of(value: program.Value) -> P:

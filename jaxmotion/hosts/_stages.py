@@ -68,6 +68,7 @@ class _Cut:
 
   def __init__(self, closed: Any):
     self._top = program.flatten(closed)
+    self._constants = dict(self._top.constants)
     self._nodes: list[_stage_run.Node] = []
     self._origin: dict[program.Value, program.Operand] = {}
     for step in self._top.steps:
@@ -117,14 +118,15 @@ class _Cut:
         stages[self._stage_of[index]].makes.append(value)
     for stage in stages.values():
       stage.makes.sort(key=_place_first(outputs))
-    programs, top = tuple(stages.values()), self._top
-    return Stages(programs, top.inputs, tuple(outputs), top.constants)
+    programs = tuple(stages.values())
+    return Stages(programs, self._top.inputs, tuple(outputs), self._constants)
 
   def _add_map(self, step: program.Step) -> None:
     """Adds the steps of a map, and one that hands out each of its results."""
     body = program.flatten(step.params["jaxpr"], calls="sending", backend="cpu")
     home = _stage_run.Map(step, body)
     self._origin.update(zip(body.inputs, step.ins, strict=True))
+    self._constants |= body.constants
     self._nodes += [_stage_run.Node(home, inner) for inner in body.steps]
     pairs = zip(body.outputs, step.outs, strict=True)
     self._nodes += [

@@ -118,6 +118,23 @@ def test_one_worker_computes_what_one_program_computes():
   jax.tree.map(np.testing.assert_array_equal, *found)
 
 
+def test_functions_inside_of_a_loss_may_close_over_arrays():
+  row = np.linspace(1, 2, 16, dtype=np.float32)[None]
+  scale = jax.jit(lambda x: x * row)
+  mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+  tx = optax.chain(jaxmotion.exchange("data", INT4), SGD)
+  init, step = jaxmotion.make_train_step(
+    lambda params, batch: loss_fn(params, batch | {"x": scale(batch["x"])}),
+    tx,
+    mesh,
+    donate=False,
+  )
+  state = init(PARAMS)
+  staged = StagedStep(step.__wrapped__, step, mesh, 0)
+  found, wanted = staged(state, BATCH), step(state, BATCH)
+  jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
 def test_the_buffers_of_donated_arguments_are_gone():
   mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
   tx = optax.chain(jaxmotion.exchange("data", INT4), SGD)
