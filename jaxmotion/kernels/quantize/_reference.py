@@ -230,7 +230,7 @@ def normalize(scale: Array) -> tuple[Array, Array]:
   # divisor is above 2^126: both are brought near one first.
   exponent = lax.bitcast_convert_type(scale, jnp.uint32) & _EXPONENT
   power = lax.bitcast_convert_type(_EXPONENT - exponent, jnp.float32)
-  power = core.select_or(~(scale < _TINY), power, 0.0)
+  power = lax.select(scale < _TINY, lax.full_like(power, 0.0), power)
   return power, scale * power
 
 
