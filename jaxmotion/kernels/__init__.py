@@ -15,6 +15,7 @@ from jaxmotion.kernels._error_memory import (
   add_error as add_error,
   add_error_in_blocks as add_error_in_blocks,
   clear_error as clear_error,
+  count_encoding as count_encoding,
   error_of as error_of,
   sum_decoded as sum_decoded,
 )

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxmotion import core, hosts
@@ -38,6 +39,11 @@ class ErrorMemory(NamedTuple):
   count: Array  # type: ignore[assignment]
   value: Array
   sent: PyTree = ()
+
+
+def count_encoding(count: Array) -> Array:
+  """Returns the number of encodings after one more, at most 2**31 - 1."""
+  return lax.min(count, np.int32(2**31 - 2)) + np.int32(1)
 
 
 def clear_error(error: Array) -> Array:

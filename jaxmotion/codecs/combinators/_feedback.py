@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxmotion import core, kernels
 from jaxmotion.codecs import _codec, _division, _laws, _partition, _rounds
@@ -192,7 +191,7 @@ class feedback(_partition.TreeCodec):
       x, state.memory, state.inner, key, decay=self.decay
     )
     sent = payload if self.form == "local" else ()
-    count = optax.safe_increment(state.memory.count)
+    count = kernels.count_encoding(state.memory.count)
     return payload, Feedback(kernels.ErrorMemory(count, v, sent), inner)
 
   @property
@@ -210,7 +209,7 @@ class feedback(_partition.TreeCodec):
       v, state.inner, key, workers
     )
     sent = reduced.sent if self.form == "local" else ()
-    count = optax.safe_increment(state.memory.count)
+    count = kernels.count_encoding(state.memory.count)
     memory = kernels.ErrorMemory(count, v, sent)
     return reduced._replace(state=Feedback(memory, reduced.state))
 
