@@ -45,16 +45,6 @@ class Division(abc.ABC):
   def join(self, parts: PyTree) -> PyTree:
     """Returns the payload of these parts, which may be encoded anew."""
 
-  def divide_values(self, x: Array) -> Array:
-    """Returns the elements of each part, (workers, *like.shape).
-
-    Elements that only fill up a part are zeros.
-    """
-    planes, _, *width = self.like.shape
-    cut = planes, self.blocks, *width
-    flat = jnp.pad(x.reshape(-1), (0, math.prod(cut) - x.size))
-    return self._divide_leaf(flat.reshape(cut))
-
   def join_values(self, parts: Array) -> Array:
     """Returns the array that has these elements in its parts."""
     flat = self._join_leaf(parts).reshape(-1)

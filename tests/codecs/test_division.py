@@ -1,6 +1,7 @@
 """Parts of payloads, each of which one worker averages."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,14 @@ CODECS = pytest.mark.parametrize(
 WORKERS = 3
 
 
+def divide_values(division, x):
+  """Returns the elements of each part; what only fills up a part is zero."""
+  planes, _, *width = division.like.shape
+  cut = planes, division.blocks, *width
+  flat = jnp.pad(x.reshape(-1), (0, math.prod(cut) - x.size))
+  return division._divide_leaf(flat.reshape(cut))
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def run(codec, x):
   payload, _ = codec.encode(x, codec.init(x))
@@ -37,14 +46,14 @@ def run(codec, x):
   decoded = jax.vmap(lambda p: codec.decode(p, division.like))(parts)
   whole = codec.decode(payload, x)
   # What only fills up a part is zeros in one and anything in the other.
-  exists = division.divide_values(jnp.ones_like(x))
+  exists = divide_values(division, jnp.ones_like(x))
   return {
     "payload": payload,
     "parts": parts,
     "joined": division.join(parts),
     "whole": whole,
     "joined values": division.join_values(decoded),
-    "divided values": division.divide_values(whole),
+    "divided values": divide_values(division, whole),
     "decoded": decoded * exists,
   }
 
