@@ -96,7 +96,7 @@ UNCALLED = {
     """
     kernels.check_block kernels.describe_payload kernels.nearest_planes
     kernels.plane_length
-    kernels.add_error* kernels.clear_error kernels.error_of
+    kernels.add_error* kernels.clear_error kernels.count_encoding kernels.error_of
     kernels.is_read_slowly kernels.sum_decoded
     kernels.compact.prefix_counts kernels.pack.*
     kernels.quantize.*code kernels.sign.*code
