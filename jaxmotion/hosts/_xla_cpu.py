@@ -53,9 +53,7 @@ def write_apart(fn: Callable[..., PyTree], *args: PyTree) -> PyTree:
     with set_xla_metadata(inlineable="false"), jax.disable_jit(False):
       return jax.jit(inline_inner)(*args)
 
-  # A program that is cut, or run step by step, writes calls out, but not what
-  # depends on the platform.
-  return lax.platform_dependent(*args, cpu=call, default=fn)
+  return choose_by_platform(*args, cpu=call, default=fn)
 
 
 def pad_apart(x: Array, count: int, fill: Array) -> Array:

@@ -166,11 +166,11 @@ def flatten(
   sizes: Mapping[Any, int] | None = None,
 ) -> Program:
   """Writes the calls in a traced function out."""
-  # calls: "transparent" inlines calls without a meaning of their own (`jit`)
-  # and keeps every step, so that the steps can be run. "sending" also inlines
-  # calls that hold a collective, and those with a rule of differentiation.
-  # "all" inlines every call, `remat` and `shard_map` included, and drops steps
-  # whose results nobody uses.
+  # calls: "transparent" inlines calls without a meaning of their own (`jit`,
+  # unless a compiler may not inline it) and keeps every step, so that the steps
+  # can be run. "sending" also inlines calls that hold a collective, and those
+  # with a rule of differentiation. "all" inlines every call, `remat` and
+  # `shard_map` included, and drops steps whose results nobody uses.
   # backend: whose branch of `lax.platform_dependent` is inlined, but with
   # "transparent"; None leaves it a `cond`.
   # used: which outputs count as used with "all"; None: every one.
@@ -254,7 +254,9 @@ class _Flattener:
   def _callee(self, eqn: core.jax_core.JaxprEqn) -> Any:
     """Returns the jaxpr that an equation calls and that is to be inlined."""
     name = eqn.primitive.name
-    if name in _primitives.TRANSPARENT_CALLS:
+    if name in _primitives.TRANSPARENT_CALLS and (
+      self._calls == "all" or not _is_kept_apart(eqn)
+    ):
       return eqn.params["jaxpr" if "jaxpr" in eqn.params else "call_jaxpr"]
     if self._calls == "transparent":
       return None
@@ -281,6 +283,12 @@ class _Flattener:
     if name not in _primitives.CALLS:
       self.guessed.append(name)
     return call
+
+
+def _is_kept_apart(eqn: core.jax_core.JaxprEqn) -> bool:
+  """Says whether a compiler is told not to inline a call."""
+  metadata = eqn.ctx.xla_metadata or {}
+  return metadata.get("inlineable") == "false"
 
 
 def _as_seen(aval: Any, operand: Operand) -> Operand:

@@ -95,8 +95,8 @@ UNCALLED = {
   **dict.fromkeys(
     """
     kernels.check_block kernels.describe_payload kernels.nearest_planes
-    kernels.plane_length
-    kernels.add_error* kernels.clear_error kernels.count_encoding kernels.error_of
+    kernels.plane_length kernels.count_encoding
+    kernels.add_error* kernels.clear_error kernels.error_of
     kernels.is_read_slowly kernels.sum_decoded
     kernels.compact.prefix_counts kernels.pack.*
     kernels.quantize.*code kernels.sign.*code

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from jaxmotion import hosts
 from jaxmotion.program import (
   Order,
   Value,
@@ -36,6 +37,23 @@ def test_transparent_calls_are_written_out_and_others_stay():
     return [double(jax.jit(lambda x: jnp.sin(x) + 1)(x))]
 
   assert names(trace(fn, X)) == ["sin", "add", "custom_vjp_call"]
+
+
+def test_a_call_that_may_not_be_inlined_stays_a_step_that_runs():
+  def fn(x):
+    return hosts.write_apart(lambda x: jnp.sin(x) + 1, x) * 2
+
+  program = trace(fn, X)
+  assert names(program) == ["jit", "mul"]
+  env = {program.inputs[0]: X}
+  evaluate(program.steps, env)
+  result = read_operand(env, program.outputs[0])
+  np.testing.assert_array_equal(result, fn(X))
+  # What runs it again tells the compiler the same.
+  again = jax.jit(lambda x: program.steps[0].run([x])[0]).lower(X).as_text()
+  assert 'inlineable = "false"' in again
+  jaxpr = jax.make_jaxpr(fn)(X)
+  assert names(flatten(jaxpr, calls="all")) == ["sin", "add", "mul"]
 
 
 def test_all_calls_are_written_out_and_unused_steps_dropped():
