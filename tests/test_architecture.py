@@ -350,7 +350,7 @@ def test_jaxprs_are_walked_in_one_room(path):
     "memory/residuals/trace/_kinds.py",
     "perfmodel/cost/_ops.py",
     # It applies operations to tiles, inside kernels.
-    "kernels/blocks/_planes.py",
+    "kernels/blocks/_pallas_mosaic.py",
   }
   name = path.relative_to(PACKAGE).as_posix()
   assert not walks or room_of(path) == "program" or name in known

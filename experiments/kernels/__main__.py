@@ -17,8 +17,7 @@ On a host the copy is numpy's, by one thread; the floor ratio is the op's time
 in copies. Arrays that fit a cache are read from the cache, by the copy too.
 
 --compiled: no GPU and no timing. Compiles every op for a GPU and reports
-kernels, traffic over the fewest bytes possible, registers, widths of accesses;
-with --target=v5e or v6e kernels and traffic on a TPU.
+kernels, traffic over the fewest bytes possible, registers, widths of accesses.
 """
 
 import os
@@ -32,7 +31,7 @@ from absl import flags
 from experiments import gpu_compile
 from experiments.common import list_flags, records, shared_flags
 from experiments.common.console import make_console
-from experiments.kernels import cases, compiled, rows, run, tables, tpu
+from experiments.kernels import cases, rows, run, tables
 
 _OPS = list_flags.define_names(
   "ops", [], cases.list_ops(), "Names of ops; all if empty.", least=0
@@ -53,9 +52,9 @@ _CHECK = flags.DEFINE_bool("check", False, "Check only.")
 _SEED = flags.DEFINE_integer(
   "seed", None, "Of the arrays that are checked.", allow_override=True
 )
-_COMPILED = flags.DEFINE_bool("compiled", False, "Compile for a device only.")
+_COMPILED = flags.DEFINE_bool("compiled", False, "Compile for a GPU only.")
 _TARGET = flags.DEFINE_enum(
-  "target", "H100", list(compiled.TARGETS), "Device of --compiled."
+  "target", "H100", list(gpu_compile.GPUS), "Device of --compiled."
 )
 _JSON = shared_flags.define_rows()
 
@@ -74,16 +73,11 @@ def main() -> None:
 def _compile_ops() -> tuple[list[records.Row], list[str]]:
   """Returns rows, and the kernels that spill registers."""
   target = _TARGET.value
-  if target in tpu.TPUS:
-    tpu.stay_on_host(target)
-    kind, why = tpu.TPUS[target].kind, tpu.explain_refusal()
-  else:
-    gpu_compile.stay_on_host()
-    kind, why = gpu_compile.GPUS[target].kind, gpu_compile.explain_refusal()
-  if why:
+  gpu_compile.stay_on_host()
+  if why := gpu_compile.explain_refusal():
     sys.exit(f"Nothing can be compiled for the {target}: {why}.")
   found = run.compile_all(cases.select_ops(_OPS.value), target)
-  made = list(rows.make_compiled_rows(found, kind))
+  made = list(rows.make_compiled_rows(found, gpu_compile.GPUS[target].kind))
   make_console().print(tables.compiled_table(made).to_console())
   wrong = [
     f"{op} by {name} spills registers"

@@ -4,7 +4,7 @@ import functools
 
 import jax.numpy as jnp
 
-from experiments.kernels import ops
+from experiments.kernels import arrays, ops
 from jaxmotion import core, kernels, make_key
 from jaxmotion.core import Array, PyTree, ShapedLike
 from jaxmotion.kernels import (
@@ -15,14 +15,13 @@ from jaxmotion.kernels import (
   sign,
   ternary,
 )
-from jaxmotion.kernels.blocks import _cases
 
 # One array for each shape, dtype and kind of elements.
 _ARRAYS = {
   f"{case.shape} {case.dtype}{' special' * case.special}": functools.partial(
     lambda case: case.array().astype(case.dtype), case
   )
-  for case in _cases.CASES.values()
+  for case in arrays.ENCODED.values()
 }
 _OPS = {
   **{

@@ -1,15 +1,12 @@
-"""Figures of ops compiled for a GPU or TPU on a host without one."""
+"""Figures of ops compiled for a GPU on a host without one."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from experiments import gpu_compile
-from experiments.kernels import ops, tpu
-
-TARGETS = (*gpu_compile.GPUS, *tpu.TPUS)
+from experiments.kernels import ops
 
 
 class Figures(NamedTuple):
@@ -39,29 +36,15 @@ class Figures(NamedTuple):
 def compile_op(
   op: ops.Op, implementation: str, target: str, size_bytes: int
 ) -> Figures:
-  """Compiles an op for a device and returns its figures."""
+  """Compiles an op for a GPU and returns its figures."""
   like = jax.ShapeDtypeStruct(ops.make_shape(size_bytes), jnp.float32)
   args, outputs = op.shapes(like)
   step = op.step(like, implementation)
   options = {"donate_argnums": 0, "keep_unused": True}
-  ideal_bytes = op.ideal_bytes(like)
-  if target in tpu.TPUS:
-    kernels = tpu.compile_kernels(step, outputs, *args, tpu=target, **options)
-    return summarize_kernels(kernels, ideal_bytes)
   compiled = gpu_compile.compile_for(
     step, outputs, *args, gpu=target, **options
   )
-  return summarize(compiled, ideal_bytes)
-
-
-def summarize_kernels(
-  kernels: Sequence[gpu_compile.Kernel], ideal_bytes: int
-) -> Figures:
-  """Returns the figures of a program of which only the kernels are known."""
-  traffic = [k.traffic_bytes for k in kernels]
-  known = [n for n in traffic if n is not None]
-  ratio = sum(known) / ideal_bytes if len(known) == len(traffic) else None
-  return Figures(len(kernels), ratio, None, None, None, {}, {})
+  return summarize(compiled, op.ideal_bytes(like))
 
 
 def summarize(compiled: gpu_compile.Compiled, ideal_bytes: int) -> Figures:

@@ -10,10 +10,7 @@ import numpy as np
 from jaxmotion.core import Array, PyTree, ShapedLike
 
 IMPLEMENTATIONS = ("reference", "pallas_triton")
-COMPILED = {
-  "gpu": (*IMPLEMENTATIONS, "pallas_mosaic"),
-  "tpu": ("reference", "pallas_tpu"),
-}
+COMPILED = (*IMPLEMENTATIONS, "pallas_mosaic")
 
 # Number of workers whose payloads are added.
 _WORKERS = 8

@@ -9,7 +9,7 @@ from typing import TypeVar
 import jax
 import rich.progress
 
-from experiments.kernels import cases, check, compiled, rows, speed, tpu
+from experiments.kernels import cases, check, compiled, rows, speed
 from experiments.kernels.ops import COMPILED, Op, make_shape
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ def check_all(
 def compile_all(
   ops: Sequence[Op], target: str
 ) -> list[tuple[str, str, compiled.Figures | str]]:
-  """Compiles every implementation of ops for a GPU or TPU, on the host."""
+  """Compiles every implementation of ops for a GPU, on the host."""
 
   def compile_one(job: tuple[Op, str]) -> compiled.Figures | str:
     try:
@@ -61,8 +61,7 @@ def compile_all(
     except NotImplementedError as reason:
       return str(reason)
 
-  names = COMPILED["tpu" if target in tpu.TPUS else "gpu"]
-  jobs = [(op, name) for op in ops for name in names]
+  jobs = [(op, name) for op in ops for name in COMPILED]
   found = _map_threads(compile_one, jobs, "compile")
   return [
     (op.name, name, figures)

@@ -5,13 +5,12 @@ import math
 import jax.numpy as jnp
 from jax import lax
 
+from experiments.kernels import arrays
 from experiments.kernels.ops import Op, stack_payloads, take_array
 from jaxmotion.core import Array, PyTree, ShapedLike
 from jaxmotion.kernels import compact, select
-from jaxmotion.kernels.compact._cases import FLOATS
-from jaxmotion.kernels.select._cases import CASES
 
-_ARRAYS = {name: case.make for name, case in CASES.items()}
+_ARRAYS = {name: case.make for name, case in arrays.SELECTED.items()}
 # Elements compacted together, half of them zeros, and capacity for the others.
 _TILE, _CAPACITY = 1024, 576
 # One normal element in 22 reaches the threshold: 4.6 %, less than the capacity.
@@ -86,8 +85,8 @@ def _zero_value_ops() -> list[Op]:
     compact.compact_tiles(make_words(x), _TILE, _CAPACITY),
   )
   return [
-    Op("compact", encode, lambda x: (make_words(x),), FLOATS),
-    Op("expand", decode, compacted, FLOATS),
+    Op("compact", encode, lambda x: (make_words(x),), arrays.MARKED),
+    Op("expand", decode, compacted, arrays.MARKED),
   ]
 
 
@@ -117,6 +116,12 @@ def _threshold_ops() -> list[Op]:
     return bitmap, compact.prefix_counts(bitmap)
 
   return [
-    Op("mark", mark_large, take_array, FLOATS),
-    Op("positions", find_positions, make_bitmap, FLOATS, view=mask_positions),
+    Op("mark", mark_large, take_array, arrays.MARKED),
+    Op(
+      "positions",
+      find_positions,
+      make_bitmap,
+      arrays.MARKED,
+      view=mask_positions,
+    ),
   ]

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from experiments.kernels import ops
+from experiments.kernels import arrays, ops
 from jaxmotion.core import Array, PyTree, ShapedLike
 from jaxmotion.kernels import narrow, pack
-from jaxmotion.kernels.narrow import _cases
 
 # XLA:CPU flushes smaller bfloat16 numbers to zero.
 _LEAST_NORMAL = 2.0**-126
@@ -48,8 +47,8 @@ def _cast_ops(dtype: str) -> list[ops.Op]:
 
   stack = ops.stack_payloads(lambda x: narrow.cast_encode(x, dtype))
   return [
-    ops.Op(dtype, encode, ops.take_array, _cases.CASES, view=view_values),
-    ops.Op(f"{dtype}_sum", sum_payloads, lambda x: (stack(x),), _cases.CASES),
+    ops.Op(dtype, encode, ops.take_array, arrays.NARROW, view=view_values),
+    ops.Op(f"{dtype}_sum", sum_payloads, lambda x: (stack(x),), arrays.NARROW),
   ]
 
 
@@ -71,8 +70,8 @@ def _truncate_ops(count: int, rounding: str = "zero") -> list[ops.Op]:
     lambda x: narrow.truncate_encode(x, count, rounding)
   )
   return [
-    ops.Op(name, encode, ops.take_array, _cases.CASES),
-    ops.Op(f"{name}_sum", sum_payloads, lambda x: (stack(x),), _cases.CASES),
+    ops.Op(name, encode, ops.take_array, arrays.NARROW),
+    ops.Op(f"{name}_sum", sum_payloads, lambda x: (stack(x),), arrays.NARROW),
   ]
 
 
@@ -93,11 +92,11 @@ def _pack_ops(bits: int) -> list[ops.Op]:
     return words >> (32 - bits)
 
   return [
-    ops.Op(f"pack{bits}", encode, lambda x: (make_codes(x),), _cases.CASES),
+    ops.Op(f"pack{bits}", encode, lambda x: (make_codes(x),), arrays.NARROW),
     ops.Op(
       f"unpack{bits}",
       decode,
       lambda x: (pack.pack_flat(make_codes(x), bits),),
-      _cases.CASES,
+      arrays.NARROW,
     ),
   ]

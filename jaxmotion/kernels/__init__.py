@@ -1,13 +1,15 @@
 """Pack and unpack payloads: one op per folder, one file per implementation."""
 
 from jaxmotion.core import set_public_module as _set_public_module
-from jaxmotion.kernels._block_op import (
-  BlockOp as BlockOp,
+from jaxmotion.kernels._block_layout import (
   block_shape as block_shape,
-  describe_payload as describe_payload,
   is_read_slowly as is_read_slowly,
   nearest_planes as nearest_planes,
   plane_length as plane_length,
+)
+from jaxmotion.kernels._block_op import (
+  BlockOp as BlockOp,
+  describe_payload as describe_payload,
 )
 from jaxmotion.kernels._checks import check_block as check_block
 from jaxmotion.kernels._error_memory import (

@@ -100,21 +100,18 @@ def check_payload(
     return
   found = jax.tree.map(_describe_leaf, payload)
   leaves = jax.tree.leaves(payload)
-  count = leaves[0].shape[0] if workers and _has_rows(leaves) else None
-  lead = () if count is None else (count,)
+  lead: tuple[int, ...] = ()
+  if workers and leaves:
+    lead = tuple(getattr(leaves[0], "shape", ())[:1])
   expected = jax.tree.map(
     lambda a: core.shape_string(
       jax.ShapeDtypeStruct((*lead, *a.shape), a.dtype)
     ),
     like,
   )
-  if found != expected or (workers and not count):
+  if found != expected or (workers and not any(lead)):
     rows = ", stacked along a leading axis of workers" if workers else ""
     raise ValueError(f"`{name}` must be {expected}{rows}, got {found!s:.400}.")
-
-
-def _has_rows(leaves: list[Any]) -> bool:
-  return all(getattr(leaf, "ndim", 0) for leaf in leaves[:1]) and bool(leaves)
 
 
 def _describe_leaf(leaf: Any) -> str:

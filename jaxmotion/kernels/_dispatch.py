@@ -1,13 +1,13 @@
 """Chooses the implementation of an op.
 
 Each op has a folder. In it the reference and every other implementation have a
-file of their own, and `_api.py` lists them by name for `dispatch`. The
+file of their own, and a table of the folder names them for `dispatch`. The
 reference is plain `jax.numpy` and runs everywhere.
 """
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax import lax
@@ -15,65 +15,65 @@ from jax import lax
 from jaxmotion import core
 from jaxmotion.core import PyTree
 
-IMPLEMENTATIONS = (
-  "reference",
-  "pallas_triton",
-  "pallas_mosaic",
-  "pallas_tpu",
-)
+IMPLEMENTATIONS = ("reference", "pallas_triton", "pallas_mosaic")
 VARIABLE = "JAXMOTION_KERNELS"
+# Kernels for arrays on an NVIDIA GPU. Once Pallas lowers nothing to Triton,
+# Mosaic's take their place here.
+_ON_GPU = ("pallas_triton", "reference")
 
 
 def dispatch(
-  implementations: Mapping[str, Callable[..., PyTree]],
+  table: Mapping[str, Any],
+  name: str,
+  /,
   *args: PyTree,
-  gpu: Sequence[str] = (),
+  prefers_kernel: bool = False,
   implementation: str | None = None,
   **static: Any,
 ) -> PyTree:
-  """Runs an op by one of its implementations."""
+  """Runs the function of this name by one implementation of the table."""
   # An implementation that cannot take the arguments raises NotImplementedError,
   # and the next one is tried. First comes the implementation that
   # JAXMOTION_KERNELS names, read when the op is traced. Where arrays are on an
-  # NVIDIA GPU, those of `gpu` come next. The reference is last.
+  # NVIDIA GPU, a kernel comes next if the op prefers one. The reference is
+  # last.
   forced = os.environ.get(VARIABLE)
+  run = functools.partial(_try_in_order, table, name, static)
   if implementation is not None:
     core.check_choice("implementation", implementation, IMPLEMENTATIONS)
-    names = [implementation]
-  elif forced:
+    return run([implementation], *args)
+  if forced:
     core.check_choice(VARIABLE, forced, IMPLEMENTATIONS)
-    names = [forced, "reference"]
-  elif gpu and core.list_platforms() == {"cuda"}:
+    return run([forced, "reference"], *args)
+  platforms = core.list_platforms() if prefers_kernel else set()
+  if platforms == {"cuda"}:
     # Traced alone: to trace an encoder takes 10 ms, for each type of array.
-    names = [*gpu, "reference"]
-  elif gpu and "cuda" in core.list_platforms():
-    preferred = functools.partial(
-      _try_in_order, implementations, [*gpu, "reference"], static
-    )
-    reference = functools.partial(implementations["reference"], **static)
-    return lax.platform_dependent(*args, cuda=preferred, default=reference)
-  else:
-    return implementations["reference"](*args, **static)
-  return _try_in_order(implementations, names, static, *args)
+    return run(_ON_GPU, *args)
+  reference = functools.partial(getattr(table["reference"], name), **static)
+  if "cuda" not in platforms:
+    return reference(*args)
+  preferred = functools.partial(run, _ON_GPU)
+  return lax.platform_dependent(*args, cuda=preferred, default=reference)
 
 
 def _try_in_order(
-  implementations: Mapping[str, Callable[..., PyTree]],
-  names: Sequence[str],
-  static: dict[str, Any],
+  table: Mapping[str, Any],
+  name: str,
+  static: Mapping[str, Any],
+  implementations: Sequence[str],
   *args: PyTree,
 ) -> PyTree:
   """Runs the first implementation that takes its arguments."""
   failures = []
-  for name in names:
-    if name not in implementations:
-      failures.append(f"{name}: there is none of this op")
+  for implementation in implementations:
+    run = getattr(table.get(implementation), name, None)
+    if run is None:
+      failures.append(f"{implementation}: there is none of this op")
       continue
     try:
-      return implementations[name](*args, **static)
+      return run(*args, **static)
     except NotImplementedError as failure:
-      failures.append(f"{name}: {failure}")
+      failures.append(f"{implementation}: {failure}")
   raise NotImplementedError(
-    f"{implementations['reference'].__name__} has no implementation for these "
-    f"arguments: {'; '.join(failures)}"
+    f"{name} has no implementation for these arguments: {'; '.join(failures)}"
   )

@@ -18,7 +18,7 @@ from jax import lax
 
 from jaxmotion import core, hosts
 from jaxmotion.core import Array, PyTree, ShapedLike
-from jaxmotion.kernels import _block_op
+from jaxmotion.kernels import _block_layout
 
 # Up to this many payloads are decoded by separate code each, which fuses into
 # one pass; beyond, a loop keeps the program short.
@@ -107,7 +107,7 @@ def add_error_in_blocks(
   if (
     shape is None
     or math.prod(shape) != x.size
-    or not _block_op.is_read_slowly(x.shape, *shape)
+    or not _block_layout.is_read_slowly(x.shape, *shape)
   ):
     return add_error(decode, x, memory, decay)
   cut = memory._replace(value=memory.value.reshape(shape))

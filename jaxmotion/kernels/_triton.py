@@ -9,6 +9,8 @@ and importing it would lengthen `import jaxmotion`. The files of kernels import
 this one and stay cheap to import.
 """
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +19,9 @@ import jax.numpy as jnp
 
 from jaxmotion import core
 from jaxmotion.core import Array, PyTree
+
+INTERPRET = False
+"""Whether kernels run as `jax.numpy`: tests set it, where there is no GPU."""
 
 # Indices are int32, and the last tile may reach beyond the end.
 _MAX_ELEMENTS = 2**31 - 2**16
@@ -34,7 +39,6 @@ def call_kernel(
   outputs: PyTree,
   *,
   aliases: dict[int, int] | None = None,
-  interpret: bool = False,
 ) -> PyTree:
   """Runs a kernel once for every tile."""
   from jax.experimental import pallas as pl
@@ -56,7 +60,7 @@ def call_kernel(
     ],
     input_output_aliases=aliases or {},
     compiler_params=plgpu.CompilerParams(num_warps=_count_warps(tile_elements)),
-    interpret=interpret,
+    interpret=INTERPRET,
     name=name,
   )(*(a.reshape(-1) for a in inputs))
   shaped = [y.reshape(a.shape) for y, a in zip(flat, leaves, strict=True)]
@@ -103,6 +107,18 @@ def store(
 
   value = jnp.broadcast_to(value, index.shape).astype(ref.dtype)
   plgpu.store(ref.at[index], value, mask=mask)
+
+
+def inside_limit(place: Array, limit: int, step: int) -> Array | None:
+  """Returns which places are below a limit, None if steps fill it exactly."""
+  # No mask where none is needed: one would narrow loads and stores.
+  return place < limit if limit % step else None
+
+
+def join_masks(*masks: Array | None) -> Array | None:
+  """Returns where all masks hold; None is a mask that holds everywhere."""
+  given = [mask for mask in masks if mask is not None]
+  return functools.reduce(operator.and_, given) if given else None
 
 
 def power_of_two(n: int) -> int:

@@ -95,15 +95,11 @@ UNCALLED = {
   **dict.fromkeys(
     """
     kernels.check_block kernels.describe_payload kernels.nearest_planes
-    kernels.plane_length kernels.count_encoding
-    kernels.add_error* kernels.clear_error kernels.error_of
-    kernels.is_read_slowly kernels.sum_decoded
-    kernels.compact.prefix_counts kernels.pack.*
-    kernels.quantize.*code kernels.sign.*code
-    kernels.ternary.*code kernels.ternary.*pack_trits
-    kernels.microscaling.*code kernels.rotate.flip_signs
-    kernels.rotate.hadamard kernels.rotate.rotate* kernels.rotate.row_shape
-    kernels.sample.*
+    kernels.plane_length
+    kernels.add_error* kernels.clear_error kernels.count_encoding
+    kernels.error_of kernels.is_read_slowly kernels.sum_decoded
+    kernels.compact.prefix_counts kernels.pack.* kernels.rotate.rotate*
+    kernels.select.draw_stratified kernels.select.stratum_sizes
     """.split(),
     _UNCHECKED,
   ),

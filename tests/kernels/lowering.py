@@ -1,7 +1,12 @@
-"""Lowering of kernels for devices that are absent."""
+"""Kernels on a host: interpreted, and lowered for devices that are absent."""
+
+import functools
+from unittest import mock
 
 import jax
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+
+from jaxmotion.kernels import _triton
 
 GPUS = ("NVIDIA H200", "NVIDIA A100-SXM4-80GB")
 
@@ -12,14 +17,27 @@ def on_gpus(cases):
   return [(c, GPUS[0]) for c in cases] + [(cases[0], g) for g in GPUS[1:]]
 
 
+def interpret(fn):
+  """Returns a function whose kernels run as `jax.numpy`."""
+
+  @functools.wraps(fn)
+  def run(*args, **static):
+    with mock.patch.object(_triton, "INTERPRET", True):
+      return fn(*args, **static)
+
+  return run
+
+
 def lower(fn, *args, gpu="NVIDIA H200"):
   """Returns the program of `fn` for that GPU, as text."""
-  return _lower_on(fn, args, AbstractDevice(gpu, None, "gpu"), "cuda")
-
-
-def lower_for_tpu(fn, *args):
-  """Returns the program of `fn` for a TPU, as text."""
-  return _lower_on(fn, args, AbstractDevice("TPU v5e", 1, "tpu"), "tpu")
+  device = AbstractDevice(gpu, None, "gpu")
+  mesh = AbstractMesh(
+    (1,), ("x",), axis_types=(AxisType.Auto,), abstract_device=device
+  )
+  with jax.sharding.use_abstract_mesh(mesh):
+    # A new function each time, so that dispatch is traced anew.
+    traced = jax.jit(lambda *a: fn(*a)).trace(*args)
+    return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
 def kernel_calls(fn, *args, gpu="NVIDIA H200"):
@@ -30,18 +48,3 @@ def kernel_calls(fn, *args, gpu="NVIDIA H200"):
 def mosaic_kernel_calls(fn, *args):
   """Returns how many Mosaic GPU kernels the program for a GPU launches."""
   return lower(fn, *args).count("@mosaic_gpu")
-
-
-def tpu_kernel_calls(fn, *args):
-  """Returns how many Pallas kernels the program for a TPU launches."""
-  return lower_for_tpu(fn, *args).count("@tpu_custom_call(")
-
-
-def _lower_on(fn, args, device, platform):
-  mesh = AbstractMesh(
-    (1,), ("x",), axis_types=(AxisType.Auto,), abstract_device=device
-  )
-  with jax.sharding.use_abstract_mesh(mesh):
-    # A new function each time, so that dispatch is traced anew.
-    traced = jax.jit(lambda *a: fn(*a)).trace(*args)
-    return traced.lower(lowering_platforms=(platform,)).as_text()

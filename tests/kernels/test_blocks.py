@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxmotion.core import shape_dtype
-from jaxmotion.kernels._block_op import (
+from jaxmotion.kernels._block_layout import (
   block_counts,
   block_shape,
   divisors,

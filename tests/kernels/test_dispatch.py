@@ -1,6 +1,7 @@
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -78,9 +79,12 @@ def test_misspelt_names_are_refused(monkeypatch):
     encode(X)
 
 
-def double(x, *, times):
-  """Returns its name and the arguments that arrived."""
-  return "reference", x, times
+def make_table(*names):
+  """Returns implementations whose `double` returns its name and arguments."""
+  return {
+    name: SimpleNamespace(double=lambda x, *, times, own=name: (own, x, times))
+    for name in names
+  }
 
 
 def refuse(x, *, times):
@@ -88,29 +92,32 @@ def refuse(x, *, times):
 
 
 def test_arrays_and_configuration_reach_the_implementation():
-  found = dispatch({"reference": double}, 3, times=2)
-  assert found == ("reference", 3, 2)
-  other = lambda x, *, times: ("other", x, times)
-  table = {"reference": double, "pallas_triton": other}
-  found = dispatch(table, 3, implementation="pallas_triton", times=2)
-  assert found == ("other", 3, 2)
+  table = make_table("reference", "pallas_triton")
+  assert dispatch(table, "double", 3, times=2) == ("reference", 3, 2)
+  found = dispatch(table, "double", 3, implementation="pallas_triton", times=2)
+  assert found == ("pallas_triton", 3, 2)
 
 
 def test_an_op_without_the_forced_kernel_runs_its_reference(monkeypatch):
   monkeypatch.setenv(_dispatch.VARIABLE, "pallas_triton")
-  assert dispatch({"reference": double}, 3, times=2)[0] == "reference"
-  with pytest.raises(NotImplementedError, match="double .*: there is none of"):
-    dispatch({"reference": double}, 3, implementation="pallas_triton", times=2)
+  for table in (
+    make_table("reference"),
+    {**make_table("reference"), "pallas_triton": SimpleNamespace()},
+  ):
+    assert dispatch(table, "double", 3, times=2)[0] == "reference"
+    with pytest.raises(NotImplementedError, match="double .*: there is none"):
+      dispatch(table, "double", 3, implementation="pallas_triton", times=2)
 
 
 def test_the_error_has_the_reason_of_every_implementation(monkeypatch):
   monkeypatch.setenv(_dispatch.VARIABLE, "pallas_triton")
-  table = {"reference": refuse, "pallas_triton": refuse}
+  own = SimpleNamespace(refuse=refuse)
+  table = {"reference": own, "pallas_triton": own}
   with pytest.raises(
     NotImplementedError,
     match=r"^refuse has .*: pallas_triton: no 3 times 2; reference: no 3",
   ):
-    dispatch(table, 3, times=2)
+    dispatch(table, "refuse", 3, times=2)
 
 
 def test_hosts_never_import_pallas():

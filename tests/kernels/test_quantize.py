@@ -4,14 +4,9 @@ import numpy as np
 import pytest
 
 from jaxmotion.core import make_key
-from jaxmotion.kernels._block_op import block_shape
-from jaxmotion.kernels.pack import num_planes, unpack
-from jaxmotion.kernels.quantize import (
-  absmax_decode,
-  absmax_encode,
-  minmax_decode,
-  minmax_encode,
-)
+from jaxmotion.kernels import block_shape
+from jaxmotion.kernels.pack._reference import num_planes, unpack
+from jaxmotion.kernels.quantize import AbsmaxOp, MinMaxOp
 
 # One bit has levels of its own; the widths between scale by the same code.
 BITS = pytest.mark.parametrize("bits", [1, 2, 5, 8])
@@ -48,13 +43,13 @@ def check_codes(codes, exact, top):
   assert np.abs(codes - wanted).max() <= 1
 
 
-def encode_and_unpack(encode, x, bits, block):
+def encode_and_unpack(op, x):
   """The payload of an array, and its codes."""
 
   @jax.jit
   def program(x):
-    payload = encode(x, bits, block, None)
-    return payload, unpack(payload.words, bits)
+    payload = op.encode(x, None)
+    return payload, unpack(payload.words, op.bits)
 
   payload, codes = program(x)
   return payload, np.asarray(codes, np.int64)
@@ -63,7 +58,7 @@ def encode_and_unpack(encode, x, bits, block):
 @CASES
 def test_symmetric_codes_are_the_nearest(bits, shape, block):
   x = normal(shape)
-  payload, codes = encode_and_unpack(absmax_encode, x, bits, block)
+  payload, codes = encode_and_unpack(AbsmaxOp(bits=bits, block=block), x)
   b, axes = in_blocks(x, bits, block)
   peak = np.abs(b).max(axes, keepdims=True)
   assert payload.scale.shape == peak.shape[:2]
@@ -82,7 +77,7 @@ def test_symmetric_codes_are_the_nearest(bits, shape, block):
 @CASES
 def test_minmax_codes_are_the_nearest(bits, shape, block):
   x = normal(shape) + 3
-  payload, codes = encode_and_unpack(minmax_encode, x, bits, block)
+  payload, codes = encode_and_unpack(MinMaxOp(bits=bits, block=block), x)
   b, axes = in_blocks(x, bits, block)
   low, high = b.min(axes, keepdims=True), b.max(axes, keepdims=True)
   top = 2**bits - 1
@@ -100,16 +95,13 @@ def test_minmax_codes_are_the_nearest(bits, shape, block):
 def test_the_ends_of_the_range_have_the_end_codes(bits):
   x = normal((37, 29)).reshape(-1)
 
-  @jax.jit
-  def trips(x):
-    a = absmax_encode(x, bits, 2000, None)
-    b = minmax_encode(x, bits, 2000, None)
-    return (
-      (unpack(a.words, bits).reshape(-1), absmax_decode(a, x, bits)),
-      (unpack(b.words, bits).reshape(-1), minmax_decode(b, x, bits)),
-    )
+  def trip(op, x):
+    payload = op.encode(x, None)
+    return unpack(payload.words, bits).reshape(-1), op.decode(payload, x)
 
-  (codes, y), (minmax_codes, z) = trips(x)
+  trip = jax.jit(trip, static_argnums=0)
+  codes, y = trip(AbsmaxOp(bits=bits, block=2000), x)
+  minmax_codes, z = trip(MinMaxOp(bits=bits, block=2000), x)
   at = np.abs(x).argmax()
   steps = max(1, 2 ** (bits - 1) - 1)
   assert codes[at] == (x[at] > 0) * (1 if bits == 1 else 2 * steps)
@@ -118,17 +110,17 @@ def test_the_ends_of_the_range_have_the_end_codes(bits):
   assert minmax_codes[x.argmax()] == 2**bits - 1
 
 
-@pytest.mark.parametrize("encode", [absmax_encode, minmax_encode])
+@pytest.mark.parametrize("kind", [AbsmaxOp, MinMaxOp])
 @pytest.mark.parametrize("bits", [1, 3, 8])
-def test_stochastic_codes_are_one_of_the_two_next(encode, bits):
+def test_stochastic_codes_are_one_of_the_two_next(kind, bits):
   x = normal((37, 29))
 
   @jax.jit
   def draw(x):
-    once = lambda w: unpack(encode(x, bits, 64, make_key(0, w)).words, bits)
-    return unpack(encode(x, bits, 64, None).words, bits), jax.vmap(once)(
-      jnp.arange(8)
-    )
+    op = kind(bits=bits, block=64)
+    codes_of = lambda key: unpack(op.encode(x, key).words, bits)
+    every = jax.vmap(lambda w: codes_of(make_key(0, w)))(jnp.arange(8))
+    return codes_of(None), every
 
   nearest, drawn = (np.asarray(a, int) for a in draw(x))
   # Floor and ceiling are next to each other, and the nearest is one of them.
@@ -137,11 +129,11 @@ def test_stochastic_codes_are_one_of_the_two_next(encode, bits):
   assert (drawn[0] != drawn[1]).any()
 
 
-@pytest.mark.parametrize("encode", [absmax_encode, minmax_encode])
+@pytest.mark.parametrize("kind", [AbsmaxOp, MinMaxOp])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_non_finite_value_spills_into_no_other_code(encode, bad):
+def test_a_non_finite_value_spills_into_no_other_code(kind, bad):
   x = normal((40, 32))
-  run = jax.jit(lambda x: encode(x, 4, 32, None))
+  run = jax.jit(lambda x: kind(bits=4, block=32).encode(x, None))
   clean = run(x)
   x = x.copy()
   x[10, 3] = bad

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxmotion import core
 from jaxmotion.codecs import _codec, _laws
 from jaxmotion.core import Array, PyTree, ShapedLike
-from jaxmotion.kernels import sample
+from jaxmotion.kernels import select
 
 
 class Sampled(NamedTuple):
@@ -102,17 +102,17 @@ class random_k(_codec.Codec):
     assert key is not None
     k = self._sample_size(x)
     flat = jnp.ravel(x).astype(jnp.float32)
-    positions = sample.draw_stratified(key.shared, x.size, k)
+    positions = select.draw_stratified(key.shared, x.size, k)
     values = flat.at[positions].get(mode="promise_in_bounds")
     if self.scaled and k < x.size:
-      values = values * sample.stratum_sizes(x.size, k).astype(jnp.float32)
+      values = values * select.stratum_sizes(x.size, k).astype(jnp.float32)
     return Sampled(values, key.shared), state
 
   def decode(self, payload: Sampled, like: ShapedLike) -> Array:
     """Returns zeros with the elements where they stood."""
     self._check_payload(payload, like)
     size = math.prod(like.shape)
-    positions = sample.draw_stratified(
+    positions = select.draw_stratified(
       payload.seed, size, self._sample_size(like)
     )
     flat = jnp.zeros(size, jnp.float32)

@@ -8,28 +8,22 @@ from jaxmotion.core import Array, PyTree, ShapedLike
 from jaxmotion.kernels import _block_op, _checks, _dispatch, _error_memory
 from jaxmotion.kernels.blocks import (
   _pallas_mosaic,
-  _pallas_tpu,
   _pallas_triton,
+  _passes,
   _reference,
 )
 
-# Compiled for an H100, XLA reads its input for the scales and again for the
-# codes, writes the sum with the error in between, and copies each worker's part
-# of the payloads before it adds them up.
-_GPU = ("pallas_triton",)
-_BACKENDS = {
+_TABLE = {
   "reference": _reference,
-  "pallas_triton": _pallas_triton,
-  "pallas_mosaic": _pallas_mosaic,
-  "pallas_tpu": _pallas_tpu,
+  "pallas_triton": _passes.Passes(_pallas_triton.run_pass),
+  "pallas_mosaic": _passes.Passes(_pallas_mosaic.run_pass),
 }
+# Kernels are preferred. Compiled for an H100, XLA reads its input for scales
+# and again for the codes, writes the sum with the error in between, and copies
+# each worker's part of the payloads before it adds them up.
 # Without checks: codecs check what they are given.
 encode_pass, encode_error_pass, sum_pass, mean_pass = (
-  functools.partial(
-    _dispatch.dispatch,
-    {key: getattr(own, name) for key, own in _BACKENDS.items()},
-    gpu=_GPU,
-  )
+  functools.partial(_dispatch.dispatch, _TABLE, name, prefers_kernel=True)
   for name in ("encode", "encode_error", "sum_decoded", "encode_mean")
 )
 
@@ -91,12 +85,7 @@ def encode_error(
   _check_array(op, x, key)
   _checks.check_memory(x, memory, _block_op.describe_payload(op, x), decay)
   return encode_error_pass(
-    x,
-    memory,
-    key,
-    op=op,
-    implementation=implementation,
-    decay=decay,
+    x, memory, key, op=op, implementation=implementation, decay=decay
   )
 
 
@@ -181,11 +170,7 @@ def encode_mean(
   _check_payloads(op, payloads, like)
   _checks.check_key(key, op.needs_key)
   return mean_pass(
-    payloads,
-    key,
-    op=op,
-    implementation=implementation,
-    like=like,
+    payloads, key, op=op, implementation=implementation, like=like
   )
 
 

@@ -5,14 +5,13 @@ Each element is read once, and each word of the payload is written once. With
 tiles of one plane, up to 32 programs would have to combine their codes into the
 same word.
 
-The kernels share three steps: load a tile, call `op.encode_tile` or
-`op.decode_tile`, store the pieces of the payload. Whatever differs between
-quantizers is in the op.
+A kernel loads a tile, calls `op.decode_tile` or `op.encode_tile`, and stores
+the pieces of the payload. Whatever differs between quantizers is in the op.
 """
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +21,7 @@ from jax import lax
 
 from jaxmotion import core
 from jaxmotion.core import Array, PyTree, ShapedLike
-from jaxmotion.kernels import _block_op, _error_memory, _triton
+from jaxmotion.kernels import _block_op, _triton
 from jaxmotion.kernels.blocks import _passes
 
 # Elements per tile: enough to hide latencies, few enough for registers.
@@ -52,167 +51,49 @@ class _Grid(NamedTuple):
     return self._replace(start=start)
 
 
-def encode(
-  x: Array,
-  key: core.Key | None,
-  *,
-  op: _block_op.BlockOp,
-  interpret: bool = False,
-) -> PyTree:
-  """Encodes an array with one kernel that reads it once."""
-  grid = _make_grid(op, x)
+def run_pass(spec: _passes.Pass) -> tuple[PyTree, Array | None]:
+  """Runs a pass with one kernel; returns the payload and values it writes."""
+  op, grid = spec.op, _make_grid(spec.op, spec.like)
+  if spec.needs_full_blocks:
+    # Entries of padding repeat an element of another tile.
+    _block_op.reject_padding(grid.layout)
 
   def kernel(*refs: Any) -> None:
-    (x_ref, *seed), outputs = _split_refs(refs, 1 + op.needs_key)
+    arrays, counts, payload, seed, outputs = spec.split_refs(refs)
     here = grid.at_program()
     tile = _make_tile(here)
-    values = _load_values(x_ref, here, tile)
-    leaves = _encode_tile(op, values, tile, _load_seed(seed))
-    _store_payload(outputs, op, here, leaves)
-
-  inputs = [x, *_seed_inputs(op, key)]
-  return _call_tiles(
-    kernel,
-    f"encode_{_passes.op_name(op)}",
-    grid,
-    inputs,
-    grid.payload,
-    interpret=interpret,
-  )
-
-
-def encode_error(
-  x: Array,
-  memory: _error_memory.ErrorMemory,
-  key: core.Key | None,
-  *,
-  op: _block_op.BlockOp,
-  decay: float,
-  interpret: bool = False,
-) -> tuple[PyTree, Array]:
-  """Encodes an array plus its error with one kernel that updates the memory."""
-  # The new value and the new payload overwrite the old ones (`aliases`). That
-  # is safe because a tile writes exactly the entries that it has read: hence no
-  # padding, whose entries repeat an element of another tile.
-  grid = _make_grid(op, x)
-  _block_op.reject_padding(grid.layout)
-  sent = jax.tree.leaves(memory.sent)
-  if not sent:
-    raise NotImplementedError("the memory must hold a payload")
-
-  def kernel(*refs: Any) -> None:
-    inputs, (*outputs, v_ref) = _split_refs(refs, 3 + len(sent) + op.needs_key)
-    x_ref, value_ref, count_ref, *others = inputs
-    here = grid.at_program()
-    tile = _make_tile(here)
-    decoded = op.decode_tile(
-      _load_payload(others[: len(sent)], op, here, 0), tile
+    decode = lambda worker: op.decode_tile(
+      _load_payload(payload, op, here, worker), tile
     )
-    error = _error_memory.clear_error(
-      _load_values(value_ref, here, tile) - decoded
+    values = spec.combine(
+      lambda: spec.add_workers(decode),
+      lambda: _triton.load_scalar(counts[0]),
+      *(functools.partial(_load_values, ref, here, tile) for ref in arrays),
     )
-    error = jnp.where(_triton.load_scalar(count_ref) > 0, error, 0.0)
-    v = _load_values(x_ref, here, tile) + error * decay
-    v = _block_op.fill_outside(v, tile, 0.0)
-    _triton.store(v_ref, tile.position, v, tile.inside)
-    seed = _load_seed(others[len(sent) :])
-    _store_payload(outputs, op, here, _encode_tile(op, v, tile, seed))
+    if spec.needs_full_blocks:
+      values = _block_op.fill_outside(values, tile, 0.0)
+    if spec.writes_values:
+      inside = _find_existing(here, tile)
+      _triton.store(outputs[-1], tile.position, values, inside)
+    if spec.writes_payload:
+      drawn = _triton.load_scalar(seed[0]) if seed else None
+      leaves = _trace_tile(
+        values, tile.position, tile.inside, drawn, op=op, width=tile.width
+      )
+      _store_payload(outputs[: len(leaves)], op, here, leaves)
 
-  count = memory.count.reshape(1)
-  inputs = [x, memory.value, count, *sent, *_seed_inputs(op, key)]
-  aliases = {1: len(sent), **{3 + i: i for i in range(len(sent))}}
-  like = jax.ShapeDtypeStruct(x.shape, jnp.float32)
-  return _call_tiles(
-    kernel,
-    f"encode_error_{_passes.op_name(op)}",
-    grid,
-    inputs,
-    (grid.payload, like),
-    aliases=aliases,
-    interpret=interpret,
-  )
-
-
-def sum_decoded(
-  payloads: PyTree,
-  *,
-  op: _block_op.BlockOp,
-  like: ShapedLike,
-  interpret: bool = False,
-) -> Array:
-  """Decodes and adds payloads of several workers with one kernel."""
-  grid = _make_grid(op, like)
-  leaves = jax.tree.leaves(payloads)
-  workers = _passes.count_workers(payloads)
-
-  def kernel(*refs: Any) -> None:
-    here = grid.at_program()
-    tile = _make_tile(here)
-    total = _sum_workers(refs[:-1], op, here, tile, workers, like.dtype)
-    inside = tile.inside
-    if grid.layout.is_padded:
-      real = tile.position < grid.layout.size
-      inside = real if inside is None else inside & real
-    _triton.store(refs[-1], tile.position, total, inside)
-
-  return _call_tiles(
-    kernel,
-    f"sum_{_passes.op_name(op)}",
-    grid,
-    leaves,
-    jax.ShapeDtypeStruct(like.shape, jnp.float32),
-    interpret=interpret,
-  )
-
-
-def encode_mean(
-  payloads: PyTree,
-  key: core.Key | None,
-  *,
-  op: _block_op.BlockOp,
-  like: ShapedLike,
-  interpret: bool = False,
-) -> PyTree:
-  """Decodes payloads of several workers and encodes their mean, in one
-  kernel."""
-  # The mean is the sum times 1 / workers (`check_mean`).
-  grid = _make_grid(op, like)
-  _block_op.reject_padding(grid.layout)
-  leaves = jax.tree.leaves(payloads)
-  workers = _passes.count_workers(payloads)
-  _passes.check_mean(workers, like)
-
-  def kernel(*refs: Any) -> None:
-    inputs, outputs = _split_refs(refs, len(leaves) + op.needs_key)
-    here = grid.at_program()
-    tile = _make_tile(here)
-    coded, seed = inputs[: len(leaves)], inputs[len(leaves) :]
-    total = _sum_workers(coded, op, here, tile, workers, like.dtype)
-    mean = _block_op.fill_outside(total * jnp.float32(1 / workers), tile, 0.0)
-    encoded = _encode_tile(op, mean, tile, _load_seed(seed))
-    _store_payload(outputs, op, here, encoded)
-
-  return _call_tiles(
-    kernel,
-    f"encode_mean_{_passes.op_name(op)}",
-    grid,
-    [*leaves, *_seed_inputs(op, key)],
-    grid.payload,
-    interpret=interpret,
-  )
-
-
-def _call_tiles(
-  kernel: Callable[..., None],
-  name: str,
-  grid: _Grid,
-  inputs: Sequence[Array],
-  outputs: PyTree,
-  **options: Any,
-) -> PyTree:
-  elements = math.prod(grid.shape)
+  like = jax.ShapeDtypeStruct(spec.like.shape, jnp.float32)
   return _triton.call_kernel(
-    kernel, name, grid.tiles, elements, inputs, outputs, **options
+    kernel,
+    spec.kernel_name,
+    grid.tiles,
+    math.prod(grid.shape),
+    [*spec.arrays, *spec.counts, *spec.payload, *spec.seed],
+    (
+      grid.payload if spec.writes_payload else (),
+      like if spec.writes_values else None,
+    ),
+    aliases=spec.aliases,
   )
 
 
@@ -241,19 +122,6 @@ def _make_grid(op: _block_op.BlockOp, like: ShapedLike) -> _Grid:
   return _Grid(layout, (planes, group, width), payload, tiles)
 
 
-def _encode_tile(
-  op: _block_op.BlockOp,
-  values: Array,
-  tile: _block_op.Tile,
-  seed: Array | None,
-) -> tuple[list[Array], ...]:
-  """Encodes a tile by the op's own method, traced once for a type of tile."""
-  # Arrays of many shapes have tiles of few types. From JAX 0.12 on, a tile is
-  # traced again for each grid, which is in the key of JAX's cache.
-  position, inside, width = tile
-  return _trace_tile(values, position, inside, seed, op=op, width=width)
-
-
 @functools.partial(jax.jit, static_argnames=("op", "width"))
 @core.trace_in_place
 def _trace_tile(
@@ -265,6 +133,9 @@ def _trace_tile(
   op: _block_op.BlockOp,
   width: int,
 ) -> tuple[list[Array], ...]:
+  # Arrays of many shapes have tiles of few types, each of which is traced once.
+  # From JAX 0.12 on, a tile is traced again for each grid, which is in the key
+  # of JAX's cache.
   return op.encode_tile(values, _block_op.Tile(position, inside, width), seed)
 
 
@@ -299,12 +170,8 @@ def _leaf_index(
   if per_element:
     index = index * width + column[0]
     limits.append((column[0], width, tile_width))
-  inside = None
-  for place, limit, step in limits:
-    if limit % step:
-      within = place < limit
-      inside = within if inside is None else inside & within
-  return index, inside
+  masks = [_triton.inside_limit(*limit) for limit in limits]
+  return index, _triton.join_masks(*masks)
 
 
 @core.trace_in_place
@@ -314,6 +181,13 @@ def _load_values(ref: Any, grid: _Grid, tile: _block_op.Tile) -> Array:
     # Padding repeats the last element, as `to_blocks` does.
     index = jnp.minimum(index, grid.layout.size - 1)
   return _triton.load(ref, index, tile.inside).astype(jnp.float32)
+
+
+def _find_existing(grid: _Grid, tile: _block_op.Tile) -> Array | None:
+  """Returns which entries of a tile are elements, None if all are."""
+  if not grid.layout.is_padded:
+    return tile.inside
+  return _triton.join_masks(tile.inside, tile.position < grid.layout.size)
 
 
 @core.trace_in_place
@@ -336,7 +210,7 @@ def _load_payload(
 
   def load_pieces(ref: Any, leaf: _block_op.LeafLayout) -> list[Array]:
     pieces = []
-    start = worker * _leaf_size(leaf, grid)
+    start = worker * math.prod(grid.layout.leaf_shape(leaf))
     for first, rows in leaf.pieces:
       index, inside = _leaf_index(grid, first, rows, leaf.per_element)
       piece = _triton.load(ref, index + start, inside)
@@ -347,41 +221,3 @@ def _load_payload(
     load_pieces(ref, leaf)
     for ref, leaf in zip(refs, op.leaf_layouts(), strict=True)
   )
-
-
-def _leaf_size(leaf: _block_op.LeafLayout, grid: _Grid) -> int:
-  rows = sum(n for _, n in leaf.pieces)
-  width = grid.layout.width if leaf.per_element else 1
-  return rows * grid.layout.blocks * width
-
-
-def _sum_workers(
-  refs: Sequence[Any],
-  op: _block_op.BlockOp,
-  grid: _Grid,
-  tile: _block_op.Tile,
-  workers: int,
-  dtype: Any,
-) -> Array:
-  def decode_worker(worker: Any) -> Array:
-    y = op.decode_tile(_load_payload(refs, op, grid, worker), tile)
-    return _passes.round_decoded(y, dtype)
-
-  return _error_memory.add_in_order(
-    decode_worker, workers, _error_memory.MAX_UNROLL_IN_KERNEL
-  )
-
-
-def _split_refs(refs: Sequence[Any], inputs: int) -> tuple[Sequence[Any], Any]:
-  return refs[:inputs], refs[inputs:]
-
-
-def _seed_inputs(op: _block_op.BlockOp, key: core.Key | None) -> list[Array]:
-  if not op.needs_key:
-    return []
-  assert key is not None
-  return [key.worker.reshape(1)]
-
-
-def _load_seed(refs: Sequence[Any]) -> Array | None:
-  return _triton.load_scalar(refs[0]) if refs else None

@@ -10,7 +10,7 @@ from jax import lax
 
 from jaxmotion import core, hosts
 from jaxmotion.core import Array, PyTree, ShapedLike
-from jaxmotion.kernels import _block_op, _error_memory
+from jaxmotion.kernels import _block_layout, _block_op, _error_memory
 
 MIN_APART = 1 << 15
 """Elements from which a mean is written to memory; fewer are one expression."""
@@ -124,7 +124,7 @@ def decode_pass(
   """Decodes a payload with the op's reference."""
   shape = op.decoded_shape(tuple(like.shape))
   decode = core.trace_in_place(op.decode)
-  return _block_op.read_blocks(decode, payload, shape, like)
+  return _block_layout.read_blocks(decode, payload, shape, like)
 
 
 def sum_decoded(
@@ -133,7 +133,7 @@ def sum_decoded(
   """Decodes the payloads of several workers and adds them in their order."""
   add_up = functools.partial(_error_memory.sum_decoded, op.decode)
   shape = op.decoded_shape(tuple(like.shape))
-  return _block_op.read_blocks(add_up, payloads, shape, like)
+  return _block_layout.read_blocks(add_up, payloads, shape, like)
 
 
 def encode_mean(

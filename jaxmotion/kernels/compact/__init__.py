@@ -6,5 +6,7 @@ from jaxmotion.kernels.compact._api import (
   expand_tiles as expand_tiles,
   threshold_bitmap as threshold_bitmap,
 )
-from jaxmotion.kernels.compact._reference import prefix_counts as prefix_counts
-from jaxmotion.kernels.compact._tiles import NonZeros as NonZeros
+from jaxmotion.kernels.compact._reference import (
+  NonZeros as NonZeros,
+  prefix_counts as prefix_counts,
+)

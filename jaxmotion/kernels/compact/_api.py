@@ -5,11 +5,11 @@ import jax.numpy as jnp
 from jaxmotion import core
 from jaxmotion.core import Array
 from jaxmotion.kernels import _checks, _dispatch
-from jaxmotion.kernels.compact import _pallas_triton, _reference, _tiles
+from jaxmotion.kernels.compact import _pallas_triton, _reference
 
-# XLA:GPU searches for every slot what a kernel's threads just count, and
-# scatters all that is dropped to one place.
-_GPU = ("pallas_triton",)
+# Kernels are preferred: XLA:GPU searches for every slot what a kernel's threads
+# just count, and scatters all that is dropped to one place.
+_TABLE = {"reference": _reference, "pallas_triton": _pallas_triton}
 _MAX_TILE = 1024
 _MAX_FLOAT = float(jnp.finfo(jnp.float32).max)
 
@@ -36,12 +36,10 @@ def threshold_bitmap(
   core.check_float("x", x)
   core.check_number("threshold", threshold, 0, _MAX_FLOAT, open_low=True)
   return _dispatch.dispatch(
-    {
-      "reference": _reference.threshold_bitmap,
-      "pallas_triton": _pallas_triton.threshold_bitmap,
-    },
+    _TABLE,
+    "threshold_bitmap",
     x,
-    gpu=_GPU,
+    prefers_kernel=True,
     implementation=implementation,
     threshold=threshold,
   )
@@ -78,13 +76,11 @@ def bitmap_positions(
   _checks.check_shape("before", before, (bitmap.size + 1,), "int32")
   core.check_int("capacity", capacity, 0, 32 * bitmap.size)
   return _dispatch.dispatch(
-    {
-      "reference": _reference.bitmap_positions,
-      "pallas_triton": _pallas_triton.bitmap_positions,
-    },
+    _TABLE,
+    "bitmap_positions",
     bitmap,
     before,
-    gpu=_GPU,
+    prefers_kernel=True,
     implementation=implementation,
     capacity=capacity,
   )
@@ -92,7 +88,7 @@ def bitmap_positions(
 
 def compact_tiles(
   words: Array, tile: int, capacity: int, *, implementation: str | None = None
-) -> _tiles.NonZeros:
+) -> _reference.NonZeros:
   """Packs the non-zero words of every tile, in their order.
 
   Tiles are independent. If a tile has more than `capacity` non-zero words, the
@@ -119,12 +115,10 @@ def compact_tiles(
   core.check_int("capacity", capacity, 1, tile)
   _checks.check_words("words", words, ("n",))
   return _dispatch.dispatch(
-    {
-      "reference": _reference.compact_tiles,
-      "pallas_triton": _pallas_triton.compact_tiles,
-    },
+    _TABLE,
+    "compact_tiles",
     words,
-    gpu=_GPU,
+    prefers_kernel=True,
     implementation=implementation,
     tile=tile,
     capacity=capacity,
@@ -132,7 +126,7 @@ def compact_tiles(
 
 
 def expand_tiles(
-  tiles: _tiles.NonZeros, size: int, *, implementation: str | None = None
+  tiles: _reference.NonZeros, size: int, *, implementation: str | None = None
 ) -> Array:
   """Inverts `compact_tiles`; words that were dropped are zero.
 
@@ -148,7 +142,7 @@ def expand_tiles(
     [0, 7, 0, 8, 0]
   """
   core.check_instance(
-    "tiles", tiles, _tiles.NonZeros, "the result of `compact_tiles`"
+    "tiles", tiles, _reference.NonZeros, "the result of `compact_tiles`"
   )
   _checks.check_words("tiles.mask", tiles.mask, ("tiles", "words"), 32)
   count = tiles.mask.shape[0]
@@ -156,12 +150,10 @@ def expand_tiles(
   _checks.check_words("tiles.count", tiles.count, (count,), 32)
   core.check_int("size", size, 0, 32 * tiles.mask.size)
   return _dispatch.dispatch(
-    {
-      "reference": _reference.expand_tiles,
-      "pallas_triton": _pallas_triton.expand_tiles,
-    },
+    _TABLE,
+    "expand_tiles",
     tiles,
-    gpu=_GPU,
+    prefers_kernel=True,
     implementation=implementation,
     size=size,
   )

@@ -13,7 +13,7 @@ from jax import lax
 
 from jaxmotion.core import Array
 from jaxmotion.kernels import _triton
-from jaxmotion.kernels.compact import _reference, _tiles
+from jaxmotion.kernels.compact import _reference
 
 _FAN = 32
 # Words of a bitmap that a program writes, and that a program searches.
@@ -21,9 +21,7 @@ _WORDS_MARKED = 64
 _WORDS_SEARCHED = 128
 
 
-def threshold_bitmap(
-  x: Array, *, threshold: float, interpret: bool = False
-) -> Array:
+def threshold_bitmap(x: Array, *, threshold: float) -> Array:
   """Marks the elements whose magnitude reaches a threshold, with one kernel."""
   words = -(-x.size // _FAN)
   rows = min(_WORDS_MARKED, _triton.power_of_two(words))
@@ -32,16 +30,16 @@ def threshold_bitmap(
     start = _triton.tile_index() * rows
     row, lane = _entry_places(rows)
     index = (start + row) * _FAN + lane
-    inside = index < x.size if x.size % (rows * _FAN) else None
+    inside = _triton.inside_limit(index, x.size, rows * _FAN)
     kept = _reference.reaches_threshold(
       _triton.load(x_ref, index, inside), threshold
     )
     if inside is not None:
       kept = kept & inside
     word = start + lax.iota(jnp.int32, rows)
-    _triton.store(
-      bitmap_ref, word, _pack_rows(kept), word < words if words % rows else None
-    )
+    marks = _pack_rows(kept)
+    exists = _triton.inside_limit(word, words, rows)
+    _triton.store(bitmap_ref, word, marks, exists)
 
   return _triton.call_kernel(
     kernel,
@@ -50,13 +48,10 @@ def threshold_bitmap(
     rows * _FAN,
     [x],
     jax.ShapeDtypeStruct((words,), jnp.uint32),
-    interpret=interpret,
   )
 
 
-def bitmap_positions(
-  bitmap: Array, before: Array, *, capacity: int, interpret: bool = False
-) -> Array:
+def bitmap_positions(bitmap: Array, before: Array, *, capacity: int) -> Array:
   """Returns the positions of the first `capacity` marks, with one kernel."""
   # A thread has one word and takes its set bits from the lowest up, one per
   # iteration. The loop runs as often as the fullest word of the program needs.
@@ -65,7 +60,7 @@ def bitmap_positions(
 
   def kernel(bitmap_ref: Any, before_ref: Any, position_ref: Any) -> None:
     index = _triton.tile_index() * tile + lax.iota(jnp.int32, tile)
-    inside = index < size if size % tile else None
+    inside = _triton.inside_limit(index, size, tile)
     words = _triton.load(bitmap_ref, index, inside)
     first = _triton.load(before_ref, index, inside)
     count = _triton.load(before_ref, index + 1, inside) - first
@@ -89,13 +84,12 @@ def bitmap_positions(
     tile * 16,  # one word per thread
     [bitmap, before],
     jax.ShapeDtypeStruct((capacity,), jnp.int32),
-    interpret=interpret,
   )
 
 
 def compact_tiles(
-  words: Array, *, tile: int, capacity: int, interpret: bool = False
-) -> _tiles.NonZeros:
+  words: Array, *, tile: int, capacity: int
+) -> _reference.NonZeros:
   """Packs the first non-zero words of every tile with one kernel."""
   tiles, per_tile = -(-words.size // tile), tile // _FAN
   rows = _triton.power_of_two(per_tile)
@@ -123,7 +117,7 @@ def compact_tiles(
       mask_ref,
       number * per_tile + word,
       _pack_rows(kept),
-      word < per_tile if per_tile != rows else None,
+      _triton.inside_limit(word, per_tile, rows),
     )
     _triton.store(count_ref, number, count)
 
@@ -133,20 +127,12 @@ def compact_tiles(
     jax.ShapeDtypeStruct((tiles,), jnp.uint32),
   )
   found = _triton.call_kernel(
-    kernel,
-    "compact_tiles",
-    tiles,
-    rows * _FAN,
-    [words],
-    outputs,
-    interpret=interpret,
+    kernel, "compact_tiles", tiles, rows * _FAN, [words], outputs
   )
-  return _tiles.NonZeros(*found)
+  return _reference.NonZeros(*found)
 
 
-def expand_tiles(
-  tiles: _tiles.NonZeros, *, size: int, interpret: bool = False
-) -> Array:
+def expand_tiles(tiles: _reference.NonZeros, *, size: int) -> Array:
   """Puts the packed words of every tile back with one kernel."""
   count, per_tile = tiles.mask.shape
   capacity, tile = tiles.words.shape[1], per_tile * _FAN
@@ -159,7 +145,7 @@ def expand_tiles(
     mask = _triton.load(
       mask_ref,
       number * per_tile + word,
-      word < per_tile if per_tile != rows else None,
+      _triton.inside_limit(word, per_tile, rows),
     )
     kept = (mask[:, None] >> lane.astype(jnp.uint32)) & 1 != 0
     slot, _ = _rank_marks(kept)
@@ -175,7 +161,6 @@ def expand_tiles(
     rows * _FAN,
     [tiles.mask, tiles.words],
     jax.ShapeDtypeStruct((size,), tiles.words.dtype),
-    interpret=interpret,
   )
 
 
@@ -213,10 +198,7 @@ def _existing(
   row: Array, per_tile: int, index: Array, size: int, tile: int
 ) -> Array | None:
   """Returns which entries exist, None if all do."""
-  inside = None
-  if row.shape[0] != per_tile:
-    inside = row < per_tile
-  if size % tile:
-    held = index < size
-    inside = held if inside is None else inside & held
-  return inside
+  return _triton.join_masks(
+    _triton.inside_limit(row, per_tile, row.shape[0]),
+    _triton.inside_limit(index, size, tile),
+  )

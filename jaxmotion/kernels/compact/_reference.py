@@ -7,12 +7,13 @@ within the entry's own word come from a population count (`rank_entries`). On
 the host that is 6x as fast as a running sum over entries.
 """
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jaxmotion.core import Array
-from jaxmotion.kernels.compact import _tiles
 
 # Bits of a word, and children of a node of the tree.
 _FAN = 32
@@ -24,6 +25,30 @@ _BYTES = np.arange(256, dtype=np.uint8)[:, None]
 _PLACES = np.argsort(
   np.unpackbits(_BYTES, axis=1, bitorder="little") == 0, axis=1, kind="stable"
 ).astype(np.uint8)
+
+
+class NonZeros(NamedTuple):
+  """Payload of the non-zero words of each tile, and where they stood.
+
+  Attributes:
+    mask: uint32[tiles, tile / 32], bit i of word g is word 32 g + i of the
+      tile.
+    words: uint8, uint16 or uint32[tiles, capacity], in order, zeros after the
+      last.
+    count: uint32[tiles], number of non-zero words; if it is more than the
+      capacity, the last ones were dropped.
+  """
+
+  mask: Array
+  words: Array
+  count: Array  # type: ignore[assignment]
+
+  @property
+  def overflow(self) -> Array:
+    """Number of dropped words of all tiles, uint32[]."""
+    capacity = self.words.shape[-1]
+    dropped = jnp.maximum(self.count, capacity) - capacity
+    return jnp.sum(dropped, axis=-1, dtype=jnp.uint32)
 
 
 def threshold_bitmap(x: Array, *, threshold: float) -> Array:
@@ -74,7 +99,7 @@ def bitmap_positions(bitmap: Array, before: Array, *, capacity: int) -> Array:
   return word * _FAN + _nth_bit(_gather(bitmap, word), rank)
 
 
-def compact_tiles(words: Array, *, tile: int, capacity: int) -> _tiles.NonZeros:
+def compact_tiles(words: Array, *, tile: int, capacity: int) -> NonZeros:
   """Packs the first non-zero words of every tile, in their order."""
   tiles, per_tile = -(-words.size // tile), tile // _FAN
   mask = _pack_bits(words != 0)
@@ -95,10 +120,10 @@ def compact_tiles(words: Array, *, tile: int, capacity: int) -> _tiles.NonZeros:
   entry = word * _FAN + _nth_bit(_gather(mask.reshape(-1), word), rank)
   found = words.at[entry].get(mode="clip") if words.size else words
   found = jnp.where(slot < count[:, None], found.reshape(slot.shape), 0)
-  return _tiles.NonZeros(mask, found, count.astype(jnp.uint32))
+  return NonZeros(mask, found, count.astype(jnp.uint32))
 
 
-def expand_tiles(tiles: _tiles.NonZeros, *, size: int) -> Array:
+def expand_tiles(tiles: NonZeros, *, size: int) -> Array:
   """Puts the packed words of every tile back where they stood, among zeros."""
   count, per_tile = tiles.mask.shape
   capacity = tiles.words.shape[1]

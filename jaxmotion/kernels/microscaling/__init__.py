@@ -1,10 +1,6 @@
 """Microscaling (OCP MX): narrow floats under a shared power of two."""
 
-from jaxmotion.kernels.microscaling._op import MicroscalingOp as MicroscalingOp
-from jaxmotion.kernels.microscaling._reference import (
+from jaxmotion.kernels.microscaling._op import (
   FORMATS as FORMATS,
-  Format as Format,
-  Scaled as Scaled,
-  mx_decode as mx_decode,
-  mx_encode as mx_encode,
+  MicroscalingOp as MicroscalingOp,
 )

@@ -12,6 +12,7 @@ from jaxmotion.core import Array, ShapedLike
 from jaxmotion.kernels import _checks, _dispatch
 from jaxmotion.kernels.narrow import _pallas_triton, _reference
 
+_TABLE = {"reference": _reference, "pallas_triton": _pallas_triton}
 _FORMATS = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 
 
@@ -42,13 +43,7 @@ def cast_encode(
   core.check_float("x", x)
   core.check_choice("dtype", dtype, _FORMATS)
   return _dispatch.dispatch(
-    {
-      "reference": _reference.cast_encode,
-      "pallas_triton": _pallas_triton.cast_encode,
-    },
-    x,
-    implementation=implementation,
-    dtype=dtype,
+    _TABLE, "cast_encode", x, implementation=implementation, dtype=dtype
   )
 
 
@@ -69,10 +64,8 @@ def cast_decode(
   """
   _check_cast(words, like, dtype)
   return _dispatch.dispatch(
-    {
-      "reference": _reference.cast_decode,
-      "pallas_triton": _pallas_triton.cast_decode,
-    },
+    _TABLE,
+    "cast_decode",
     words,
     implementation=implementation,
     like=like,
@@ -100,10 +93,8 @@ def cast_sum(
   """
   _check_cast(words, like, dtype, "workers")
   return _dispatch.dispatch(
-    {
-      "reference": _reference.cast_sum,
-      "pallas_triton": _pallas_triton.cast_sum,
-    },
+    _TABLE,
+    "cast_sum",
     words,
     implementation=implementation,
     like=like,
@@ -143,10 +134,8 @@ def truncate_encode(
   core.check_int("bytes", bytes, 1, 4)
   core.check_choice("rounding", rounding, ("zero", "nearest"))
   return _dispatch.dispatch(
-    {
-      "reference": _reference.truncate_encode,
-      "pallas_triton": _pallas_triton.truncate_encode,
-    },
+    _TABLE,
+    "truncate_encode",
     x,
     implementation=implementation,
     bytes=bytes,
@@ -169,13 +158,7 @@ def truncate_decode(
   """
   _check_planes(planes, like)
   return _dispatch.dispatch(
-    {
-      "reference": _reference.truncate_decode,
-      "pallas_triton": _pallas_triton.truncate_decode,
-    },
-    planes,
-    implementation=implementation,
-    like=like,
+    _TABLE, "truncate_decode", planes, implementation=implementation, like=like
   )
 
 
@@ -197,13 +180,7 @@ def truncate_sum(
   """
   _check_planes(planes, like, "workers")
   return _dispatch.dispatch(
-    {
-      "reference": _reference.truncate_sum,
-      "pallas_triton": _pallas_triton.truncate_sum,
-    },
-    planes,
-    implementation=implementation,
-    like=like,
+    _TABLE, "truncate_sum", planes, implementation=implementation, like=like
   )
 
 

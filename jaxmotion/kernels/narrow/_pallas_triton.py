@@ -21,61 +21,45 @@ from jaxmotion.kernels.narrow import _reference
 _TILE = 4096
 
 
-def cast_encode(x: Array, *, dtype: str, interpret: bool = False) -> Array:
+def cast_encode(x: Array, *, dtype: str) -> Array:
   """Rounds to a narrower float with one kernel."""
   encode = functools.partial(_reference.cast_encode, dtype=dtype)
-  return _map_tiles(encode, f"encode_{dtype}", x, interpret=interpret)
+  return _map_tiles(encode, f"encode_{dtype}", x)
 
 
-def cast_decode(
-  words: Array, *, like: ShapedLike, dtype: str, interpret: bool = False
-) -> Array:
+def cast_decode(words: Array, *, like: ShapedLike, dtype: str) -> Array:
   """Decodes words of narrow floats with one kernel."""
   decode = _decoder_of_tile(_reference.cast_decode, like, dtype=dtype)
-  return _map_tiles(decode, f"decode_{dtype}", words, interpret=interpret)
+  return _map_tiles(decode, f"decode_{dtype}", words)
 
 
-def cast_sum(
-  words: Array, *, like: ShapedLike, dtype: str, interpret: bool = False
-) -> Array:
+def cast_sum(words: Array, *, like: ShapedLike, dtype: str) -> Array:
   """Decodes and adds the words of several workers with one kernel."""
   decode = _decoder_of_tile(_reference.cast_decode, like, dtype=dtype)
-  return _map_tiles(
-    decode, f"sum_{dtype}", words, workers=words.shape[0], interpret=interpret
-  )
+  return _map_tiles(decode, f"sum_{dtype}", words, workers=words.shape[0])
 
 
 def truncate_encode(
-  x: Array, *, bytes: int, rounding: str, interpret: bool = False
+  x: Array, *, bytes: int, rounding: str
 ) -> tuple[Array, ...]:
   """Returns the leading bytes of each word with one kernel."""
   encode = functools.partial(
     _reference.truncate_encode, bytes=bytes, rounding=rounding
   )
-  return _map_tiles(
-    encode, f"truncate{bytes}_{rounding}", x, interpret=interpret
-  )
+  return _map_tiles(encode, f"truncate{bytes}_{rounding}", x)
 
 
-def truncate_decode(
-  planes: tuple[Array, ...], *, like: ShapedLike, interpret: bool = False
-) -> Array:
+def truncate_decode(planes: tuple[Array, ...], *, like: ShapedLike) -> Array:
   """Joins leading bytes to floats with one kernel."""
   decode = _decoder_of_tile(_reference.truncate_decode, like)
-  return _map_tiles(decode, f"extend{len(planes)}", planes, interpret=interpret)
+  return _map_tiles(decode, f"extend{len(planes)}", planes)
 
 
-def truncate_sum(
-  planes: tuple[Array, ...], *, like: ShapedLike, interpret: bool = False
-) -> Array:
+def truncate_sum(planes: tuple[Array, ...], *, like: ShapedLike) -> Array:
   """Decodes and adds the planes of several workers with one kernel."""
   decode = _decoder_of_tile(_reference.truncate_decode, like)
   return _map_tiles(
-    decode,
-    f"sum{len(planes)}",
-    planes,
-    workers=planes[0].shape[0],
-    interpret=interpret,
+    decode, f"sum{len(planes)}", planes, workers=planes[0].shape[0]
   )
 
 
@@ -98,7 +82,6 @@ def _map_tiles(
   inputs: PyTree,
   *,
   workers: int | None = None,
-  interpret: bool = False,
 ) -> PyTree:
   """Applies an elementwise function to arrays, one tile per program."""
   leaves, treedef = jax.tree.flatten(inputs)
@@ -147,9 +130,7 @@ def _map_tiles(
       _triton.run_if(last, lambda: compute_tile(index < size))
       _triton.run_if(~last, lambda: compute_tile(None))
 
-  return _triton.call_kernel(
-    kernel, name, tiles, tile, leaves, outputs, interpret=interpret
-  )
+  return _triton.call_kernel(kernel, name, tiles, tile, leaves, outputs)
 
 
 def _add_workers(apply: Callable[[Any], Array], workers: int) -> Array:

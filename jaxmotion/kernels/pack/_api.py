@@ -4,63 +4,12 @@ An op that computes codes, or reads them, calls the functions of the reference
 inside its own expression, so that both are one pass.
 """
 
-from typing import Any
-
 from jaxmotion import core
 from jaxmotion.core import Array
 from jaxmotion.kernels import _checks, _dispatch
 from jaxmotion.kernels.pack import _pallas_triton, _reference
 
-
-def pack(
-  codes: Array, bits: int, *, implementation: str | None = None
-) -> Array:
-  """Packs codes of a fixed width into words.
-
-  Args:
-    codes: uint32[P, ...] with P = `num_planes(bits)`, each below 2**bits.
-    bits: width of a code, 1 to 32.
-    implementation: name of the only implementation to try; None chooses one.
-
-  Returns:
-    uint32[P * bits / 32, ...].
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> codes = jnp.arange(8, dtype=jnp.uint32).reshape(8, 1)
-    >>> hex(int(pack(codes, 4)[0, 0]))
-    '0x76543210'
-  """
-  _checks.check_words("codes", codes, (_reference.num_planes(bits), "..."), 32)
-  return _dispatch.dispatch(
-    {"reference": _reference.pack, "pallas_triton": _pallas_triton.pack},
-    codes,
-    gpu=_preferred_for_packing(bits),
-    implementation=implementation,
-    bits=bits,
-  )
-
-
-def unpack(
-  words: Array, bits: int, *, implementation: str | None = None
-) -> Array:
-  """Returns the codes that `pack` packed into words.
-
-  Args:
-    words: uint32[P * bits / 32, ...].
-    bits: width of a code, 1 to 32.
-    implementation: name of the only implementation to try; None chooses one.
-
-  Returns:
-    uint32[P, ...].
-  """
-  _check_packed(words, bits)
-  return _dispatch.dispatch(
-    {"reference": _reference.unpack, "pallas_triton": _pallas_triton.unpack},
-    words,
-    implementation=implementation,
-    bits=bits,
-  )
+_TABLE = {"reference": _reference, "pallas_triton": _pallas_triton}
 
 
 def pack_flat(
@@ -83,12 +32,11 @@ def pack_flat(
   """
   _checks.check_words("codes", codes, ("...",), 32)
   return _dispatch.dispatch(
-    {
-      "reference": _reference.pack_flat,
-      "pallas_triton": _pallas_triton.pack_flat,
-    },
+    _TABLE,
+    "pack_flat",
     codes,
-    gpu=_preferred_for_packing(bits),
+    # XLA:GPU reads the codes once for each field, the kernel once in all.
+    prefers_kernel=len(_reference.field_widths(bits)) > 1,
     implementation=implementation,
     bits=bits,
   )
@@ -111,26 +59,13 @@ def unpack_flat(
     >>> unpack_flat(words, 5, 3).tolist()
     [0, 1, 2]
   """
-  _check_packed(words, bits)
+  _checks.check_words("words", words, (_reference.word_rows(bits), "..."), 32)
   core.check_int("size", size, 0, words.size * 32 // bits)
   return _dispatch.dispatch(
-    {
-      "reference": _reference.unpack_flat,
-      "pallas_triton": _pallas_triton.unpack_flat,
-    },
+    _TABLE,
+    "unpack_flat",
     words,
     implementation=implementation,
     bits=bits,
     size=size,
   )
-
-
-def _check_packed(words: Any, bits: Any) -> None:
-  _checks.check_words(
-    "words", words, (_reference.num_planes(bits) * bits // 32, "..."), 32
-  )
-
-
-def _preferred_for_packing(bits: int) -> tuple[str, ...]:
-  # XLA:GPU reads the codes once for each field, the kernel once in all.
-  return ("pallas_triton",) if len(_reference.field_widths(bits)) > 1 else ()

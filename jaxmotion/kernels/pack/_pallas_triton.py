@@ -13,26 +13,13 @@ from jax import lax
 
 from jaxmotion.core import Array
 from jaxmotion.kernels import _triton
-from jaxmotion.kernels.pack import _reference, _tile
+from jaxmotion.kernels.pack import _reference
 
 # Columns per tile.
 _WIDTH = 512
 
 
-def pack(codes: Array, *, bits: int, interpret: bool = False) -> Array:
-  """Packs codes uint32[P, ...] with one kernel."""
-  words = pack_flat(codes, bits=bits, interpret=interpret)
-  return words.reshape(-1, *codes.shape[1:])
-
-
-def unpack(words: Array, *, bits: int, interpret: bool = False) -> Array:
-  """Unpacks words to codes uint32[P, ...] with one kernel."""
-  size = words.size * 32 // bits
-  codes = unpack_flat(words, bits=bits, size=size, interpret=interpret)
-  return codes.reshape(-1, *words.shape[1:])
-
-
-def pack_flat(codes: Array, *, bits: int, interpret: bool = False) -> Array:
+def pack_flat(codes: Array, *, bits: int) -> Array:
   """Packs codes of any shape with one kernel."""
   size = codes.size
   columns = math.ceil(size / _reference.num_planes(bits))
@@ -43,35 +30,36 @@ def pack_flat(codes: Array, *, bits: int, interpret: bool = False) -> Array:
       0, _reference.num_planes(bits), columns, width, size
     )
     codes = _triton.load(codes_ref, index, inside)
-    for first, piece in _tile.pack_tile(codes, bits):
-      index, inside = _column_index(first, piece.shape[0], columns, width)
+    for row, piece in enumerate(_reference.pack_tile(codes, bits)):
+      index, inside = _column_index(row, 1, columns, width)
       _triton.store(words_ref, index, piece, inside)
 
   words = jax.ShapeDtypeStruct(
-    (len(_tile.piece_rows(bits)), columns), jnp.uint32
+    (_reference.word_rows(bits), columns), jnp.uint32
   )
-  return _call_tiles(kernel, f"pack{bits}", columns, codes, words, interpret)
+  return _call_tiles(kernel, f"pack{bits}", columns, codes, words)
 
 
-def unpack_flat(
-  words: Array, *, bits: int, size: int, interpret: bool = False
-) -> Array:
+def unpack_flat(words: Array, *, bits: int, size: int) -> Array:
   """Unpacks words to codes uint32[size] with one kernel."""
-  columns = words.size // len(_tile.piece_rows(bits))
+  rows = _reference.word_rows(bits)
+  columns = words.size // rows
   width = _tile_width(columns)
 
   def kernel(words_ref: Any, codes_ref: Any) -> None:
     pieces = [
-      _triton.load(words_ref, *_column_index(first, rows, columns, width))
-      for first, rows in _tile.piece_rows(bits)
+      _triton.load(words_ref, *_column_index(row, 1, columns, width))
+      for row in range(rows)
     ]
     index, inside = _column_index(
       0, _reference.num_planes(bits), columns, width, size
     )
-    _triton.store(codes_ref, index, _tile.unpack_tile(pieces, bits), inside)
+    _triton.store(
+      codes_ref, index, _reference.unpack_tile(pieces, bits), inside
+    )
 
   codes = jax.ShapeDtypeStruct((size,), jnp.uint32)
-  return _call_tiles(kernel, f"unpack{bits}", columns, words, codes, interpret)
+  return _call_tiles(kernel, f"unpack{bits}", columns, words, codes)
 
 
 def _tile_width(columns: int) -> int:
@@ -79,19 +67,12 @@ def _tile_width(columns: int) -> int:
 
 
 def _call_tiles(
-  kernel: Any,
-  name: str,
-  columns: int,
-  x: Array,
-  out: jax.ShapeDtypeStruct,
-  interpret: bool,
+  kernel: Any, name: str, columns: int, x: Array, out: jax.ShapeDtypeStruct
 ) -> Array:
   width = _tile_width(columns)
   # `pack_tile` wants 4 columns per thread: as many threads as for 4 planes.
   tiles, tile_elements = -(-columns // width), 4 * width
-  return _triton.call_kernel(
-    kernel, name, tiles, tile_elements, [x], out, interpret=interpret
-  )
+  return _triton.call_kernel(kernel, name, tiles, tile_elements, [x], out)
 
 
 def _column_index(
@@ -103,8 +84,7 @@ def _column_index(
   column = lax.broadcasted_iota(jnp.int32, shape, 2)
   column = column + _triton.tile_index() * width
   index = row * columns + column
-  inside = column < columns if columns % width else None
+  inside = _triton.inside_limit(column, columns, width)
   if size is not None and size < rows * columns:
-    real = index < size
-    inside = real if inside is None else inside & real
+    inside = _triton.join_masks(inside, index < size)
   return index, inside

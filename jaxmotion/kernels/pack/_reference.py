@@ -8,7 +8,7 @@ are (3 = 2 + 1), each packed into words of its own.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -42,6 +42,15 @@ def num_planes(bits: int) -> int:
   return 32 // min(field_widths(bits))
 
 
+def word_rows(bits: int) -> int:
+  """Returns the number of words that hold one code of every plane.
+
+  >>> word_rows(6), word_rows(8)
+  (3, 1)
+  """
+  return num_planes(bits) * bits // 32
+
+
 def pack(codes: Array, bits: int, *, follows_blocks: bool = True) -> Array:
   """Packs codes uint32[P, ...] by the form that is fastest for their width."""
   if bits == min(field_widths(bits)):
@@ -51,11 +60,7 @@ def pack(codes: Array, bits: int, *, follows_blocks: bool = True) -> Array:
 
 
 def pack_cut(codes: Sequence[tuple[slice, Array]], bits: int) -> Array:
-  """Packs codes of all planes, some planes at a time.
-
-  Args:
-    codes: numbers of some planes and their codes, as `cut_planes` divides them.
-    bits: width of a code, a power of two if the planes are divided.
+  """Packs codes of all planes, some planes at a time, as `cut_planes` cuts.
 
   >>> ones = jnp.ones((2, 3), jnp.uint32)
   >>> words = pack_cut([(slice(0, 2), ones), (slice(2, 4), ones)], 8)
@@ -86,19 +91,14 @@ def _pack_fields(codes: Array, bits: int) -> Array:
 def sum_planes(terms: Array, at_once: int = _MAX_SUM) -> Array:
   """Returns the sum of uint32[P, ...] over the planes, modulo 2**32.
 
-  A sum over the leading axis takes the computation of the terms into its own
-  loop. XLA:CPU writes all terms to memory first if slices are or-ed one by one,
-  or if a sum is over more than some planes (6x). Sums of four planes take half
-  of the time of sums of eight where blocks are padded, but 32 planes would be
-  too many sums.
-
-  Args:
-    terms: a term of every plane.
-    at_once: planes that one sum adds, if there are fewer than 32.
-
   >>> sum_planes(jnp.ones((20, 2), jnp.uint32)).tolist()
   [20, 20]
   """
+  # A sum over the leading axis takes the computation of the terms into its own
+  # loop. XLA:CPU writes all terms to memory first if slices are or-ed one by
+  # one, or if a sum is over more than some planes (6x). Sums of four planes
+  # take half of the time of sums of eight where blocks are padded, but 32
+  # planes would be too many sums.
   count = terms.shape[0]
   most = _MAX_SUM_OF_MANY if count >= 32 else at_once
   sums = [
@@ -189,3 +189,90 @@ def pack_flat(codes: Array, bits: int) -> Array:
 def unpack_flat(words: Array, bits: int, size: int) -> Array:
   """Returns the first `size` codes of packed words, uint32[size]."""
   return unpack(words, bits).reshape(-1)[:size]
+
+
+def pack_tile(codes: Array, bits: int) -> list[Array]:
+  """Packs codes uint32[P, G, W] inside a kernel, to uint32[1, G, W] a row."""
+  # Every row is a sum over all planes in which the planes of other rows are
+  # zeros. The zeros cost no work. A thread that holds all planes of its columns
+  # knows each plane's number at compile time, so zeros and shifts are
+  # constants. Reshaping the planes to (rows, planes per row) instead makes
+  # threads exchange them. It is fastest if threads hold 4 columns of all planes
+  # each, that is with at most G * W / 4 threads.
+  pieces = []
+  for low, f, shift, mine in _row_fields(bits):
+    field = codes >> low if low else codes
+    if low + f < bits:
+      field = field & jnp.uint32(2**f - 1)
+    field = field << shift
+    if mine is not None:
+      field = jnp.where(mine, field, jnp.uint32(0))
+    pieces.append(sum_words(field))
+  return pieces
+
+
+def unpack_tile(pieces: Sequence[Array], bits: int) -> Array:
+  """Returns the codes, uint32[P, G, W], that `pack_tile` packed."""
+  codes: Array | None = None
+  fields = _row_fields(bits)
+  for piece, (low, f, shift, mine) in zip(pieces, fields, strict=True):
+    field = piece >> shift
+    if f < 32:
+      field = field & jnp.uint32(2**f - 1)
+    if mine is not None:
+      field = jnp.where(mine, field, jnp.uint32(0))
+    field = field << low if low else field
+    codes = field if codes is None else codes | field
+  assert codes is not None
+  return codes
+
+
+def unpack_tile_to_float(pieces: Sequence[Array], bits: int) -> Array:
+  """Returns the codes that `pack_tile` packed as float32[P, G, W]."""
+  return unpack_tile(pieces, bits).astype(jnp.int32).astype(jnp.float32)
+
+
+def _row_fields(bits: int) -> Iterator[tuple[int, int, Array, Array | None]]:
+  """Yields the positions of the codes in each row of words."""
+  # For each row the lowest bit of its field in a code, and the field's width.
+  # Then the shift of each plane's field in a word, and whether the plane
+  # belongs to this row (None if all do). The last two have shape [P, 1, 1].
+  count, low = num_planes(bits), 0
+  plane = lax.broadcasted_iota(jnp.uint32, (count, 1, 1), 0)
+  for f in reversed(field_widths(bits)):
+    per = 32 // f
+    for group in range(count // per):
+      mine = plane // per == group if per < count else None
+      place = plane % per if per < count else plane
+      yield low, f, place * f, mine
+    low += f
+
+
+def mul_high(a: Array, b: Array) -> Array:
+  """Returns floor(a * b / 2**32), the high word of a product of words.
+
+  If `a` is uniform over all words, the result is uniform over 0 .. b - 1, up to
+  a share of at most b / 2**32.
+
+  >>> int(mul_high(jnp.uint32(0x80000000), jnp.uint32(6)))
+  3
+  """
+  low = jnp.uint32(0xFFFF)
+  a_high, a_low = a >> 16, a & low
+  b_high, b_low = b >> 16, b & low
+  cross = a_high * b_low + (a_low * b_low >> 16)
+  other = a_low * b_high + (cross & low)
+  return a_high * b_high + (cross >> 16) + (other >> 16)
+
+
+def sum_words(words: Array) -> Array:
+  """Returns the sum of uint32[P, ...] words modulo 2**32, uint32[1, ...].
+
+  >>> sum_words(jnp.uint32([[2**31, 1], [2**31, 2]])).tolist()
+  [[0, 3]]
+  """
+  # Signed integers are added, whose sums have the same bits: not every kernel
+  # adds unsigned ones.
+  signed = lax.bitcast_convert_type(words, jnp.int32)
+  total = jnp.sum(signed, axis=0, keepdims=True, dtype=jnp.int32)
+  return lax.bitcast_convert_type(total, jnp.uint32)

@@ -1,18 +1,64 @@
-"""The uniform quantizers as block ops."""
+"""The uniform quantizers as block ops.
+
+Scale, rounding and packing are one expression, so that XLA makes one pass of
+it. Three choices keep the bits of every backend equal. Scales have 16
+significant bits, so that code * scale is exact and may be fused with a sum
+(`_round_scale`). Rounding is in fixed point (`_round_to_codes`). Division is by
+a normalized scale (`_normalize`).
+"""
 
 import dataclasses
+from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxmotion import core
 from jaxmotion.core import Array, ShapedLike
-from jaxmotion.kernels import _block_op, _checks, pack
-from jaxmotion.kernels.quantize import _reference
+from jaxmotion.kernels import _block_layout, _block_op, _checks
+from jaxmotion.kernels.pack import _reference as packing
+
+# A scale below this is too near the subnormals, which backends may flush to
+# zero. Its block decodes to a constant instead.
+_TINY = 2.0**-120
+_MOST = float(np.finfo(np.float32).max)
+# The exponent field of a float32.
+_EXPONENT = np.uint32(0x7F800000)
+# Mask of sign, exponent and the 16 significant bits of a scale.
+_HIGH = 0xFFFFFF00
+# Fraction bits of the fixed-point codes: codes up to 255 have room above them.
+_POINT = 22
+
+
+class Symmetric(NamedTuple):
+  """Payload of packed codes around zero and their scales.
+
+  Attributes:
+    words: uint32[rows, blocks, width].
+    scale: float32[planes, blocks], the step; [1, 1] for an array of one block.
+  """
+
+  words: Array
+  scale: Array
+
+
+class MinMax(NamedTuple):
+  """Payload of packed codes between the minimum and maximum of a block.
+
+  Attributes:
+    words: uint32[rows, blocks, width].
+    scale: float32[planes, blocks], half the step (a whole one could overflow).
+    low: float32[planes, blocks], the value of code 0.
+  """
+
+  words: Array
+  scale: Array
+  low: Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class UniformOp(_block_op.BlockOp):
+class UniformOp(_block_op.ScaledOp):
   """Base of quantizers with evenly spaced levels.
 
   Attributes:
@@ -33,84 +79,130 @@ class UniformOp(_block_op.BlockOp):
   @property
   def planes(self) -> int:
     """Number of planes: the codes of a word."""
-    return pack.num_planes(self.bits)
+    return packing.num_planes(self.bits)
+
+  @property
+  def word_rows(self) -> int:
+    """Number of rows of words: the fields of a code take one and more."""
+    return packing.word_rows(self.bits)
 
   @property
   def needs_key(self) -> bool:
     """Whether rounding is stochastic."""
     return self.stochastic
 
-  def layout(self, shape: tuple[int, ...]) -> _block_op.BlockLayout:
-    """Returns blocks with one scale each."""
-    return _block_op.layout_blocks(shape, self.planes, self.block)
-
-  def decoded_shape(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Returns the planes, the blocks of a plane and their width."""
-    return _block_op.block_shape(shape, self.planes, self.block)
-
-  def _random_words(
-    self, seed: Array | None, tile: _block_op.Tile
-  ) -> Array | None:
-    return None if seed is None else core.random_words_at(seed, tile.position)
-
-  def _word_leaf(self) -> _block_op.LeafLayout:
-    return _block_op.LeafLayout(tuple(pack.piece_rows(self.bits)), True)
-
-  def _scale_leaf(self) -> _block_op.LeafLayout:
-    return _block_op.LeafLayout(((0, self.planes),), False)
+  def _cut(self, x: Array, key: core.Key | None) -> list[tuple[slice, Array]]:
+    """Returns numbers of planes and their blocks, as `pack_cut` takes codes."""
+    if key is None and len(packing.field_widths(self.bits)) == 1:
+      return _block_layout.cut_planes(x, self.planes, self.block)
+    b = _block_layout.to_blocks(x, self.planes, self.block)
+    return [(slice(0, self.planes), b)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AbsmaxOp(UniformOp):
-  """Levels around zero, up to the greatest magnitude of the block."""
+  """2**bits - 1 levels around zero, up to the greatest magnitude of the block.
 
-  def encode(self, x: Array, key: core.Key | None) -> _reference.Symmetric:
+  One bit has two levels.
+  """
+
+  def encode(self, x: Array, key: core.Key | None) -> Symmetric:
     """Returns codes and one scale per block."""
-    return _reference.absmax_encode(x, self.bits, self.block, key)
+    peak = _block_layout.reduce_blocks(
+      x, self.planes, self.block, _block_layout.max_magnitude
+    )
+    scale = self._scale(peak)
+    codes = [
+      (
+        planes,
+        self._codes(_divide(b, _scale_of(scale, planes)), _draw_words(key, b)),
+      )
+      for planes, b in self._cut(x, key)
+    ]
+    return Symmetric(packing.pack_cut(codes, self.bits), scale[..., 0])
 
-  def decode(self, payload: _reference.Symmetric, like: ShapedLike) -> Array:
+  def decode(self, payload: Symmetric, like: ShapedLike) -> Array:
     """Returns the levels of the codes."""
-    return _reference.absmax_decode(payload, like, self.bits)
-
-  def leaf_layouts(self) -> tuple[_block_op.LeafLayout, ...]:
-    """Returns the layouts of words and scales."""
-    return self._word_leaf(), self._scale_leaf()
+    y = self._values(packing.unpack_to_float(payload.words, self.bits))
+    y = y * lax.expand_dims(payload.scale, (2,))
+    return _block_layout.from_blocks(y, like)
 
   def encode_tile(
     self, x: Array, tile: _block_op.Tile, seed: Array | None
   ) -> tuple[list[Array], ...]:
     """Encodes one tile to the pieces of each leaf."""
-    scale = _reference.absmax_scale(_block_op.tile_peak(x), self.bits)
-    words = self._random_words(seed, tile)
-    codes = _reference.absmax_codes(divide_tile(x, scale), self.bits, words)
-    return _pack_pieces(codes, self.bits), [scale]
+    scale = self._scale(_block_op.tile_peak(x))
+    words = _draw_tile_words(seed, tile)
+    codes = self._codes(_divide_tile(x, scale), words)
+    return packing.pack_tile(codes, self.bits), [scale]
 
   def decode_tile(
     self, leaves: tuple[list[Array], ...], tile: _block_op.Tile
   ) -> Array:
     """Decodes the pieces of one tile."""
     words, (scale,) = leaves
-    return (
-      _reference.absmax_values(_unpack_pieces(words, self.bits), self.bits)
-      * scale
-    )
+    return self._values(packing.unpack_tile_to_float(words, self.bits)) * scale
+
+  def _levels(self) -> tuple[int, float, float]:
+    """Returns (highest code, code of zero, scales between two codes)."""
+    if self.bits == 1:
+      # Two scales apart: the step is twice the peak, which may be infinite.
+      return 1, 0.5, 2.0
+    steps = 2 ** (self.bits - 1) - 1
+    return 2 * steps, float(steps), 1.0
+
+  def _scale(self, peak: Array) -> Array:
+    """Returns the steps, float32, of blocks with these greatest magnitudes."""
+    _, middle, unit = self._levels()
+    steps = unit * middle
+    # By numpy, not `_clear_low_bits`: Pallas kernels take no operation whose
+    # arguments are all constants.
+    most = np.float32(np.float32(_MOST / steps) * (1 - 2.0**-16))
+    short = (most.view(np.uint32) & np.uint32(_HIGH)).view(np.float32)
+    return _round_scale(peak * jnp.float32(1 / steps), short)
+
+  def _codes(self, y: Array, words: Array | None) -> Array:
+    """Returns codes, uint32, of elements measured in steps."""
+    top, middle, unit = self._levels()
+    return _round_to_codes(y, unit, middle, top, words)
+
+  def _values(self, codes: Array) -> Array:
+    """Returns the values in steps, float32, of float32 codes."""
+    _, middle, unit = self._levels()
+    return (codes if unit == 1 else unit * codes) - unit * middle
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MinMaxOp(UniformOp):
-  """Levels from the minimum to the maximum of the block."""
+  """2**bits levels from the minimum to the maximum of the block."""
 
-  def encode(self, x: Array, key: core.Key | None) -> _reference.MinMax:
+  scale_leaves: ClassVar[int] = 2
+
+  def encode(self, x: Array, key: core.Key | None) -> MinMax:
     """Returns codes, one scale and one minimum per block."""
-    return _reference.minmax_encode(x, self.bits, self.block, key)
+    least, greatest = (
+      _block_layout.reduce_blocks(x, self.planes, self.block, reduce)
+      for reduce in (_block_layout.min_element, _block_layout.max_element)
+    )
+    low, scale = self._low_and_scale(least, greatest)
+    codes = [
+      (
+        planes,
+        self._codes(
+          _divide(0.5 * b - _scale_of(low, planes), _scale_of(scale, planes)),
+          _draw_words(key, b),
+        ),
+      )
+      for planes, b in self._cut(x, key)
+    ]
+    words = packing.pack_cut(codes, self.bits)
+    return MinMax(words, scale[..., 0], 2 * low[..., 0])
 
-  def decode(self, payload: _reference.MinMax, like: ShapedLike) -> Array:
+  def decode(self, payload: MinMax, like: ShapedLike) -> Array:
     """Returns the levels of the codes."""
-    return _reference.minmax_decode(payload, like, self.bits)
-
-  def leaf_layouts(self) -> tuple[_block_op.LeafLayout, ...]:
-    """Returns the layouts of words, scales and minima."""
-    return self._word_leaf(), self._scale_leaf(), self._scale_leaf()
+    codes = packing.unpack_to_float(payload.words, self.bits)
+    y = _add_steps(codes, payload.scale[..., None], payload.low[..., None])
+    return _block_layout.from_blocks(y, like)
 
   def encode_tile(
     self, x: Array, tile: _block_op.Tile, seed: Array | None
@@ -125,32 +217,96 @@ class MinMaxOp(UniformOp):
     # On a GPU the minimum and maximum of floats drop NaN.
     nan = jnp.isnan(_block_op.tile_peak(x))
     least = jnp.where(nan, jnp.nan, least)
-    low, scale = _reference.minmax_scale(
-      least, jnp.where(nan, jnp.nan, greatest), self.bits
-    )
-    y = divide_tile(0.5 * x - low, scale)
-    codes = _reference.minmax_codes(
-      y, self.bits, self._random_words(seed, tile)
-    )
-    return _pack_pieces(codes, self.bits), [scale], [2 * low]
+    greatest = jnp.where(nan, jnp.nan, greatest)
+    low, scale = self._low_and_scale(least, greatest)
+    y = _divide_tile(0.5 * x - low, scale)
+    codes = self._codes(y, _draw_tile_words(seed, tile))
+    return packing.pack_tile(codes, self.bits), [scale], [2 * low]
 
   def decode_tile(
     self, leaves: tuple[list[Array], ...], tile: _block_op.Tile
   ) -> Array:
     """Decodes the pieces of one tile."""
     words, (scale,), (low,) = leaves
-    return _reference.minmax_values(
-      _unpack_pieces(words, self.bits), scale, low
-    )
+    codes = packing.unpack_tile_to_float(words, self.bits)
+    return _add_steps(codes, scale, low)
+
+  def _low_and_scale(
+    self, least: Array, greatest: Array
+  ) -> tuple[Array, Array]:
+    """Returns half the value of code 0 and half the step."""
+    # Canonical NaN: backends choose its sign and bits differently.
+    least = jnp.where(jnp.isnan(least), jnp.nan, least)
+    # Halved first: the range of finite floats is not a finite float.
+    low, high = 0.5 * least, 0.5 * greatest
+    share = jnp.float32(1 / (2**self.bits - 1))
+    most = (0.5 * _MOST - low) * share * (1 - 2.0**-16)
+    return low, _round_scale((high - low) * share, _clear_low_bits(most, 0))
+
+  def _codes(self, y: Array, words: Array | None) -> Array:
+    """Returns codes, uint32, of elements in steps above the minimum."""
+    return _round_to_codes(y, 1.0, 0.0, 2**self.bits - 1, words)
 
 
-def divide_tile(y: Array, scale: Array) -> Array:
+def _add_steps(codes: Array, scale: Array, low: Array) -> Array:
+  """Returns the values of float32 codes above `low`."""
+  half = codes * scale
+  return low + half + half
+
+
+def _draw_words(key: core.Key | None, b: Array) -> Array | None:
+  """Returns the random words of blocks, None without a key."""
+  return None if key is None else core.random_words(key.worker, b.shape)
+
+
+def _draw_tile_words(seed: Array | None, tile: _block_op.Tile) -> Array | None:
+  """Returns the random words of a tile, None without a seed."""
+  return None if seed is None else core.random_words_at(seed, tile.position)
+
+
+def _scale_of(scale: Array, planes: slice) -> Array:
+  """Returns scales of some planes; an array of one block has one for all."""
+  return scale if len(scale) == 1 else scale[planes]
+
+
+def _round_scale(scale: Array, most: Array | np.float32) -> Array:
+  """Rounds a scale up to 16 significant bits; NaN if it is not finite."""
+  # The product with a code is then exact. A sum with that product has the same
+  # bits whether or not a backend fuses the product into the sum.
+  short = jnp.minimum(_clear_low_bits(scale, 0xFF), most)
+  return core.select_or(jnp.isfinite(scale), short, jnp.nan)
+
+
+def _clear_low_bits(x: Array, add: int) -> Array:
+  """Adds to the bits of a float, then clears the 8 lowest."""
+  bits = lax.bitcast_convert_type(x, jnp.uint32) + jnp.uint32(add)
+  return lax.bitcast_convert_type(bits & jnp.uint32(_HIGH), jnp.float32)
+
+
+def _divide(y: Array, scale: Array) -> Array:
+  """Returns y / scale, or 0 for a scale too small to divide by."""
+  power, short = _normalize(scale)
+  return (y * power) * core.select_or(power > 0, 1.0 / short, 0.0)
+
+
+def _divide_tile(y: Array, scale: Array) -> Array:
   """Returns y / scale with the bits of the reference."""
   # A kernel's floating-point division is off by a bit, which would change
   # codes. The reciprocal of the 16-bit scale is computed in integers instead.
-  power, short = _reference.normalize(scale)
+  power, short = _normalize(scale)
   inverse = jnp.where(power > 0, _reciprocal(short), 0.0)
   return (y * power) * inverse
+
+
+def _normalize(scale: Array) -> tuple[Array, Array]:
+  """Returns a power of two and the scale times it, in [2, 4)."""
+  # For a scale that is too small to divide by, the power is zero.
+  # XLA:CPU multiplies by a reciprocal, which it flushes to zero when the
+  # divisor is above 2^126: both are brought near one first.
+  exponent = lax.bitcast_convert_type(scale, jnp.uint32) & _EXPONENT
+  power = lax.bitcast_convert_type(_EXPONENT - exponent, jnp.float32)
+  power = lax.select(scale < _TINY, lax.full_like(power, 0.0), power)
+  return power, scale * power
 
 
 def _reciprocal(short: Array) -> Array:
@@ -169,9 +325,17 @@ def _reciprocal(short: Array) -> Array:
   return quotient.astype(jnp.int32).astype(jnp.float32) * jnp.float32(2.0**-25)
 
 
-def _pack_pieces(codes: Array, bits: int) -> list[Array]:
-  return [piece for _, piece in pack.pack_tile(codes, bits)]
-
-
-def _unpack_pieces(words: list[Array], bits: int) -> Array:
-  return pack.unpack_tile(words, bits).astype(jnp.int32).astype(jnp.float32)
+def _round_to_codes(
+  y: Array, unit: float, middle: float, top: int, words: Array | None
+) -> Array:
+  """Rounds float32 `y` to codes in [0, top]."""
+  # In fixed point: one program would fuse a float product with the sum after it
+  # and another would not, and the two would round differently.
+  fixed = (y * (2.0**_POINT / unit)).astype(jnp.int32)
+  if words is None:
+    half: Array | int = 2 ** (_POINT - 1)
+  else:
+    half = (words >> (32 - _POINT)).astype(jnp.int32)
+  codes = (fixed + (half + int(middle * 2**_POINT))) >> _POINT
+  # The clip also gives NaN a code that cannot spill into its neighbors' bits.
+  return lax.clamp(np.int32(0), codes, np.int32(top)).astype(jnp.uint32)

@@ -1,10 +1,7 @@
-"""Random Hadamard rotations of blocks."""
+"""Random Hadamard rotations of rows, alone and before a block op."""
 
-from jaxmotion.kernels.rotate._op import RotateOp as RotateOp
-from jaxmotion.kernels.rotate._reference import (
-  flip_signs as flip_signs,
-  hadamard as hadamard,
+from jaxmotion.kernels.rotate._op import (
+  RotateOp as RotateOp,
   rotate as rotate,
   rotate_back as rotate_back,
-  row_shape as row_shape,
 )

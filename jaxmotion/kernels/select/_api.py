@@ -4,12 +4,12 @@ from typing import Any
 
 from jaxmotion import core
 from jaxmotion.core import Array, ShapedLike
-from jaxmotion.kernels import _block_op, _checks, _dispatch
+from jaxmotion.kernels import _block_layout, _checks, _dispatch
 from jaxmotion.kernels.select import _pallas_triton, _reference
 
 # XLA:GPU makes a loop of kernels of each value kept, and loads a sum's payloads
-# for each element of the result. Scattering is one pass and needs no kernel.
-_GPU = ("pallas_triton",)
+# for each element of the result. Scattering is one pass and prefers no kernel.
+_TABLE = {"reference": _reference, "pallas_triton": _pallas_triton}
 _MAX_PLANES = 2**31 - 1
 
 
@@ -48,12 +48,10 @@ def topk_select(
   core.check_int("k", k, 1, planes)
   core.check_float("x", x)
   return _dispatch.dispatch(
-    {
-      "reference": _reference.topk_select,
-      "pallas_triton": _pallas_triton.topk_select,
-    },
+    _TABLE,
+    "topk_select",
     x,
-    gpu=_GPU,
+    prefers_kernel=True,
     implementation=implementation,
     k=k,
     planes=planes,
@@ -86,10 +84,8 @@ def topk_scatter(
   """
   _check_selected(values, places, like, planes)
   return _dispatch.dispatch(
-    {
-      "reference": _reference.topk_scatter,
-      "pallas_triton": _pallas_triton.topk_scatter,
-    },
+    _TABLE,
+    "topk_scatter",
     values,
     places,
     implementation=implementation,
@@ -128,13 +124,11 @@ def topk_sum(
   """
   _check_selected(values, places, like, planes, "workers")
   return _dispatch.dispatch(
-    {
-      "reference": _reference.topk_sum,
-      "pallas_triton": _pallas_triton.topk_sum,
-    },
+    _TABLE,
+    "topk_sum",
     values,
     places,
-    gpu=_GPU,
+    prefers_kernel=True,
     implementation=implementation,
     like=like,
     planes=planes,
@@ -147,6 +141,6 @@ def _check_selected(
   core.check_int("planes", planes, 1, _MAX_PLANES)
   core.check_float("like", like)
   core.check_float("values", values)
-  lanes = _block_op.plane_length(tuple(like.shape), planes)
+  lanes = _block_layout.plane_length(tuple(like.shape), planes)
   _checks.check_shape("values", values, (*lead, "k", lanes), "float")
   _checks.check_words("places", places, tuple(values.shape))

@@ -16,7 +16,7 @@ from jax import lax
 
 from jaxmotion import core
 from jaxmotion.core import Array, ShapedLike
-from jaxmotion.kernels import _block_op, _error_memory, _triton
+from jaxmotion.kernels import _block_layout, _error_memory, _triton
 from jaxmotion.kernels.select import _reference
 
 # Elements per tile, four per thread: 16 bytes per load or store.
@@ -35,13 +35,11 @@ _MAX_SUMMED = 32
 _Entry = tuple[Array, Array]
 
 
-def topk_select(
-  x: Array, *, k: int, planes: int, interpret: bool = False
-) -> tuple[Array, Array]:
+def topk_select(x: Array, *, k: int, planes: int) -> tuple[Array, Array]:
   """Selects the k elements of largest magnitude in every lane."""
   if k > _MAX_K:
     raise NotImplementedError(f"`k` must be at most {_MAX_K}, got {k}")
-  lanes = _block_op.plane_length(x.shape, planes)
+  lanes = _block_layout.plane_length(x.shape, planes)
   groups = _count_groups(lanes, planes)
   tile = min(_TILE // groups, _triton.power_of_two(lanes))
   rounds = -(-planes // groups)
@@ -61,7 +59,7 @@ def topk_select(
       for step in range(count):
         plane = (first + step) * groups + group
         index = plane * lanes + (start + lane)
-        inside = _inside_lanes(start + lane, lanes, tile)
+        inside = _triton.inside_limit(start + lane, lanes, tile)
         # Entries past the last plane get the key 0, the least.
         held = _existing(index, inside, x.size, padded)
         some.append(
@@ -80,7 +78,7 @@ def topk_select(
       add_planes([], 0, head),
     )
     lane = start + lax.iota(jnp.int32, tile)
-    inside = _inside_lanes(lane, lanes, tile)
+    inside = _triton.inside_limit(lane, lanes, tile)
     for i in range(k):
       key, place, best = _pop_first(best, rounds * groups)
       _triton.store(
@@ -98,54 +96,33 @@ def topk_select(
       jax.ShapeDtypeStruct((k, lanes), jnp.float32),
       jax.ShapeDtypeStruct((k, lanes), jnp.uint32),
     ),
-    interpret=interpret,
   )
 
 
 def topk_scatter(
-  values: Array,
-  places: Array,
-  *,
-  like: ShapedLike,
-  planes: int,
-  interpret: bool = False,
+  values: Array, places: Array, *, like: ShapedLike, planes: int
 ) -> Array:
   """Puts selected values back where they stood, with one kernel."""
-  return _scatter_sum(
-    "topk_scatter",
-    values[None],
-    places[None],
-    like,
-    like.dtype,
-    planes,
-    interpret,
-  )
+  payload = values[None], places[None]
+  return _scatter_sum("topk_scatter", payload, like, like.dtype, planes)
 
 
 def topk_sum(
-  values: Array,
-  places: Array,
-  *,
-  like: ShapedLike,
-  planes: int,
-  interpret: bool = False,
+  values: Array, places: Array, *, like: ShapedLike, planes: int
 ) -> Array:
   """Scatters and adds the values of several workers with one kernel."""
-  return _scatter_sum(
-    "topk_sum", values, places, like, jnp.float32, planes, interpret
-  )
+  return _scatter_sum("topk_sum", (values, places), like, jnp.float32, planes)
 
 
 def _scatter_sum(
   name: str,
-  values: Array,
-  places: Array,
+  payload: tuple[Array, Array],
   like: ShapedLike,
   dtype: Any,
   planes: int,
-  interpret: bool,
 ) -> Array:
   """Scatters f32[workers, k, lanes] and adds the results over workers."""
+  values, _ = payload
   workers, k, lanes = values.shape
   padded = planes * lanes
   _check_size(like, padded)
@@ -159,7 +136,7 @@ def _scatter_sum(
 
   def kernel(values_ref: Any, places_ref: Any, y_ref: Any) -> None:
     lane = _triton.tile_index() * tile + lax.iota(jnp.int32, tile)
-    inside = _inside_lanes(lane, lanes, tile)
+    inside = _triton.inside_limit(lane, lanes, tile)
     entries = []
     for row in range(workers * k):
       index = row * lanes + lane
@@ -185,9 +162,8 @@ def _scatter_sum(
     name,
     -(-lanes // tile),
     _tile_elements(tile, wide),
-    [values, places],
+    payload,
     jax.ShapeDtypeStruct(like.shape, dtype),
-    interpret=interpret,
   )
 
 
@@ -234,18 +210,11 @@ def _pop_first(
   return key, place, left
 
 
-def _inside_lanes(lane: Array, lanes: int, tile: int) -> Array | None:
-  return lane < lanes if lanes % tile else None
-
-
 def _existing(
   index: Array, inside: Array | None, size: int, padded: int
 ) -> Array | None:
   """Returns which indices exist, None if all do: padding does not."""
-  if padded == size:
-    return inside
-  held = index < size
-  return held if inside is None else held & inside
+  return inside if padded == size else _triton.join_masks(index < size, inside)
 
 
 def _check_size(x: ShapedLike, padded: int) -> None:

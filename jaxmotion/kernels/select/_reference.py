@@ -1,7 +1,9 @@
-"""Top-k selection in every lane of an array cut into planes, as `jax.numpy`.
+"""Selection of elements, by magnitude and at random, as `jax.numpy`.
 
-A lane has one element of each plane. Lanes are compared side by side, by
-vector instructions over contiguous planes; for small k nothing else is needed.
+Top-k selects in every lane of an array cut into planes. A lane has one element
+of each plane. Lanes are compared side by side, by vector instructions over
+contiguous planes; for small k nothing else is needed. Stratified sampling draws
+one position from each of k contiguous runs.
 """
 
 from collections.abc import Callable
@@ -10,9 +12,10 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmotion import hosts
+from jaxmotion import core, hosts
 from jaxmotion.core import Array, ShapedLike
-from jaxmotion.kernels import _block_op, _error_memory
+from jaxmotion.kernels import _block_layout, _error_memory
+from jaxmotion.kernels.pack import _reference as packing
 
 # Up to this many elements take one reduction each; more, XLA's own selection.
 _MAX_REDUCE = 8
@@ -28,7 +31,7 @@ def topk_select(x: Array, *, k: int, planes: int) -> tuple[Array, Array]:
   planes."""
   # Up to `_MAX_REDUCE` of them, each is one reduction over planes that skips
   # what was found before; beyond, XLA selects them itself.
-  lanes = _block_op.plane_length(x.shape, planes)
+  lanes = _block_layout.plane_length(x.shape, planes)
   if k > _MAX_REDUCE:
     cut = _pad_flat(x, planes * lanes).reshape(planes, lanes)
     _, places = lax.top_k(_to_ordered_floats(cut).T, k)
@@ -57,7 +60,7 @@ def topk_scatter(
   """Puts selected values back where they stood, with zeros elsewhere."""
   shape = planes, 1, values.shape[-1]
   scatter = lambda payload, like: _scatter(payload, like, planes)
-  return _block_op.read_blocks(scatter, (values, places), shape, like)
+  return _block_layout.read_blocks(scatter, (values, places), shape, like)
 
 
 def topk_sum(
@@ -71,7 +74,7 @@ def topk_sum(
     )
 
   shape = planes, 1, values.shape[-1]
-  return _block_op.read_blocks(add_up, (values, places), shape, like)
+  return _block_layout.read_blocks(add_up, (values, places), shape, like)
 
 
 def _scatter(
@@ -84,7 +87,7 @@ def _scatter(
     dense = jnp.zeros((planes, lanes), jnp.float32)
     rows = places.astype(jnp.uint32)
     dense = dense.at[rows, jnp.arange(lanes)[None]].set(values)
-    return _block_op.from_blocks(dense, like)
+    return _block_layout.from_blocks(dense, like)
   # In rows of the array if lanes are whole rows: XLA:CPU then divides once a
   # row to find an element's plane, and else once an element.
   shape = (lanes // minor, minor) if minor and not lanes % minor else (lanes,)
@@ -97,7 +100,7 @@ def _scatter(
   plane = plane.reshape(planes, *(1 for _ in shape))
   for i in range(k):
     dense = jnp.where(plane == places[i, None], values[i, None], dense)
-  return _block_op.from_blocks(dense, like)
+  return _block_layout.from_blocks(dense, like)
 
 
 def _pad_flat(x: Array, size: int) -> Array:
@@ -199,3 +202,39 @@ def _best_pair(
     odd = pairs[-1:] if len(pairs) % 2 else []
     pairs = [earlier_of(a, b) for a, b in halves] + odd
   return pairs[0]
+
+
+def stratum_sizes(size: int, k: int) -> Array:
+  """Returns the lengths of k contiguous runs that make up `size`, int32[k].
+
+  They are floor(size / k) or one more, the longer ones first.
+
+  >>> stratum_sizes(10, 4).tolist()
+  [3, 3, 2, 2]
+  """
+  short, longer = divmod(size, max(1, k))
+  return short + (lax.iota(jnp.int32, k) < longer).astype(jnp.int32)
+
+
+def draw_stratified(seed: Array, size: int, k: int) -> Array:
+  """Draws one position of every run, int32[k], in ascending order.
+
+  Args:
+    seed: uint32[].
+    size: number of positions.
+    k: number of runs, at most `size`.
+
+  Returns:
+    Positions; each one of a run of m is drawn with probability 1 / m, up to
+    2^-32.
+
+  Example:
+    >>> draw_stratified(jnp.uint32(1), 4, 4).tolist()
+    [0, 1, 2, 3]
+  """
+  short, longer = divmod(size, max(1, k))
+  run = lax.iota(jnp.int32, k)
+  first = run * short + jnp.minimum(run, longer)
+  lengths = stratum_sizes(size, k).astype(jnp.uint32)
+  offset = packing.mul_high(core.random_words(seed, (k,)), lengths)
+  return first + offset.astype(jnp.int32)

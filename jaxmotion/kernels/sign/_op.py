@@ -1,19 +1,32 @@
 """The sign quantizer as a block op."""
 
 import dataclasses
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from jaxmotion import core
 from jaxmotion.core import Array, ShapedLike
-from jaxmotion.kernels import _block_op, _checks, pack
-from jaxmotion.kernels.sign import _reference
+from jaxmotion.kernels import _block_layout, _block_op, _checks
+from jaxmotion.kernels.pack import _reference as packing
 
 _PLANES = 32
 
 
+class Signs(NamedTuple):
+  """Payload of packed signs and mean magnitudes.
+
+  Attributes:
+    words: uint32[1, blocks, width], bit i of a word from plane i.
+    scale: float32[32, blocks], the mean magnitude; [1, 1] for one block.
+  """
+
+  words: Array
+  scale: Array
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SignOp(_block_op.BlockOp):
+class SignOp(_block_op.ScaledOp):
   """One bit per element, under the mean magnitude of its block.
 
   Attributes:
@@ -30,41 +43,50 @@ class SignOp(_block_op.BlockOp):
     """Number of planes: the bits of a word."""
     return _PLANES
 
-  def encode(self, x: Array, key: core.Key | None) -> _reference.Signs:
-    """Returns signs and one scale per block."""
-    return _reference.sign_encode(x, self.block)
+  @property
+  def needs_full_blocks(self) -> bool:
+    """Whether padding would change the scale of its block: it would."""
+    return True
 
-  def decode(self, payload: _reference.Signs, like: ShapedLike) -> Array:
+  def encode(self, x: Array, key: core.Key | None) -> Signs:
+    """Returns signs (zero counts as positive) and one scale per block."""
+    scale = self._mean_magnitude(x)
+    codes = [
+      (s, (b < 0).astype(jnp.uint32))
+      for s, b in _block_layout.cut_planes(x, _PLANES, self.block)
+    ]
+    return Signs(packing.pack_cut(codes, 1), scale[..., 0])
+
+  def _mean_magnitude(self, x: Array) -> Array:
+    """Returns the mean |b| under each scale, without the padding."""
+    cut = _PLANES, self.block
+    counts = _block_layout.block_counts(x.shape, *cut)
+    total = _block_layout.reduce_blocks(
+      x, *cut, _block_layout.sum_magnitudes, past_end=0.0
+    )
+    return total / counts.clip(1)
+
+  def decode(self, payload: Signs, like: ShapedLike) -> Array:
     """Returns plus or minus the scale of the block."""
-    return _reference.sign_decode(payload, like)
-
-  def layout(self, shape: tuple[int, ...]) -> _block_op.BlockLayout:
-    """Returns full blocks: padding would count in their means."""
-    return _block_op.layout_blocks(shape, _PLANES, self.block, full=True)
-
-  def decoded_shape(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Returns the planes, the blocks of a plane and their width."""
-    return _block_op.block_shape(shape, _PLANES, self.block)
-
-  def leaf_layouts(self) -> tuple[_block_op.LeafLayout, ...]:
-    """Returns the layouts of words and scales."""
-    return _block_op.LeafLayout(
-      tuple(pack.piece_rows(1)), True
-    ), _block_op.LeafLayout(((0, _PLANES),), False)
+    bits = packing.unpack_to_float(payload.words, 1)
+    y = _select_sign(bits, payload.scale[..., None])
+    return _block_layout.from_blocks(y, like)
 
   def encode_tile(
     self, x: Array, tile: _block_op.Tile, seed: Array | None
   ) -> tuple[list[Array], ...]:
     """Encodes one tile to the pieces of each leaf."""
     codes = (x < 0).astype(jnp.uint32)
-    return [words for _, words in pack.pack_tile(codes, 1)], [
-      _block_op.tile_mean(x, tile)
-    ]
+    return packing.pack_tile(codes, 1), [_block_op.tile_mean(x, tile)]
 
   def decode_tile(
     self, leaves: tuple[list[Array], ...], tile: _block_op.Tile
   ) -> Array:
     """Decodes the pieces of one tile."""
     words, (scale,) = leaves
-    bits = pack.unpack_tile(words, 1).astype(jnp.int32).astype(jnp.float32)
-    return _reference.sign_values(bits, scale)
+    return _select_sign(packing.unpack_tile_to_float(words, 1), scale)
+
+
+def _select_sign(bits: Array, scale: Array) -> Array:
+  """Returns scale for a bit of 0 and -scale for 1, float32."""
+  return (1.0 - 2.0 * bits) * scale

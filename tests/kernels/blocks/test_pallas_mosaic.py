@@ -4,80 +4,59 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from experiments.kernels.arrays import Encoding
 from jaxmotion.kernels import blocks
-from jaxmotion.kernels.blocks import _pallas_mosaic as mosaic
-from jaxmotion.kernels.blocks._cases import Case
-from jaxmotion.kernels.blocks._mosaic_tiles import make_grid
+from jaxmotion.kernels.blocks._pallas_mosaic import make_grid
 from jaxmotion.kernels.microscaling import MicroscalingOp
 from jaxmotion.kernels.quantize import AbsmaxOp, MinMaxOp
 from jaxmotion.kernels.rotate import RotateOp
 from jaxmotion.kernels.sign import SignOp
 from jaxmotion.kernels.ternary import TernaryOp
-from tests.kernels.blocks.passes import (
-  arguments,
-  check_encoding,
-  check_feedback,
-  check_mean,
-  check_sum,
-  list_passes,
-)
+from tests.kernels.blocks.passes import PASSES, check_pass, find_pass
 from tests.kernels.lowering import lower, mosaic_kernel_calls
 
 FORCE = {"implementation": "pallas_mosaic"}
 CASES = {
-  "absmax8": Case(AbsmaxOp(bits=8, block=128), (32, 128), special=True),
+  "absmax8": Encoding(AbsmaxOp(bits=8, block=128), (32, 128), special=True),
   # Tiles of 4 blocks in planes of 6: the last two overlap.
-  "overlap": Case(AbsmaxOp(bits=8, block=128), (24, 128)),
-  "absmax6": Case(AbsmaxOp(bits=6, block=32), (128, 64)),
-  "bfloat16": Case(AbsmaxOp(bits=8, block=32), (64, 64), "bfloat16"),
-  "minmax": Case(MinMaxOp(bits=8, block=32, stochastic=True), (64, 64)),
-  "sign": Case(SignOp(block=64), (256, 64)),
-  "ternary": Case(TernaryOp(block=32), (160, 64)),
-  "microscaling": Case(
+  "overlap": Encoding(AbsmaxOp(bits=8, block=128), (24, 128)),
+  "absmax6": Encoding(AbsmaxOp(bits=6, block=32), (128, 64)),
+  "bfloat16": Encoding(AbsmaxOp(bits=8, block=32), (64, 64), "bfloat16"),
+  "minmax": Encoding(MinMaxOp(bits=8, block=32, stochastic=True), (64, 64)),
+  "sign": Encoding(SignOp(block=64), (256, 64)),
+  "ternary": Encoding(TernaryOp(block=32), (160, 64)),
+  "microscaling": Encoding(
     MicroscalingOp(format="float8_e4m3fn", block=32), (64, 64)
   ),
 }
-ALL = pytest.mark.parametrize("name", CASES)
 # All forms of leaves; encoding covers what quantizers share.
-SOME = pytest.mark.parametrize("name", ["absmax8", "minmax", "microscaling"])
-
-
-@ALL
-def test_interpreted_encoding_equals_the_reference(name):
-  check_encoding(mosaic, CASES[name])
+KINDS = ("absmax8", "minmax", "microscaling")
 
 
 @pytest.mark.parametrize(
-  ("name", "count"),
-  [("absmax8", 0), ("absmax8", 1), ("minmax", 1), ("microscaling", 1)],
+  ("step", "name", "sizes"),
+  [
+    *(("encode", name, {}) for name in CASES),
+    *((step, name, {}) for step in PASSES[1:] for name in KINDS),
+    ("error", "absmax8", {"count": 0}),
+    ("sum", "absmax8", {"workers": 9}),
+    ("sum", "overlap", {}),
+  ],
 )
-def test_interpreted_error_feedback_equals_the_reference(name, count):
-  check_feedback(mosaic, CASES[name], count)
+def test_interpreted_passes_equal_the_reference(step, name, sizes):
+  check_pass(step, CASES[name], "pallas_mosaic", **sizes)
 
 
-@pytest.mark.parametrize(
-  ("name", "workers"),
-  [("absmax8", 9), ("overlap", 2), ("minmax", 2), ("microscaling", 2)],
-)
-def test_interpreted_sums_equal_the_reference(name, workers):
-  check_sum(mosaic, CASES[name], workers)
-
-
-@SOME
-def test_interpreted_means_equal_the_reference(name):
-  check_mean(mosaic, CASES[name])
-
-
-@SOME
+@pytest.mark.parametrize("name", KINDS)
 def test_each_pass_is_one_kernel(name):
-  for fn, argument in list_passes(CASES[name], "pallas_mosaic"):
+  for step in PASSES:
+    fn, argument = find_pass(step, CASES[name], "pallas_mosaic")
     assert mosaic_kernel_calls(fn, argument) == 1
 
 
 def test_the_other_kernels_are_the_default():
-  op, x, key = arguments(CASES["absmax8"])
-  text = lower(lambda x: blocks.encode(op, x, key), x)
-  assert "mosaic_gpu" not in text
+  fn, x = find_pass("encode", CASES["absmax8"], None)
+  assert "mosaic_gpu" not in lower(fn, x)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +66,7 @@ def test_the_other_kernels_are_the_default():
 def test_tiles_fit_into_registers(width, live, span, group):
   op = AbsmaxOp(bits=8, block=width)
   like = jax.ShapeDtypeStruct((64, width), jnp.float32)
-  grid = make_grid(op, like, live=live, reduces=True, interpret=True)
+  grid = make_grid(op, like, live=live, reduces=True)
   assert (grid.span, grid.group) == (span, group)
 
 
@@ -113,4 +92,4 @@ def test_what_kernels_cannot_take_says_so(op, shape, why):
 
 def test_error_memory_is_not_updated_by_tiles_that_overlap():
   with pytest.raises(NotImplementedError, match="a multiple of 4, got 6"):
-    check_feedback(mosaic, CASES["overlap"], 1)
+    check_pass("error", CASES["overlap"], "pallas_mosaic")

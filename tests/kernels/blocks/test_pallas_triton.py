@@ -6,25 +6,16 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from experiments.kernels.arrays import ENCODED as CASES
 from jaxmotion.kernels import ErrorMemory, blocks
-from jaxmotion.kernels.blocks import _pallas_triton as triton
-from jaxmotion.kernels.blocks._cases import CASES
 from jaxmotion.kernels.quantize import AbsmaxOp
-from tests.kernels.blocks.passes import (
-  arguments,
-  check,
-  check_encoding,
-  check_feedback,
-  check_mean,
-  check_sum,
-  encoded,
-  list_passes,
-)
-from tests.kernels.lowering import kernel_calls, on_gpus
+from tests.kernels.blocks import passes
+from tests.kernels.blocks.passes import PASSES, check, check_pass, encoded
+from tests.kernels.lowering import interpret, kernel_calls, on_gpus
 
-ALL = pytest.mark.parametrize("name", CASES)
+FORCE = {"implementation": "pallas_triton"}
 # One op of each kind; encoding all cases covers what their variants share.
-PASSES = (
+KINDS = (
   "absmax8",
   "minmax3_stochastic",
   "sign",
@@ -32,31 +23,23 @@ PASSES = (
   "mx_float6_e2m3fn",
   "rotated_absmax4",
 )
-SOME = pytest.mark.parametrize("name", PASSES)
 
 
-@ALL
+@pytest.mark.parametrize("name", CASES)
 def test_interpreted_encoding_equals_the_reference(name):
-  check_encoding(triton, CASES[name])
+  check_pass("encode", CASES[name], "pallas_triton")
 
 
 @pytest.mark.parametrize(
-  ("name", "count"), [("absmax8", 0), *((name, 1) for name in PASSES)]
+  ("step", "name", "sizes"),
+  [
+    *((step, name, {}) for step in PASSES[1:] for name in KINDS),
+    ("error", "absmax8", {"count": 0}),
+    ("sum", "absmax8", {"workers": 9}),
+  ],
 )
-def test_interpreted_error_feedback_equals_the_reference(name, count):
-  check_feedback(triton, CASES[name], count)
-
-
-@pytest.mark.parametrize(
-  ("name", "workers"), [("absmax8", 9), *((name, 2) for name in PASSES)]
-)
-def test_interpreted_sums_equal_the_reference(name, workers):
-  check_sum(triton, CASES[name], workers)
-
-
-@SOME
-def test_interpreted_means_equal_the_reference(name):
-  check_mean(triton, CASES[name])
+def test_other_interpreted_passes_equal_the_reference(step, name, sizes):
+  check_pass(step, CASES[name], "pallas_triton", **sizes)
 
 
 def test_padding_is_not_summed_or_overwritten():
@@ -64,26 +47,26 @@ def test_padding_is_not_summed_or_overwritten():
   x = jnp.asarray(case.array())
   payload = encoded(case.op, x, None)
   one = jax.tree.map(lambda a: a[None], payload)
-  total = triton.sum_decoded(one, op=case.op, like=x, interpret=True)
+  total = interpret(blocks.sum_decoded)(case.op, one, x, **FORCE)
   decoded = jax.jit(lambda p: case.op.decode(p, x))(payload)
   np.testing.assert_array_equal(total, decoded)
   with pytest.raises(NotImplementedError, match="not 4 planes of whole"):
     memory = ErrorMemory(jnp.int32(1), x, payload)
-    triton.encode_error(x, memory, None, op=case.op, decay=1.0)
+    blocks.encode_error(case.op, x, memory, **FORCE)
 
 
-@pytest.mark.parametrize(("name", "gpu"), on_gpus(PASSES))
+@pytest.mark.parametrize(("name", "gpu"), on_gpus(KINDS))
 def test_each_pass_is_one_kernel(name, gpu):
-  for fn, argument in list_passes(CASES[name], "pallas_triton"):
+  for step in PASSES:
+    fn, argument = passes.find_pass(step, CASES[name], "pallas_triton")
     assert kernel_calls(fn, argument, gpu=gpu) == 1
 
 
 # `test_each_pass_is_one_kernel` lowers the others.
-@pytest.mark.parametrize("name", [c for c in CASES if c not in PASSES])
+@pytest.mark.parametrize("name", [c for c in CASES if c not in KINDS])
 def test_every_case_lowers(name):
-  op, x, key = arguments(CASES[name])
-  force = {"implementation": "pallas_triton"}
-  assert kernel_calls(lambda x: blocks.encode(op, x, key, **force), x) == 1
+  fn, x = passes.find_pass("encode", CASES[name], "pallas_triton")
+  assert kernel_calls(fn, x) == 1
 
 
 def test_kernels_run_under_vmap_and_shard_map():
@@ -91,12 +74,12 @@ def test_kernels_run_under_vmap_and_shard_map():
   x = jnp.asarray(
     np.random.default_rng(0).normal(size=(3, 16, 64)), jnp.float32
   )
-  encode = lambda x: triton.encode(x, None, op=op, interpret=True)
-  got = jax.jit(jax.vmap(encode))(x)
+  encode = lambda x: blocks.encode(op, x, **FORCE)
+  got = jax.jit(jax.vmap(interpret(encode)))(x)
   check(op, got, jax.vmap(lambda x: op.encode(x, None))(x))
   mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
   spread = jax.shard_map(
-    lambda x: blocks.encode(op, x[0], implementation="pallas_triton"),
+    lambda x: encode(x[0]),
     mesh=mesh,
     in_specs=P("data"),
     out_specs=P("data"),
@@ -106,19 +89,13 @@ def test_kernels_run_under_vmap_and_shard_map():
 
 
 @pytest.mark.parametrize(
-  ("shape", "why"),
+  ("op", "shape", "why"),
   [
-    ((20,), "one block"),
-    ((0,), "one block"),
+    (AbsmaxOp(bits=8, block=32), (20,), "one block"),
+    (AbsmaxOp(bits=8, block=32), (0,), "one block"),
+    (AbsmaxOp(bits=1, block=2048), (64, 2048), "at most 32768"),
   ],
 )
-def test_what_kernels_cannot_take_says_so(shape, why):
-  op = AbsmaxOp(bits=8, block=32)
+def test_what_kernels_cannot_take_says_so(op, shape, why):
   with pytest.raises(NotImplementedError, match=why):
-    blocks.encode(op, jnp.zeros(shape), implementation="pallas_triton")
-
-
-def test_blocks_beyond_registers_are_refused():
-  with pytest.raises(NotImplementedError, match="at most 32768"):
-    op = AbsmaxOp(bits=1, block=2048)
-    blocks.encode(op, jnp.zeros((64, 2048)), implementation="pallas_triton")
+    blocks.encode(op, jnp.zeros(shape), **FORCE)

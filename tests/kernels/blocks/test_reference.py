@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmotion.kernels import blocks
-from jaxmotion.kernels._block_op import is_read_slowly
+from jaxmotion.kernels import blocks, is_read_slowly
 from jaxmotion.kernels.quantize import AbsmaxOp, MinMaxOp
 from jaxmotion.kernels.sign import SignOp
 from jaxmotion.kernels.ternary import TernaryOp

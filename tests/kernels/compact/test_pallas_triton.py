@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from jax.sharding import PartitionSpec as P
 
+from experiments.kernels.arrays import MARKED
 from jaxmotion import codecs
 from jaxmotion.kernels import compact
 from jaxmotion.kernels.compact import (
@@ -14,8 +15,8 @@ from jaxmotion.kernels.compact import (
   _pallas_triton as triton,
   _reference as reference,
 )
-from jaxmotion.kernels.compact._cases import FLOATS, TILES
-from tests.kernels.lowering import kernel_calls, on_gpus
+from tests.kernels.compact.tiles import TILES
+from tests.kernels.lowering import interpret, kernel_calls, on_gpus
 
 CASES = pytest.mark.parametrize("case", TILES)
 
@@ -24,10 +25,7 @@ def both(op, *args, **static):
   """Returns the results of the kernel and of the reference."""
   return tuple(
     jax.jit(functools.partial(fn, **static))(*args)
-    for fn in (
-      functools.partial(getattr(triton, op), interpret=True),
-      getattr(reference, op),
-    )
+    for fn in (interpret(getattr(triton, op)), getattr(reference, op))
   )
 
 
@@ -39,10 +37,10 @@ def same(got, wanted):
 
 
 @pytest.mark.parametrize(
-  ("case", "least"), [*((case, 1.0) for case in FLOATS), ("special", 1e-42)]
+  ("case", "least"), [*((case, 1.0) for case in MARKED), ("special", 1e-42)]
 )
 def test_marks_are_those_of_the_reference(case, least):
-  same(*both("threshold_bitmap", FLOATS[case](), threshold=least))
+  same(*both("threshold_bitmap", MARKED[case](), threshold=least))
 
 
 # One word, words of two programs; few marks in a word and many.
@@ -76,9 +74,10 @@ def test_compaction_and_expansion_are_those_of_the_reference(case):
 
 
 @jax.jit
+@interpret
 def _round_trip(words):
-  tiles = triton.compact_tiles(words, tile=96, capacity=50, interpret=True)
-  return tiles, triton.expand_tiles(tiles, size=words.size, interpret=True)
+  tiles = triton.compact_tiles(words, tile=96, capacity=50)
+  return tiles, triton.expand_tiles(tiles, size=words.size)
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
@@ -138,7 +137,7 @@ def test_an_op_is_one_kernel_for_all_rows_of_a_vmap(op, monkeypatch):
 def test_rows_of_a_vmap_are_compacted_by_themselves():
   words = jnp.asarray(np.random.default_rng(0).integers(0, 2, (3, 100)), U32)
   of = {"tile": 32, "capacity": 20}
-  kernel = functools.partial(triton.compact_tiles, **of, interpret=True)
+  kernel = functools.partial(interpret(triton.compact_tiles), **of)
   got = jax.jit(jax.vmap(kernel))(words)
   one = jax.jit(functools.partial(reference.compact_tiles, **of))
   same(got, jax.tree.map(lambda *a: jnp.stack(a), *map(one, words)))

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.kernels.arrays import MARKED
 from jaxmotion.kernels.compact import (
   bitmap_positions,
   compact_tiles,
@@ -10,7 +11,7 @@ from jaxmotion.kernels.compact import (
   prefix_counts,
   threshold_bitmap,
 )
-from jaxmotion.kernels.compact._cases import FLOATS, TILES
+from tests.kernels.compact.tiles import TILES
 
 # One word, one level of the tree, two levels, three.
 SIZES = pytest.mark.parametrize("size", [0, 1, 32, 33, 1024, 1100, 40000])
@@ -31,12 +32,12 @@ def packed(keep):
 @pytest.mark.parametrize(
   ("case", "least"),
   [
-    *((case, 1.0) for case in FLOATS),
+    *((case, 1.0) for case in MARKED),
     *((c, t) for c in ("special", "float16", "bfloat16") for t in (1e-42, 3e4)),
   ],
 )
 def test_magnitudes_from_the_least_on_and_nan_are_marked(case, least):
-  x = FLOATS[case]()
+  x = MARKED[case]()
   wide = x.astype(np.float32)
   keep = ~(np.abs(wide) < np.float32(least))
   got = jax.jit(lambda x: threshold_bitmap(x, least))(x)

@@ -4,63 +4,64 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from jaxmotion.kernels import pack as room
+from jaxmotion.kernels._triton import call_kernel, load, store
 from jaxmotion.kernels.pack import (
   _pallas_triton as triton,
   _reference as reference,
-  num_planes,
 )
-from jaxmotion.kernels.pack._cases import CASES
-from tests.kernels.lowering import kernel_calls, on_gpus
+from tests.kernels.lowering import interpret, kernel_calls, on_gpus
 
 PACK = functools.partial(jax.jit, static_argnums=1)(reference.pack)
 PACK_FLAT = functools.partial(jax.jit, static_argnums=1)(reference.pack_flat)
+BITS = pytest.mark.parametrize("bits", [1, 2, 3, 4, 6, 7, 8, 11, 16, 24, 32])
+# Blocks of a tile and values in each.
+TILE = 2, 16
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_words_and_codes_are_those_of_the_reference(case):
-  bits = CASES[case].bits
-  codes = jnp.asarray(CASES[case].make())
+def codes_of(bits, *shape):
+  rng = np.random.default_rng(bits)
+  return jnp.asarray(rng.integers(0, 2**bits, shape, dtype=np.uint32))
+
+
+# Packed indices have 10 to 16 bits and more; 11 bits are three fields. One
+# code, whole columns, past a tile, whole tiles.
+@pytest.mark.parametrize(
+  ("bits", "size"),
+  [
+    *((bits, 999) for bits in (1, 2, 3, 4, 6, 8, 11, 22)),
+    (3, 1),
+    (4, 64),
+    (8, 4 * 513),
+    (8, 4 * 1024),
+  ],
+)
+def test_words_and_codes_are_those_of_the_reference(bits, size):
+  codes = codes_of(bits, size)
   words = PACK_FLAT(codes, bits)
-  packing = functools.partial(triton.pack_flat, bits=bits, interpret=True)
+  packing = functools.partial(interpret(triton.pack_flat), bits=bits)
   got = jax.jit(packing)(codes)
   assert got.dtype == jnp.uint32
   np.testing.assert_array_equal(got, words)
   unpacking = functools.partial(
-    triton.unpack_flat, bits=bits, size=codes.size, interpret=True
+    interpret(triton.unpack_flat), bits=bits, size=size
   )
   np.testing.assert_array_equal(jax.jit(unpacking)(words), codes)
 
 
-@pytest.mark.parametrize("shape", [(2, 3), ()])
-def test_trailing_axes_are_kept(shape):
-  codes = np.arange(num_planes(6), dtype=np.uint32)
-  codes = codes.reshape(-1, *[1] * len(shape))
-  codes = jnp.asarray(np.broadcast_to(codes, (num_planes(6), *shape)))
-  words = PACK(codes, 6)
-  np.testing.assert_array_equal(
-    jax.jit(functools.partial(triton.pack, bits=6, interpret=True))(codes),
-    words,
-  )
-  np.testing.assert_array_equal(
-    jax.jit(functools.partial(triton.unpack, bits=6, interpret=True))(words),
-    codes,
-  )
-
-
 @pytest.mark.parametrize(
-  ("form", "gpu"), on_gpus([*((b, 1024) for b in (1, 3, 8, 11, 22)), (3, 33)])
+  ("form", "gpu"), on_gpus([*((b, 32768) for b in (1, 3, 8, 11, 22)), (3, 999)])
 )
 def test_packing_and_unpacking_are_one_kernel_each(form, gpu):
-  bits, columns = form
-  codes = jnp.zeros((num_planes(bits), columns), jnp.uint32)
+  bits, size = form
 
   def both(codes):
-    words = triton.pack(codes, bits=bits)
-    return words, triton.unpack(words, bits=bits)
+    words = triton.pack_flat(codes, bits=bits)
+    return words, triton.unpack_flat(words, bits=bits, size=size)
 
-  assert kernel_calls(both, codes, gpu=gpu) == 2
+  assert kernel_calls(both, jnp.zeros(size, jnp.uint32), gpu=gpu) == 2
 
 
 def test_a_batch_is_one_kernel():
@@ -78,8 +79,6 @@ def test_a_shard_is_one_kernel():
 
 
 OPS = {
-  "pack": lambda x, **how: room.pack(x.reshape(32, -1), 3, **how),
-  "unpack": lambda x, **how: room.unpack(x.reshape(3, -1), 3, **how),
   "pack_flat": lambda x, **how: room.pack_flat(x, 3, **how),
   "unpack_flat": lambda x, **how: room.unpack_flat(
     x.reshape(3, -1), 3, 1000, **how
@@ -103,13 +102,54 @@ def test_gpus_run_the_kernel_where_xla_reads_codes_twice(bits, kernels):
   assert kernel_calls(lambda x: room.pack_flat(x, bits), codes) == kernels
 
 
-@pytest.mark.parametrize("bits", [0, 33])
-def test_other_widths_are_refused(bits):
-  for pack in (room.pack, room.pack_flat):
-    with pytest.raises(ValueError, match=r"`bits` must be .* in \[1, 32\]"):
-      pack(jnp.zeros((32, 1), jnp.uint32), bits)
-
-
 def test_no_codes_are_the_reference_s(monkeypatch):
   monkeypatch.setenv("JAXMOTION_KERNELS", "pallas_triton")
   assert room.pack_flat(jnp.zeros((0,), jnp.uint32), 4).shape == (1, 0)
+
+
+def spot(row, rows):
+  """Indices of rows of a tile."""
+  shape = rows, *TILE
+  i, j, k = (lax.broadcasted_iota(jnp.int32, shape, a) for a in range(3))
+  return ((row + i) * TILE[0] + j) * TILE[1] + k
+
+
+def pack_kernel(codes, words, bits):
+  codes = load(codes, spot(0, reference.num_planes(bits)))
+  for row, piece in enumerate(reference.pack_tile(codes, bits)):
+    store(words, spot(row, 1), piece)
+
+
+def unpack_kernel(words, codes, bits):
+  rows = range(reference.word_rows(bits))
+  pieces = [load(words, spot(row, 1)) for row in rows]
+  values = reference.unpack_tile(pieces, bits)
+  store(codes, spot(0, reference.num_planes(bits)), values)
+
+
+def run_tile(kernel, x, bits, rows):
+  out = jax.ShapeDtypeStruct((rows, *TILE), jnp.uint32)
+  body = functools.partial(kernel, bits=bits)
+  return call_kernel(body, "tile", 1, x.size, [x], out)
+
+
+@BITS
+def test_a_tile_packs_to_the_words_of_the_reference_and_unpacks(bits):
+  planes = reference.num_planes(bits)
+  codes = codes_of(bits, planes, *TILE)
+  words = PACK(codes, bits)
+  run = interpret(run_tile)
+  got = run(pack_kernel, codes, bits, words.shape[0])
+  np.testing.assert_array_equal(got, words)
+  np.testing.assert_array_equal(run(unpack_kernel, words, bits, planes), codes)
+
+
+@pytest.mark.parametrize(("bits", "gpu"), on_gpus([1, 4, 7, 8, 32]))
+def test_both_lower_for_gpus(bits, gpu):
+  planes = reference.num_planes(bits)
+  codes = codes_of(bits, planes, *TILE)
+  words = PACK(codes, bits)
+  packing = lambda x: run_tile(pack_kernel, x, bits, words.shape[0])
+  unpacking = lambda x: run_tile(unpack_kernel, x, bits, planes)
+  assert kernel_calls(packing, codes, gpu=gpu) == 1
+  assert kernel_calls(unpacking, words, gpu=gpu) == 1

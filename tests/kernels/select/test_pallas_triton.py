@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from jax.sharding import PartitionSpec as P
 
+from experiments.kernels.arrays import SELECTED as CASES
 from jaxmotion.core import shape_dtype
 from jaxmotion.kernels import select
 from jaxmotion.kernels.select import (
   _pallas_triton as triton,
   _reference as reference,
 )
-from jaxmotion.kernels.select._cases import CASES
-from tests.kernels.lowering import kernel_calls, on_gpus
+from tests.kernels.lowering import interpret, kernel_calls, on_gpus
 
 NAMES = pytest.mark.parametrize("case", CASES)
 
@@ -39,14 +39,12 @@ def selected(case):
 def test_selection_is_that_of_the_reference(case):
   _, k, planes = CASES[case]
   x, *wanted = selected(case)
-  got = triton.topk_select(x, k=k, planes=planes, interpret=True)
+  got = interpret(triton.topk_select)(x, k=k, planes=planes)
   for a, b in zip(got, wanted, strict=True):
     same_bits(a, b)
 
 
-_KERNEL = jax.jit(
-  lambda x: triton.topk_select(x, k=3, planes=40, interpret=True)
-)
+_KERNEL = jax.jit(interpret(lambda x: triton.topk_select(x, k=3, planes=40)))
 _REFERENCE = jax.jit(lambda x: reference.topk_select(x, k=3, planes=40))
 FEW = st.sampled_from([0.0, -0.0, 1.0, -1.0, 1e-42, np.inf, np.nan, -np.nan])
 
@@ -62,7 +60,7 @@ def test_ties_are_broken_as_by_the_reference(values):
 def both(op, values, places, x, planes):
   """Returns the results of the kernel and of the reference."""
   of = {"like": shape_dtype(x), "planes": planes}
-  kernel = functools.partial(getattr(triton, op), **of, interpret=True)
+  kernel = functools.partial(interpret(getattr(triton, op)), **of)
   wanted = jax.jit(functools.partial(getattr(reference, op), **of))
   return kernel(values, places), wanted(values, places)
 
@@ -132,10 +130,7 @@ def test_rows_of_a_vmap_are_selected_by_themselves():
   x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 100)), jnp.float32)
   got, wanted = (
     jax.jit(jax.vmap(functools.partial(fn, k=1, planes=9)))(x)
-    for fn in (
-      functools.partial(triton.topk_select, interpret=True),
-      reference.topk_select,
-    )
+    for fn in (interpret(triton.topk_select), reference.topk_select)
   )
   for a, b in zip(got, wanted, strict=True):
     same_bits(a, b)

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.kernels.arrays import special_values
 from jaxmotion.core import shape_dtype
 from jaxmotion.kernels import plane_length
 from jaxmotion.kernels.select import (
@@ -11,7 +12,6 @@ from jaxmotion.kernels.select import (
   topk_select,
   topk_sum,
 )
-from jaxmotion.kernels.select._cases import special_values
 
 BLOCK = 12
 KS = pytest.mark.parametrize("k", [1, 2, 8, 9, 11, 12])

@@ -1,7 +1,8 @@
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmotion.kernels.ternary import pack_trits, unpack_trits
+from jaxmotion.kernels.pack._reference import mul_high
+from jaxmotion.kernels.ternary._op import pack_trits, unpack_trits
 
 
 def codes_of(numbers: np.ndarray) -> np.ndarray:
@@ -32,3 +33,13 @@ def test_words_spell_numbers_from_end_to_end():
 def test_twenty_codes_take_one_word():
   words = pack_trits(jnp.zeros((20, 3, 7), jnp.uint32))
   assert words.shape == (1, 3, 7) and words.dtype == jnp.uint32
+
+
+def test_a_high_word_is_the_high_half_of_the_64_bit_product():
+  rng = np.random.default_rng(0)
+  edges = np.array([0, 1, 2**16 - 1, 2**16, 2**31, 2**32 - 1], np.uint32)
+  random = rng.integers(0, 2**32, 1000, dtype=np.uint32)
+  a = np.concatenate([np.repeat(edges, edges.size), random])
+  b = np.concatenate([np.tile(edges, edges.size), random[::-1]])
+  high = (a.astype(np.uint64) * b.astype(np.uint64)) >> np.uint64(32)
+  np.testing.assert_array_equal(mul_high(jnp.asarray(a), jnp.asarray(b)), high)

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmotion.kernels.sample import draw_stratified, stratum_sizes
+from jaxmotion.kernels.select import draw_stratified, stratum_sizes
 
 SHAPES = pytest.mark.parametrize(
   ("size", "k"), [(0, 0), (1, 1), (10, 3), (10, 7), (10, 10), (1000, 10)]

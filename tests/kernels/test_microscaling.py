@@ -1,12 +1,10 @@
-import functools
-
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxmotion.kernels.microscaling import FORMATS, mx_decode, mx_encode
+from jaxmotion.kernels.microscaling import FORMATS, MicroscalingOp
 from jaxmotion.kernels.pack import pack_flat, unpack_flat
 
 # The format without a mantissa is checked in tests/codecs: ml_dtypes has none.
@@ -21,12 +19,11 @@ def test_every_code_decodes_to_its_value(name):
   payload_scale = jnp.full((codes.size,), 127, jnp.uint8)
   words = pack_flat(jnp.asarray(codes), form.bits)
   x = np.zeros(codes.size, np.float32)
-  empty = jax.eval_shape(lambda x: mx_encode(x, form, 1), x)
+  op = MicroscalingOp(format=name, block=1)
+  empty = jax.eval_shape(lambda x: op.encode(x, None), x)
   payload = empty._replace(words=words, scale=payload_scale)
   exact = codes.astype(np.uint8).view(getattr(ml_dtypes, name))
-  np.testing.assert_array_equal(
-    mx_decode(payload, x, form, 1), exact.astype(np.float32)
-  )
+  np.testing.assert_array_equal(op.decode(payload, x), exact.astype(np.float32))
 
 
 @NAMES
@@ -42,8 +39,8 @@ def test_every_value_and_every_tie_rounds_as_ml_dtypes(name):
   points = np.concatenate([points, -points])
   # The greatest value leads, so that the scale of the one block is 1.
   x = np.concatenate([[most], points]).astype(np.float32)
-  encode = functools.partial(mx_encode, form=form, block=x.size)
-  payload = jax.jit(encode)(x)
+  op = MicroscalingOp(format=name, block=x.size)
+  payload = jax.jit(lambda x: op.encode(x, None))(x)
   assert payload.scale.tolist() == [127]
   codes = unpack_flat(payload.words, form.bits, x.size)
   normal = np.abs(x) >= np.finfo(np.float32).tiny

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxmotion.kernels.rotate import flip_signs, hadamard
+from jaxmotion.kernels.rotate._op import flip_signs, hadamard
 
 HADAMARD = jax.jit(hadamard)
 FLIP_SIGNS = functools.partial(jax.jit, static_argnums=1)(flip_signs)

@@ -1,9 +1,8 @@
-"""Test arrays of compaction, shared by tests and benchmarks."""
+"""Words that are compacted, and the form of their tiles."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 
@@ -46,27 +45,4 @@ TILES = {
   "uint16": Case(lambda: _sparse_words(500, 0.5, np.uint16), 256, 127),
   "uint8": Case(lambda: _sparse_words(500, 0.5, np.uint8), 256, 127),
   "floats": Case(_bits_of_floats, 64, 60),
-}
-
-
-def _normal_values(size: int) -> np.ndarray:
-  return np.random.default_rng(size).standard_normal(size, dtype=np.float32)
-
-
-def _special_values(dtype: Any = np.float32) -> np.ndarray:
-  values = [0.0, -0.0, 1e-42, -1e-42, 0.5, -0.5, 1.0, -1.0, 3e4]
-  values += [np.inf, -np.inf, np.nan, -np.nan]
-  return np.array(values * 9, np.float32).astype(dtype)
-
-
-# Arrays whose elements are marked; some magnitudes equal the threshold.
-FLOATS: dict[str, Callable[[], np.ndarray]] = {
-  "one": lambda: np.ones(1, np.float32),
-  "word": lambda: _normal_values(32),
-  "odd": lambda: _normal_values(997),
-  "tile": lambda: _normal_values(2048),
-  "past_a_tile": lambda: _normal_values(2049),
-  "special": lambda: _special_values(),
-  "float16": lambda: _special_values(np.float16),
-  "bfloat16": lambda: _special_values(jnp.bfloat16),
 }

@@ -5,13 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.kernels.arrays import NARROW as CASES
+from jaxmotion import codecs
 from jaxmotion.core import shape_dtype
+from jaxmotion.kernels import narrow
 from jaxmotion.kernels.narrow import (
   _pallas_triton as triton,
   _reference as reference,
 )
-from jaxmotion.kernels.narrow._cases import CASES
-from tests.kernels.lowering import kernel_calls, on_gpus
+from tests.kernels.lowering import interpret, kernel_calls, on_gpus
 
 FORMATS = pytest.mark.parametrize(
   "dtype", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"]
@@ -40,10 +42,7 @@ def check(op, *args, **static):
   """Holds the kernel to the reference and returns what both make."""
   results = [
     jax.jit(functools.partial(fn, **static))(*args)
-    for fn in (
-      getattr(reference, op),
-      functools.partial(getattr(triton, op), interpret=True),
-    )
+    for fn in (getattr(reference, op), interpret(getattr(triton, op)))
   ]
   for a, b in zip(*map(jax.tree.leaves, results), strict=True):
     assert a.dtype == b.dtype and a.shape == b.shape
@@ -99,9 +98,7 @@ def test_sums_are_those_of_the_reference(workers, dtype):
 
 def test_a_batch_is_as_each_of_its_arrays():
   x = np.stack([np.asarray(CASES["odd"]()) * i for i in range(3)])
-  encode = functools.partial(
-    triton.cast_encode, dtype="float8_e5m2", interpret=True
-  )
+  encode = functools.partial(interpret(triton.cast_encode), dtype="float8_e5m2")
   np.testing.assert_array_equal(
     jax.jit(jax.vmap(encode))(x), CAST_ENCODE(x, dtype="float8_e5m2")
   )
@@ -177,3 +174,43 @@ def test_what_does_not_fit_is_refused():
       traced(shape)
   with pytest.raises(NotImplementedError, match="32 bits, got float64"):
     triton.cast_encode(np.zeros(4), dtype="bfloat16")
+
+
+X = jnp.zeros(4096)
+WORDS = jnp.zeros((2, 4096), jnp.uint16)
+PLANES = (jnp.zeros((2, 4096), jnp.uint8),) * 3
+FIRST = tuple(p[0] for p in PLANES)
+OPS = {
+  "cast_encode": (X, "bfloat16"),
+  "cast_decode": (WORDS[0], shape_dtype(X), "bfloat16"),
+  "cast_sum": (WORDS, shape_dtype(X), "bfloat16"),
+  "truncate_encode": (X, 3),
+  "truncate_decode": (FIRST, shape_dtype(X)),
+  "truncate_sum": (PLANES, shape_dtype(X)),
+}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_kernels_run_if_named_and_not_otherwise(op):
+  x, *others = OPS[op]
+
+  def calls(implementation):
+    return kernel_calls(
+      lambda x: getattr(narrow, op)(x, *others, implementation=implementation),
+      x,
+    )
+
+  assert calls("pallas_triton") == 1
+  assert calls(None) == 0
+
+
+@pytest.mark.parametrize(
+  "codec", [codecs.cast("float8_e5m2"), codecs.truncate(bytes=2)]
+)
+def test_codecs_run_what_the_environment_names(codec, monkeypatch):
+  payload = codec.encode(X)[0]
+  both = jax.tree.map(lambda a: jnp.stack([a, a]), payload)
+  monkeypatch.setenv("JAXMOTION_KERNELS", "pallas_triton")
+  assert kernel_calls(lambda x: codec.encode(x)[0], X) == 1
+  assert kernel_calls(lambda p: codec.decode(p, X), payload) == 1
+  assert kernel_calls(lambda p: codec.sum_decoded(p, X), both) == 1
