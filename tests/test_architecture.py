@@ -38,7 +38,7 @@ ROOMS = {
 }
 # Rooms in folders: a folder imports only folders of its room on lower floors.
 FLOORS = {
-  "codecs": {"quantizers": 0, "sparse": 1, "combinators": 2},
+  "codecs": {"_arrays": 0, "_combinators": 1},
   "transforms": {"step": 0, "parts": 1, "local": 1},
   "memory": {"residuals": 0, "weights": 1, "state": 1},
   "memory.residuals": {"trace": 0, "choose": 1, "run": 2},
@@ -51,7 +51,7 @@ ARROWS = {
   "perfmodel": 7,
   "hosts": 8,
   "core": 10,
-  "codecs": 27,
+  "codecs": 26,
   "collectives": 52,
   "transforms": 42,
 }

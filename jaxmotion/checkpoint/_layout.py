@@ -13,7 +13,7 @@ import optax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jaxmotion import core, transforms
-from jaxmotion.codecs import Codec, from_config
+from jaxmotion.codecs import Codec
 from jaxmotion.core import AxisName, PyTree
 from jaxmotion.transforms.extend import (
   ExchangedLeaf,
@@ -229,6 +229,6 @@ def _read_value(value: Any) -> Any:
   if isinstance(value, Mapping):
     if value.keys() == {"hosts", "devices"}:
       return core.HostAxes(**{k: _read_value(v) for k, v in value.items()})
-    return from_config(dict(value))
+    return Codec.from_config(dict(value))
   is_sequence = isinstance(value, list | tuple)
   return tuple(map(_read_value, value)) if is_sequence else value

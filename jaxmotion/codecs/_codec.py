@@ -4,7 +4,6 @@ import abc
 import dataclasses
 import functools
 import inspect
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -12,273 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxmotion import core, kernels
-from jaxmotion.codecs import _division, _laws, _rounds
+from jaxmotion.codecs import _checks, _division, _laws, _rounds
 from jaxmotion.core import Array, PyTree, ShapedLike
-
-
-def check_shaped(name: str, like: Any) -> None:
-  """Raises unless an argument has the shape and dtype of a floating array."""
-  if not (hasattr(like, "shape") and hasattr(like, "dtype")):
-    raise TypeError(
-      f"`{name}` must be a floating-point array or ShapeDtypeStruct, got "
-      f"{like!r}."
-    )
-  core.check_float(name, like)
-
-
-def check_unsharded(name: str, x: Any, unit: int = 0) -> None:
-  """Raises if an array is sharded over explicit axes of a mesh."""
-  # JAX neither flattens such arrays nor cuts them at positions that depend on
-  # their elements.
-  if not isinstance(x, jax.Array):
-    return
-  # The type of an array tells explicit axes from others.
-  sharding: Any = getattr(jax.typeof(x), "sharding", None)
-  spec: tuple[Any, ...] = tuple(getattr(sharding, "spec", ()))
-  if spec.count(None) == len(spec):
-    return
-  if unit and all(axis is None for axis in spec[1:]):
-    parts = math.prod(
-      sharding.mesh.shape[axis] for axis in core.spec_axes(spec[0])
-    )
-    if x.size % (parts * unit) == 0:
-      return
-  raise ValueError(
-    f"`{name}` must not be sharded over explicit mesh axes, got P{spec}: "
-    "encode inside jax.shard_map, give `specs=` to `make_train_step`, or "
-    "reshard the array to jax.P()."
-  )
-
-
-def check_leaves(leaves: Any) -> None:
-  """Raises unless an argument is a list of paths and shapes."""
-  noun = "pairs of a path and a shape"
-  for leaf in core.check_sequence("leaves", leaves, noun):
-    pair = core.check_sequence("leaves", leaf, noun)
-    if len(pair) != 2 or not isinstance(pair[0], str):
-      raise TypeError(f"`leaves` must be {noun}, got {leaf!r:.200}.")
-    check_shaped(f"leaves[{pair[0]!r}]", pair[1])
-
-
-def check_error_memory(x: Any, memory: Any, decay: Any) -> None:
-  """Raises unless the arguments are an array, its error memory and a factor."""
-  check_shaped("x", x)
-  core.check_instance("memory", memory, kernels.ErrorMemory, "an ErrorMemory")
-  if jnp.shape(memory.value) != x.shape or jnp.shape(memory.count) != ():
-    raise ValueError(
-      f"`x` must have the shape of its memory, {jnp.shape(memory.value)}, got "
-      f"{core.shape_string(x)} and a count {jnp.shape(memory.count)}."
-    )
-  core.check_number("decay", decay, 0, 1, open_low=True)
-
-
-def check_nothing(codec: Any, state: Any) -> None:
-  """Raises unless a state is that of a codec that remembers nothing."""
-  if not (isinstance(state, tuple) and state == ()):
-    raise ValueError(
-      f"`state` must be () for {codec}, which remembers nothing, got {state!r}."
-    )
-
-
-def check_unread(codec: Any, state: Any) -> None:
-  """Raises if a state has parts of a worker's own, which no method reads."""
-  if jax.tree.leaves(core.drop_shared(state)):
-    raise ValueError(
-      "`codec` must say what it remembers of an array, got one that does not: "
-      f"{codec!r}. Give it `memory_parts`, `read_memory` and `write_memory`."
-    )
-
-
-def check_payload(
-  codec: Any,
-  payload: PyTree,
-  wanted: PyTree,
-  like: ShapedLike,
-  *,
-  stacked: bool,
-) -> None:
-  """Raises unless payloads have the expected shapes, stacked or not."""
-  if _fits(payload, wanted, stacked):
-    return
-  expected: Any = jax.tree.map(core.shape_string, wanted)
-  found = jax.tree.map(_describe_row if stacked else _describe_leaf, payload)
-  if found != expected:
-    name = "payloads" if stacked else "payload"
-    rows = "stacked along a leading axis of workers, " if stacked else ""
-    each = " each" if stacked else ""
-    raise ValueError(
-      f"`{name}` must be what {codec} makes of {core.shape_string(like)}, "
-      f"{rows}{expected}{each}, got {found}."
-    )
-
-
-def _fits(payload: PyTree, like: PyTree, stacked: bool) -> bool:
-  """Says whether a payload, or each of those stacked, has these shapes."""
-  treedef: Any
-  leaves, treedef = jax.tree.flatten(payload)
-  wanted, expected = jax.tree.flatten(like)
-  if treedef != expected:
-    return False
-  for a, b in zip(leaves, wanted, strict=True):
-    if not isinstance(a, jax.Array | jax.ShapeDtypeStruct):
-      return False
-    shape = a.shape[1:] if stacked and a.ndim else a.shape
-    if shape != b.shape or a.dtype != b.dtype:
-      return False
-  return True
-
-
-def _describe_row(leaf: Any) -> str:
-  """Describes one worker's part of a leaf."""
-  if not getattr(leaf, "ndim", 0):
-    return _describe_leaf(leaf)
-  return core.shape_string(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype))
-
-
-def _describe_leaf(leaf: Any) -> str:
-  return core.shape_string(leaf) if hasattr(leaf, "dtype") else repr(leaf)
-
-
-@functools.lru_cache(maxsize=4096)
-def has_state(codec: Any) -> bool:
-  """Returns whether the state of a codec of arrays holds any array."""
-  sample = jax.ShapeDtypeStruct((4096,), jnp.float32)
-  return bool(jax.tree.leaves(jax.eval_shape(codec.init, sample)))
-
-
-@functools.lru_cache(maxsize=4096)
-def payload_like(codec: Any, shape: tuple[int, ...], dtype: str) -> PyTree:
-  """Returns the payload of an array, its leaves as ShapeDtypeStructs."""
-
-  def encode(x: Array) -> PyTree:
-    return codec.encode(x, codec.init(x), core.make_key(0))[0]
-
-  found = jax.eval_shape(encode, jax.ShapeDtypeStruct(shape, dtype))
-  # The types of a map's mesh belong to this call; the shapes hold for all.
-  return jax.tree.map(core.shape_dtype, found)
-
-
-def codec_types(base: type[Any]) -> list[type[Any]]:
-  """Returns the classes of codecs that can be made, older ones first."""
-  found: list[type[Any]] = []
-  for kind in base.__subclasses__():
-    found += [] if inspect.isabstract(kind) else [kind]
-    found += codec_types(kind)
-  return found
-
-
-def is_own(kind: type) -> bool:
-  """Returns whether a class of codecs belongs to this package."""
-  return kind.__module__.split(".")[0] == "jaxmotion"
-
-
-def to_plain(value: Any) -> Any:
-  """Returns a field of a codec as plain data."""
-  if hasattr(value, "config"):
-    return value.config()
-  if isinstance(value, tuple):
-    return [to_plain(v) for v in value]
-  return value
-
-
-@dataclasses.dataclass(frozen=True)
-class MemoryPart:
-  """Part of what a codec remembers of one array, and what it stands for.
-
-  A part is float32 of the array's shape, in units of the mean: what counts is
-  its mean over workers. When the number of workers changes, weights that keep
-  this mean mix the parts of the old workers.
-
-  Attributes:
-    name: key of the part in what `Codec.read_memory` returns. A codec goes on
-      from the parts of another codec that have the same names.
-    is_pending: whether the part is still to be sent, such as error memory.
-      `checkpoint.resize` forgets it with `reset_memory`, and `metrics` reports
-      its norm.
-    keeps_mean: whether the mean stays when the result is a sum over workers.
-      All other parts enter the result: their sum over workers stays then.
-    row_of: name of the part that this one adds to, or None. Such a part is one
-      row of an array that workers keep together: float32[row], and the rows of
-      all workers, one after another, begin with the elements of the array.
-      `write_memory` is not given it: it is added to the part of that name.
-    noun: what the part is, in messages; "" for the name.
-    kept_by: name of a codec that keeps the part around another codec, for
-      messages; "" for none.
-
-  Example:
-    >>> from jaxmotion import codecs
-    >>> codec = codecs.feedback(codecs.topk(density=0.1))
-    >>> codec = codecs.momentum_correction(codec)
-    >>> [part.name for part in codec.memory_parts]
-    ['momentum', 'error']
-  """
-
-  name: str
-  _: dataclasses.KW_ONLY
-  is_pending: bool = False
-  keeps_mean: bool = False
-  row_of: str | None = None
-  noun: str = ""
-  kept_by: str = ""
-
-  def __post_init__(self) -> None:
-    core.check_text("name", self.name)
-    core.check_bool("is_pending", self.is_pending)
-    core.check_bool("keeps_mean", self.keeps_mean)
-    core.check_instance(
-      "row_of", self.row_of, (str, type(None)), "the name of a part or None"
-    )
-    core.check_text("noun", self.noun)
-    core.check_text("kept_by", self.kept_by)
-
-
-ERROR = MemoryPart(
-  "error", is_pending=True, noun="error memory", kept_by="feedback"
-)
-MOMENTUM = MemoryPart(
-  "momentum", noun="a momentum", kept_by="momentum_correction"
-)
-# The mean of what workers have sent is what all of them know, whatever is made
-# of the result.
-SENT = MemoryPart(
-  "sent", keeps_mean=True, noun="a memory of what was sent", kept_by="ef21"
-)
-
-
-def nest_parts(
-  part: MemoryPart, inner: Sequence[MemoryPart]
-) -> tuple[MemoryPart, ...]:
-  """Returns a part and those of the codec inside; raises if names collide."""
-  if part.name in [other.name for other in inner]:
-    raise ValueError(
-      f"`codec` must remember no {part.name!r} inside of a codec that does: "
-      f"one name cannot stand for two parts, got {[p.name for p in inner]}."
-    )
-  return (part, *inner)
-
-
-def check_parts(
-  codec: Any, parts: Any, means: Any, like: ShapedLike, workers: int
-) -> None:
-  """Raises unless arguments are what `codec.write_memory` takes."""
-  check_shaped("like", like)
-  core.check_int("workers", workers, 1, 2**31 - 1)
-  for name, values in (("parts", parts), ("means", means)):
-    found = core.check_mapping(name, values, "names to parts of a memory")
-    for part in codec.memory_parts:
-      if part.row_of is not None:
-        continue
-      if part.name not in found:
-        raise ValueError(
-          f"`{name}` must have the part {part.name!r}, got {sorted(found)}."
-        )
-      x = found[part.name]
-      core.check_float(f"{name}[{part.name!r}]", x)
-      if jnp.shape(x) != tuple(like.shape):
-        raise ValueError(
-          f"`{name}[{part.name!r}]` must have the shape of `like`, "
-          f"{tuple(like.shape)}, got {core.shape_string(x)}."
-        )
 
 
 class LeafGroup(NamedTuple):
@@ -342,9 +76,8 @@ class Codec(abc.ABC):
     """Refuses a class of your own that has the name of a codec of this
     package."""
     super().__init_subclass__(**kwargs)
-    kinds = filter(is_own, codec_types(Codec))
-    own = {kind.__name__ for kind in kinds}
-    if cls.__name__ in own and not is_own(cls):
+    own = {kind.__name__ for kind in _codec_types(Codec) if _is_own(kind)}
+    if cls.__name__ in own and not _is_own(cls):
       raise TypeError(
         "`name` of a codec class must be none of a codec of jaxmotion, got "
         f"{cls.__name__!r}: give the class another name."
@@ -365,8 +98,8 @@ class Codec(abc.ABC):
     """Whether the payload holds words of the array's own dtype.
 
     Other codecs compute in float32, in which a float64 element may be infinite.
-    An exchange hands them float32, and adds up
-    decoded payloads before it rounds to a narrower dtype.
+    An exchange hands them float32, and adds up decoded payloads before it
+    rounds to a narrower dtype.
     """
     return False
 
@@ -379,7 +112,7 @@ class Codec(abc.ABC):
     return ()
 
   @property
-  def memory_parts(self) -> tuple[MemoryPart, ...]:
+  def memory_parts(self) -> tuple[_laws.MemoryPart, ...]:
     """The parts of what it remembers of one array; () for nothing.
 
     State that is `jaxmotion.Shared` is no part.
@@ -407,7 +140,7 @@ class Codec(abc.ABC):
   @property
   def has_state(self) -> bool:
     """Whether it remembers anything between calls, such as error memory."""
-    return has_state(self)
+    return _has_state(self)
 
   def init(self, like: ShapedLike) -> PyTree:
     """Returns the state for an array of this shape and dtype.
@@ -418,7 +151,7 @@ class Codec(abc.ABC):
     Returns:
       A pytree of arrays; `()` for a codec that remembers nothing.
     """
-    check_shaped("like", like)
+    _checks.check_shaped("like", like)
     return ()
 
   def init_rounds(self, like: ShapedLike, workers: int) -> PyTree:
@@ -483,10 +216,6 @@ class Codec(abc.ABC):
     self._check_payload(payload, like)
     return self._count_dropped(payload, like)
 
-  def _count_dropped(self, payload: PyTree, like: ShapedLike) -> Array:
-    del payload, like
-    return jnp.uint32(0)
-
   def encode_error(
     self,
     x: Array,
@@ -508,10 +237,8 @@ class Codec(abc.ABC):
     Returns:
       The payload, the value it encodes (float32) and the new state.
     """
-    check_error_memory(x, memory, decay)
-    value = kernels.add_error(self.decode, x, memory, decay)
-    payload, state = self.encode(value, state, key)
-    return payload, value, state
+    _checks.check_error_memory(x, memory, decay)
+    return self._encode_error(x, memory, state, key, decay)
 
   def sum_decoded(self, payloads: PyTree, like: ShapedLike) -> Array:
     """Decodes payloads of several workers and adds them, in their order.
@@ -600,9 +327,9 @@ class Codec(abc.ABC):
       like: shape and dtype of the array.
       workers: number of workers.
     """
-    check_shaped("like", like)
+    _checks.check_shaped("like", like)
     core.check_int("workers", workers, 1, 2**31 - 1)
-    return None
+    return self._divide(like, workers)
 
   def canonical_state(self, state: PyTree) -> PyTree:
     """Returns the canonical state, which does not depend on the payload format.
@@ -639,10 +366,10 @@ class Codec(abc.ABC):
       >>> codec.read_memory(state, x)["error"].tolist()
       [1.0, 0.0]
     """
-    check_shaped("like", like)
+    _checks.check_shaped("like", like)
     if type(self).init is Codec.init:
-      check_nothing(self, state)
-    check_unread(self, state)
+      _checks.check_nothing(self, state)
+    _checks.check_unread(self, state)
     return {}
 
   def write_memory(
@@ -680,9 +407,9 @@ class Codec(abc.ABC):
       >>> codec.read_memory(state, x)["error"].tolist()
       [0.5, -2.0]
     """
-    check_parts(self, parts, means, like, workers)
+    _checks.check_parts(self, parts, means, like, workers)
     state = self.init_rounds(like, workers)
-    check_unread(self, state)
+    _checks.check_unread(self, state)
     return state
 
   def leaf_groups(
@@ -697,26 +424,111 @@ class Codec(abc.ABC):
       Groups that together hold every leaf once. An ordinary codec encodes each
       leaf as it is.
     """
-    check_leaves(leaves)
+    _checks.check_leaves(leaves)
     return [LeafGroup((i,), self) for i in range(len(leaves))]
 
-  def _check_paths(self, paths: Sequence[str]) -> None:
-    """Raises for a rule of the codec that matches none of a tree's paths."""
-    del paths  # An ordinary codec has no rules.
+  def payload_like(self, like: ShapedLike) -> PyTree:
+    """Returns the payload of an array, its leaves as ShapeDtypeStructs.
+
+    Args:
+      like: shape and dtype of the array.
+    """
+    _checks.check_shaped("like", like)
+    return self._payload_like(like)
 
   def config(self) -> dict[str, Any]:
     """Returns the codec's name and fields, nested codecs as dicts too."""
     fields = {
-      f.name: to_plain(getattr(self, f.name)) for f in dataclasses.fields(self)
+      f.name: _to_plain(getattr(self, f.name)) for f in dataclasses.fields(self)
     }
     return {"name": type(self).__name__, **fields}
+
+  @staticmethod
+  def from_config(config: dict[str, Any]) -> "Codec":
+    """Constructs the codec that `config` describes.
+
+    Args:
+      config: what `Codec.config` returned, also after a round trip through
+        JSON.
+
+    Returns:
+      An equal codec.
+
+    Raises:
+      TypeError: `config` is no dict.
+      ValueError: the name is no codec's or that of two classes of your own, or
+        a field is none of its fields.
+
+    Example:
+      >>> from jaxmotion import codecs
+      >>> codec = codecs.feedback(codecs.uniform(bits=4))
+      >>> codecs.Codec.from_config(codec.config()) == codec
+      True
+    """
+    if not isinstance(config, dict):
+      raise TypeError(
+        f"`config` must be a dict that `Codec.config` returned, got {config!r}."
+      )
+    fields = dict(config)
+    name = fields.pop("name", None)
+    kind = _find_type(name)
+    known = [f.name for f in dataclasses.fields(kind)]
+    for field in fields:
+      if field not in known:
+        raise ValueError(
+          f"`config` of codec {name!r} must have fields of {known}, "
+          f"got {field!r}."
+        )
+    return kind._from_fields({k: _from_plain(v) for k, v in fields.items()})
+
+  # What subclasses of this package define in place of public methods, which
+  # check their arguments first.
 
   @classmethod
   def _from_fields(cls, fields: dict[str, Any]) -> "Codec":
     return cls(**fields)
 
+  def _payload_like(self, like: ShapedLike) -> PyTree:
+    return _trace_payload(self, tuple(like.shape), jnp.dtype(like.dtype).name)
+
+  def _encode_error(
+    self,
+    x: Array,
+    memory: kernels.ErrorMemory,
+    state: PyTree,
+    key: core.Key | None,
+    decay: float,
+  ) -> tuple[PyTree, Array, PyTree]:
+    value = kernels.add_error(self.decode, x, memory, decay)
+    payload, state = self.encode(value, state, key)
+    return payload, value, state
+
+  def _count_dropped(self, payload: PyTree, like: ShapedLike) -> Array:
+    del payload, like
+    return jnp.uint32(0)
+
+  def _divide(
+    self, like: ShapedLike, workers: int
+  ) -> _division.Division | None:
+    del like, workers
+    return None
+
+  def _check_paths(self, paths: Sequence[str]) -> None:
+    """Raises for a rule of the codec that matches none of a tree's paths."""
+    del paths  # An ordinary codec has no rules.
+
+  def _check_sharding(self, x: Any) -> None:
+    """Raises if explicit axes shard an array that this codec flattens."""
+    _checks.check_unsharded("x", x)
+
+  def _check_state(self, state: Any, like: ShapedLike | None = None) -> None:
+    """Checks a state; that of a codec with its own `init` is its affair."""
+    if type(self).init is Codec.init:
+      _checks.check_nothing(self, state)
+
   def _check_input(self, x: Any, key: Any, state: Any = ()) -> None:
-    check_shaped("x", x)
+    """Checks what `encode` is given; `state` is that of a codec without any."""
+    _checks.check_shaped("x", x)
     core.check_instance(
       "key", key, (core.Key, type(None)), "a jaxmotion.Key or None"
     )
@@ -726,32 +538,14 @@ class Codec(abc.ABC):
         "make one with jaxmotion.make_key(seed)."
       )
     self._check_sharding(x)
-    check_nothing(self, state)
-
-  def _check_sharding(self, x: Any) -> None:
-    """Raises if explicit axes shard an array that this codec flattens."""
-    check_unsharded("x", x)
-
-  def _check_state(self, state: Any) -> None:
-    """Checks a state; that of a codec with its own `init` is its affair."""
-    if type(self).init is Codec.init:
-      check_nothing(self, state)
-
-  def payload_like(self, like: ShapedLike) -> PyTree:
-    """Returns the payload of an array, its leaves as ShapeDtypeStructs.
-
-    Args:
-      like: shape and dtype of the array.
-    """
-    check_shaped("like", like)
-    return payload_like(self, tuple(like.shape), jnp.dtype(like.dtype).name)
+    _checks.check_nothing(self, state)
 
   def _check_payload(
     self, payload: PyTree, like: ShapedLike, *, stacked: bool = False
   ) -> None:
     """Checks a payload, or those that `sum_decoded` takes, stacked."""
-    check_shaped("like", like)
-    check_payload(self, payload, self.payload_like(like), like, stacked=stacked)
+    wanted = self.payload_like(like)
+    _checks.check_payload(self, payload, wanted, like, stacked=stacked)
 
 
 def check_codec(
@@ -791,3 +585,72 @@ def check_codec(
       f"`{name}` must be a codec that encodes without other workers, got "
       f"{codec!r}: give it to `all_reduce` or `exchange`."
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_state(codec: Codec) -> bool:
+  """Returns whether the state of a codec of arrays holds any array."""
+  sample = jax.ShapeDtypeStruct((4096,), jnp.float32)
+  return bool(jax.tree.leaves(jax.eval_shape(codec.init, sample)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _trace_payload(codec: Codec, shape: tuple[int, ...], dtype: str) -> PyTree:
+  """Returns the payload of an array, its leaves as ShapeDtypeStructs."""
+
+  def encode(x: Array) -> PyTree:
+    return codec.encode(x, codec.init(x), core.make_key(0))[0]
+
+  found = jax.eval_shape(encode, jax.ShapeDtypeStruct(shape, dtype))
+  # The types of a map's mesh belong to this call; the shapes hold for all.
+  return jax.tree.map(core.shape_dtype, found)
+
+
+def _codec_types(base: type[Any]) -> list[type[Any]]:
+  """Returns the classes of codecs that can be made, older ones first."""
+  found: list[type[Any]] = []
+  for kind in base.__subclasses__():
+    found += [] if inspect.isabstract(kind) else [kind]
+    found += _codec_types(kind)
+  return found
+
+
+def _is_own(kind: type) -> bool:
+  """Returns whether a class of codecs belongs to this package."""
+  return kind.__module__.split(".")[0] == "jaxmotion"
+
+
+def _find_type(name: Any) -> type[Codec]:
+  """Returns the class of codecs with this name."""
+  kinds = _codec_types(Codec)
+  found = [kind for kind in kinds if kind.__name__ == name]
+  if not found:
+    names = ", ".join(sorted({kind.__name__ for kind in kinds}))
+    raise ValueError(
+      f"`name` of a codec in `config` must be one of {names}, got {name!r}."
+    )
+  # A class that was refused for its name lives on in its traceback.
+  found = [kind for kind in found if _is_own(kind)] or found
+  places = {f"{kind.__module__}.{kind.__qualname__}" for kind in found}
+  if len(places) > 1:
+    raise ValueError(
+      f"`name` of a codec must be that of one class, got {name!r}, which "
+      f"{' and '.join(sorted(places))} have: rename one of them."
+    )
+  # A class that a notebook defines again replaces the one before.
+  return found[-1]
+
+
+def _to_plain(value: Any) -> Any:
+  """Returns a field of a codec as plain data."""
+  if hasattr(value, "config"):
+    return value.config()
+  return [*map(_to_plain, value)] if isinstance(value, tuple) else value
+
+
+def _from_plain(value: Any) -> Any:
+  """Returns the field of a codec that plain data describe."""
+  if isinstance(value, dict):
+    return Codec.from_config(value)
+  is_list = isinstance(value, list | tuple)
+  return tuple(map(_from_plain, value)) if is_list else value

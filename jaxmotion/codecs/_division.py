@@ -104,12 +104,6 @@ def _count_blocks(blocks: int, workers: int) -> int:
 def divide_axis(a: Array, axis: int, workers: int, length: int) -> Array:
   """Cuts an axis into parts, padded with zeros: a new axis of workers leads.
 
-  Args:
-    a: array of at most `workers * length` along the axis.
-    axis: position of the axis.
-    workers: number of parts.
-    length: length of a part.
-
   >>> divide_axis(jnp.arange(3), 0, 2, 2).tolist()
   [[0, 1], [2, 0]]
   """
@@ -124,11 +118,6 @@ def divide_axis(a: Array, axis: int, workers: int, length: int) -> Array:
 def join_axis(parts: Array, axis: int, length: int) -> Array:
   """Joins the parts of an axis that `divide_axis` cut.
 
-  Args:
-    parts: array whose first axis is that of workers.
-    axis: position of the axis in the result.
-    length: length of the axis, without the padding.
-
   >>> join_axis(jnp.array([[0, 1], [2, 0]]), 0, 3).tolist()
   [0, 1, 2]
   """
@@ -139,6 +128,5 @@ def join_axis(parts: Array, axis: int, length: int) -> Array:
     return jax.lax.slice_in_dim(joined, 0, length, axis=axis)
 
   # XLA:CPU would ask of each element of the array which part it is in.
-  return (
-    hosts.write_apart(join, parts) if parts.size >= _MIN_APART else join(parts)
-  )
+  is_large = parts.size >= _MIN_APART
+  return hosts.write_apart(join, parts) if is_large else join(parts)

@@ -1,13 +1,16 @@
-"""Laws of codecs: what a codec promises of every array, as data."""
+"""Laws of codecs, and parts of their memory, which they state as data."""
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from jaxmotion import core
 
 # From the weakest promise to the strongest.
 NONFINITE = ("lost", "array", "block", "element")
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,14 +117,24 @@ LOSSLESS = Laws(
   error=ErrorBound(),
   nonfinite="element",
 )
+# Laws of a codec that moves elements and changes none.
+PERMUTED = dataclasses.replace(LOSSLESS, projects=True)
 
 
 def weakest_laws(laws: Sequence[Laws]) -> Laws:
   """Returns what all of these laws promise together, for codecs of trees."""
-  first, *others = laws
-  for other in others:
-    first = _weaker(first, other)
-  return first
+  flags = {
+    field.name: all(getattr(own, field.name) for own in laws)
+    for field in dataclasses.fields(Laws)
+    if field.type is bool
+  }
+  return Laws(
+    **flags,
+    contraction=min(own.contraction for own in laws),
+    error=_combine_errors(laws, max),
+    largest=min(own.largest for own in laws),
+    nonfinite=min((own.nonfinite for own in laws), key=NONFINITE.index),
+  )
 
 
 def chain_laws(laws: Sequence[Laws]) -> Laws:
@@ -136,7 +149,7 @@ def chain_laws(laws: Sequence[Laws]) -> Laws:
   # + ||P x - Q(P x)||^2, so that what is kept of x is kept in turn.
   contraction = math.prod(own.contraction for own in laws)
   selects = all(own.keeps_zeros for own in first)
-  error, largest = _sum_errors(laws), every.largest
+  error, largest = _combine_errors(laws, sum), every.largest
   if not selects:
     # A rotation of 256 elements may put all of their energy, 16 times the
     # greatest of them, in one element, and its inverse all of the errors.
@@ -155,35 +168,90 @@ def chain_laws(laws: Sequence[Laws]) -> Laws:
   )
 
 
-def _weaker(a: Laws, b: Laws) -> Laws:
-  both = {
-    field.name: getattr(a, field.name) and getattr(b, field.name)
-    for field in dataclasses.fields(Laws)
-    if field.type is bool
-  }
-  error = None
-  if a.error and b.error:
-    error = ErrorBound(
-      relative=max(a.error.relative, b.error.relative),
-      peak=max(a.error.peak, b.error.peak),
-      floor=max(a.error.floor, b.error.floor),
-    )
-  return Laws(
-    **both,
-    contraction=min(a.contraction, b.contraction),
-    error=error,
-    largest=min(a.largest, b.largest),
-    nonfinite=min(a.nonfinite, b.nonfinite, key=NONFINITE.index),
-  )
-
-
-def _sum_errors(laws: Sequence[Laws]) -> ErrorBound | None:
-  errors = [own.error for own in laws]
-  known = [error for error in errors if error is not None]
-  if len(known) < len(errors):
+def _combine_errors(
+  laws: Sequence[Laws], combine: Callable[[Sequence[float]], float]
+) -> ErrorBound | None:
+  """Returns the error of all, by its fields; None if one has no bound."""
+  errors = [own.error for own in laws if own.error]
+  if len(errors) < len(laws):
     return None
+  names = [field.name for field in dataclasses.fields(ErrorBound)]
   return ErrorBound(
-    relative=sum(error.relative for error in known),
-    peak=sum(error.peak for error in known),
-    floor=sum(error.floor for error in known),
+    **{name: combine([getattr(e, name) for e in errors]) for name in names}
   )
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryPart:
+  """Part of what a codec remembers of one array, and what it stands for.
+
+  A part is float32 of the array's shape, in units of the mean: what counts is
+  its mean over workers. When the number of workers changes, weights that keep
+  this mean mix the parts of the old workers.
+
+  Attributes:
+    name: key of the part in what `Codec.read_memory` returns. A codec goes on
+      from the parts of another codec that have the same names.
+    is_pending: whether the part is still to be sent, such as error memory.
+      `checkpoint.resize` forgets it with `reset_memory`, and `metrics` reports
+      its norm.
+    keeps_mean: whether the mean stays when the result is a sum over workers.
+      All other parts enter the result: their sum over workers stays then.
+    row_of: name of the part that this one adds to, or None. Such a part is one
+      row of an array that workers keep together: float32[row], and the rows of
+      all workers, one after another, begin with the elements of the array.
+      `write_memory` is not given it: it is added to the part of that name.
+    noun: what the part is, in messages; "" for the name.
+    kept_by: name of a codec that keeps the part around another codec, for
+      messages; "" for none.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> codec = codecs.feedback(codecs.topk(density=0.1))
+    >>> codec = codecs.momentum_correction(codec)
+    >>> [part.name for part in codec.memory_parts]
+    ['momentum', 'error']
+  """
+
+  name: str
+  _: dataclasses.KW_ONLY
+  is_pending: bool = False
+  keeps_mean: bool = False
+  row_of: str | None = None
+  noun: str = ""
+  kept_by: str = ""
+
+  def __post_init__(self) -> None:
+    core.check_text("name", self.name)
+    core.check_bool("is_pending", self.is_pending)
+    core.check_bool("keeps_mean", self.keeps_mean)
+    core.check_instance(
+      "row_of", self.row_of, (str, type(None)), "the name of a part or None"
+    )
+    core.check_text("noun", self.noun)
+    core.check_text("kept_by", self.kept_by)
+
+
+ERROR = MemoryPart(
+  "error", is_pending=True, noun="error memory", kept_by="feedback"
+)
+MOMENTUM = MemoryPart(
+  "momentum", noun="a momentum", kept_by="momentum_correction"
+)
+# The mean of what workers have sent is what all of them know, whatever is made
+# of the result.
+SENT = MemoryPart(
+  "sent", keeps_mean=True, noun="a memory of what was sent", kept_by="ef21"
+)
+
+
+def nest_parts(
+  part: MemoryPart, inner: Sequence[MemoryPart]
+) -> tuple[MemoryPart, ...]:
+  """Returns a part and those of the codec inside; raises if names collide."""
+  if part.name in [other.name for other in inner]:
+    raise ValueError(
+      f"`codec` must remember no {part.name!r} inside of a codec that does: "
+      f"one name cannot stand for two parts, got {[p.name for p in inner]}."
+    )
+  return (part, *inner)

@@ -1,6 +1,5 @@
 """Division of trees into the arrays that codecs encode."""
 
-import abc
 import dataclasses
 import functools
 import math
@@ -15,7 +14,7 @@ import optax
 
 from jaxmotion import core, hosts
 from jaxmotion.codecs import _codec
-from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.core import Array, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +31,11 @@ class Partition:
   leaves: tuple[tuple[str, jax.ShapeDtypeStruct], ...]
   leaf_groups: tuple[_codec.LeafGroup, ...]
 
+  @property
+  def codecs(self) -> list[_codec.Codec]:
+    """The codec of every array."""
+    return [group.codec for group in self.leaf_groups]
+
   def array_likes(self) -> list[jax.ShapeDtypeStruct]:
     """Returns the shape and dtype of every array."""
     return [self._like_of(group) for group in self.leaf_groups]
@@ -42,12 +46,9 @@ class Partition:
       "key", key, (core.Key, type(None)), "a jaxmotion.Key or None"
     )
     groups = self.leaf_groups
-    if key is None or not any([group.codec.needs_key for group in groups]):
+    if key is None or not any([codec.needs_key for codec in self.codecs]):
       return [None] * len(groups)
-    paths = [
-      ",".join(self.leaves[i][0] for i in group.leaves)
-      for group in self.leaf_groups
-    ]
+    paths = [",".join(self.leaves[i][0] for i in g.leaves) for g in groups]
     return [*fold_paths(key, paths)]
 
   def split(self, tree: PyTree) -> list[Array]:
@@ -174,57 +175,3 @@ def fold_paths(key: core.Key, paths: Sequence[str]) -> list[core.Key]:
   words = np.array([zlib.crc32(p.encode()) for p in paths], np.uint32)
   shared, worker = hosts.write_apart(core.Key.fold, key, words)
   return list(map(core.Key, jnp.unstack(shared), jnp.unstack(worker)))
-
-
-class TreeCodec(_codec.Codec):
-  """Base of codecs of whole trees, which choose a codec for each leaf."""
-
-  @property
-  def is_tree(self) -> bool:
-    """True: the codec encodes trees."""
-    return True
-
-  @abc.abstractmethod
-  def leaf_groups(
-    self, leaves: Sequence[tuple[str, ShapedLike]]
-  ) -> list[_codec.LeafGroup]:
-    """Returns the arrays that the tree is encoded as, and their codecs."""
-
-  def init(self, like: PyTree) -> PyTree:
-    """Returns a list with the state of every array."""
-    divided = partition(self, like)
-    return [
-      group.codec.init(a)
-      for group, a in zip(
-        divided.leaf_groups, divided.array_likes(), strict=True
-      )
-    ]
-
-  def encode(
-    self, x: PyTree, state: PyTree = (), key: core.Key | None = None
-  ) -> tuple[PyTree, PyTree]:
-    """Returns lists with the payload and the state of every array."""
-    divided = partition(self, x)
-    states = state if len(state) else [()] * len(divided.leaf_groups)
-    coded = [
-      group.codec.encode(array, s, k)
-      for group, array, s, k in zip(
-        divided.leaf_groups,
-        divided.split(x),
-        states,
-        divided.array_keys(key),
-        strict=True,
-      )
-    ]
-    return [p for p, _ in coded], [s for _, s in coded]
-
-  def decode(self, payload: PyTree, like: PyTree) -> PyTree:
-    """Decodes a list of payloads to a tree like `like`."""
-    divided = partition(self, like)
-    arrays = [
-      group.codec.decode(p, a)
-      for group, p, a in zip(
-        divided.leaf_groups, payload, divided.array_likes(), strict=True
-      )
-    ]
-    return divided.merge(arrays)

@@ -9,6 +9,9 @@ bytes a stand-in reply, and in a test a list.
 from collections.abc import Generator
 from typing import NamedTuple, TypeVar
 
+import jax
+import jax.numpy as jnp
+
 from jaxmotion.core import Array, PyTree
 
 Result = TypeVar("Result")
@@ -61,3 +64,17 @@ class Reduced(NamedTuple):
   mean: Array
   sent: PyTree
   state: PyTree
+
+
+def stand_in_reply(message: Message, workers: int) -> PyTree:
+  """Returns a reply of the right shapes, as if all workers sent the same.
+
+  Args:
+    message: what a worker sends.
+    workers: number of workers.
+  """
+  if message.kind != "gather":
+    return message.payload
+  return jax.tree.map(
+    lambda a: jnp.broadcast_to(a, (workers, *jnp.shape(a))), message.payload
+  )

@@ -1,6 +1,16 @@
 """Functions for authors of collectives and of codecs that combine others.
 
 Users of codecs, and most authors of codecs, need none of these names.
+
+`Rounds[T]` is the type of a reduction: a generator that yields a `Message`,
+gets the reply, and in the end returns a T. A `MultiRoundCodec` writes one:
+
+  >>> from jaxmotion.codecs import Message, Reduced
+  >>> def add_up(x) -> Rounds[Reduced]:
+  ...   total = yield Message("sum", x)
+  ...   return Reduced(total / 2, x, ())
+  >>> next(add_up(1.0)).kind
+  'sum'
 """
 
 from jaxmotion.codecs._codec import (
@@ -13,6 +23,7 @@ from jaxmotion.codecs._partition import (
   fold_paths as fold_paths,
   partition as partition,
 )
-from jaxmotion.codecs.combinators._multi_round import (
+from jaxmotion.codecs._rounds import (
+  Rounds as Rounds,
   stand_in_reply as stand_in_reply,
 )

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion import codecs, core, hosts
-from jaxmotion.codecs.extend import stand_in_reply
+from jaxmotion.codecs.extend import Rounds, stand_in_reply
 from jaxmotion.collectives import _layout, _rounds
 from jaxmotion.collectives._layout import ArrayPlan
 from jaxmotion.collectives._states import ReduceState
@@ -140,7 +140,7 @@ def _trace_rounds(
 
 def _reduce_array(
   reduction: Reduction,
-) -> codecs.Rounds[tuple[Array, ReduceState]]:
+) -> Rounds[tuple[Array, ReduceState]]:
   """Returns the rounds that reduce one array."""
   plan = reduction.plan
   if plan.method == "rounds":
@@ -151,7 +151,7 @@ def _reduce_array(
 
 def _reduce_stack(
   stack: Sequence[Reduction],
-) -> codecs.Rounds[list[tuple[Array, ReduceState]]]:
+) -> Rounds[list[tuple[Array, ReduceState]]]:
   """Reduces arrays of one shape together; returns each one's result and
   state."""
   plan = stack[0].plan
@@ -195,7 +195,7 @@ def _bind_stages(plan: ArrayPlan) -> list[_Stage]:
 
 def _run_stages(
   kinds: Sequence[str], begin: _Stage, others: Sequence[_Stage], inputs: PyTree
-) -> codecs.Rounds[Any]:
+) -> Rounds[Any]:
   """Sends what each stage returns, and gives the reply to the next one."""
   payload, carry = begin(inputs)
   for kind, stage in zip(kinds, others, strict=True):
@@ -287,7 +287,7 @@ the end, the new state.
 
 def _reduce_by_codec(
   reduction: Reduction,
-) -> codecs.Rounds[tuple[Array, ReduceState]]:
+) -> Rounds[tuple[Array, ReduceState]]:
   plan, x, state, key = reduction
   reduced = yield from plan.codec.reduce_in_rounds(
     x, state.first, key, plan.workers

@@ -13,6 +13,7 @@ import jax
 from jax import lax
 
 from jaxmotion import codecs, core, hosts
+from jaxmotion.codecs.extend import Rounds
 from jaxmotion.collectives import _transport
 from jaxmotion.core import AxisName, PyTree
 
@@ -59,7 +60,7 @@ Send = Callable[[list[PyTree], AxisName, hosts.Sending], list[PyTree]]
 
 
 def run_rounds(
-  rounds: Sequence[codecs.Rounds[Any]],
+  rounds: Sequence[Rounds[Any]],
   kinds: Sequence[Sequence[str]],
   axis_name: AxisName,
   sending: hosts.Sending = hosts.AT_ONCE,
@@ -91,7 +92,7 @@ def run_rounds(
 
 
 def run_one(
-  rounds: codecs.Rounds[Any],
+  rounds: Rounds[Any],
   kind: str,
   axis_name: AxisName,
   sending: hosts.Sending = hosts.AT_ONCE,

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import jax
 
 from jaxmotion import core, hosts
-from jaxmotion.codecs import Codec, Message, Rounds, identity
-from jaxmotion.codecs.extend import check_codec, fold_paths, partition
+from jaxmotion.codecs import Codec, Message, identity
+from jaxmotion.codecs.extend import Rounds, check_codec, fold_paths, partition
 from jaxmotion.collectives import (
   _arguments,
   _layout,

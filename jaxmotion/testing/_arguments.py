@@ -1,4 +1,4 @@
-"""Checks of the arguments of the checks."""
+"""Checks of the arguments of the checks, and what they raise."""
 
 from typing import Any
 
@@ -22,3 +22,9 @@ def check_array(name: str, x: Any) -> None:
   if isinstance(x, jax.core.Tracer):
     raise TypeError(f"`{name}` must be {noun}, got {x!r}.")
   core.check_float(name, x)
+
+
+def require(holds: bool, message: str) -> None:
+  """Raises an AssertionError unless a property holds."""
+  if not holds:
+    raise AssertionError(message)

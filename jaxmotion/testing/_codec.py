@@ -8,19 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmotion import codecs, codecs as codecs_room, core, wire
-from jaxmotion.codecs.extend import check_codec as check_codec_of_arrays
+from jaxmotion import codecs, core, wire
+from jaxmotion.codecs.extend import (
+  Rounds,
+  check_codec as check_codec_of_arrays,
+)
 from jaxmotion.core import Array, PyTree
 from jaxmotion.testing import _arguments, _laws
 
-_PAYLOAD_DTYPES = (
-  "uint8",
-  "uint16",
-  "uint32",
-  "float32",
-  "float16",
-  "bfloat16",
-)
+_PAYLOAD_DTYPES = set("uint8 uint16 uint32 float32 float16 bfloat16".split())
+# Of a mean of rounds, as a share of the greatest element.
+_TOLERANCE = 1e-5
 
 
 def check_codec(
@@ -72,21 +70,23 @@ def check_codec(
   jitted = jax.jit(encode)
   payload, new_state = jitted(x, state, key)
   jitted(x, new_state, key)
-  _require(len(traces) == 1, f"{codec} compiles again on its second call")
+  _arguments.require(
+    len(traces) == 1, f"{codec} compiles again on its second call"
+  )
   _check_payload(codec, x, payload)
   eager, eager_state = codec.encode(x, state, key)
   for tree in (state, eager_state):
     leaves = jax.tree.leaves(tree)
-    _require(
+    _arguments.require(
       len({id(a) for a in leaves}) == len(leaves),
       f"{codec} holds one array twice in its state",
     )
-  _require(
+  _arguments.require(
     _same_trees(eager, payload, ulps), f"{codec}: jit and eager payloads differ"
   )
   decode = jax.jit(lambda p: codec.decode(p, x))
   y = decode(payload)
-  _require(
+  _arguments.require(
     _same_trees(codec.decode(payload, x), y, ulps),
     f"{codec}: jit and eager decode differ",
   )
@@ -139,20 +139,22 @@ def _check_payload(codec: codecs.Codec, x: Array, payload: PyTree) -> None:
   leaves = jax.tree.leaves(payload)
   for a in leaves:
     name = jnp.dtype(a.dtype).name
-    _require(name in _PAYLOAD_DTYPES, f"{codec} has a payload of {name}")
+    _arguments.require(
+      name in _PAYLOAD_DTYPES, f"{codec} has a payload of {name}"
+    )
   real = sum(np.asarray(a).nbytes for a in leaves)
   said = wire.payload_bytes(codec, x)
-  _require(real == said, f"{codec} has {real} bytes, not {said}")
+  _arguments.require(real == said, f"{codec} has {real} bytes, not {said}")
 
 
 def _check_decoded(
   codec: codecs.Codec, x: Array, payload: PyTree, y: Array
 ) -> None:
-  _require(
+  _arguments.require(
     y.shape == x.shape and y.dtype == x.dtype,
     f"{codec} decodes {core.shape_string(x)} to {core.shape_string(y)}",
   )
-  _require(_all_finite(y), f"{codec} makes a finite array non-finite")
+  _arguments.require(_all_finite(y), f"{codec} makes a finite array non-finite")
   dropped = np.asarray(codec.count_dropped(payload, x))
   trip = _laws.Trip(payload, np.asarray(y)[None], dropped[None])
   _require_laws(
@@ -164,13 +166,15 @@ def _require_laws(
   codec: codecs.Codec, breaches: Sequence[_laws.Breach]
 ) -> None:
   for law, row, detail in breaches:
-    _require(False, f"{codec} breaks its law {law} on row {row}: {detail}")
+    _arguments.require(
+      False, f"{codec} breaks its law {law} on row {row}: {detail}"
+    )
 
 
 def _check_state_shapes(
   codec: codecs.Codec, state: PyTree, new_state: PyTree
 ) -> None:
-  _require(
+  _arguments.require(
     jax.tree.map(core.shape_string, state)
     == jax.tree.map(core.shape_string, new_state),
     f"{codec} changes the shapes of its state",
@@ -190,7 +194,7 @@ def _check_state(
     bad.flat[0] = np.nan
     _, poisoned = encode(jnp.asarray(bad), state, core.make_key(7))
     kept = codec.canonical_state(poisoned)
-    _require(_all_finite(kept), f"{codec} keeps a NaN in its state")
+    _arguments.require(_all_finite(kept), f"{codec} keeps a NaN in its state")
   if codec.memory_parts:
     _check_memory(codec, x, new_state)
 
@@ -207,16 +211,16 @@ def _check_memory(codec: codecs.Codec, x: Array, state: PyTree) -> None:
   parts, found, again = read_twice(state)
   _check_state_shapes(codec, codec.init_rounds(x, 1), again)
   for part in codec.memory_parts:
-    _require(part.name in parts, f"{codec} reads no {part.name!r}")
+    _arguments.require(part.name in parts, f"{codec} reads no {part.name!r}")
     if part.row_of is not None:
       continue
     a, b = (np.asarray(tree[part.name]) for tree in (parts, found))
-    _require(
+    _arguments.require(
       a.shape == x.shape and a.dtype == np.float32,
       f"{codec} reads {core.shape_string(a)} as {part.name!r}",
     )
     gap, peak = np.abs(a - b).max(initial=0), np.abs(a).max(initial=0)
-    _require(
+    _arguments.require(
       gap <= 1e-6 * peak,
       f"{codec} writes {part.name!r} with an error of {gap}",
     )
@@ -236,11 +240,11 @@ def _check_rows(
   trip = _laws.run_trip(codec, jnp.asarray(rows), 7)
   for i in range(2):
     own, _ = encode(jnp.asarray(rows[i]), codec.init(x), core.make_key(7, i))
-    _require(
+    _arguments.require(
       _same_trees(own, _index_rows(trip.payload, i), ulps),
       f"{codec}: vmap and single payloads differ",
     )
-    _require(
+    _arguments.require(
       _same_trees(decode(own), trip.y[i], ulps),
       f"{codec}: vmap and single decode differ",
     )
@@ -253,13 +257,16 @@ def _index_rows(tree: PyTree, i: int) -> PyTree:
 
 def _check_config(codec: codecs.Codec) -> None:
   config = json.loads(json.dumps(codec.config()))
-  _require(codecs.from_config(config) == codec, f"{codec} is not its config")
-  _require(
-    hash(codecs.from_config(config)) == hash(codec), f"{codec}: hash differs"
+  _arguments.require(
+    codecs.Codec.from_config(config) == codec, f"{codec} is not its config"
+  )
+  _arguments.require(
+    hash(codecs.Codec.from_config(config)) == hash(codec),
+    f"{codec}: hash differs",
   )
   if type(codec).__module__.startswith("jaxmotion."):
-    again = eval(repr(codec), vars(codecs_room))
-    _require(again == codec, f"{codec} is not its repr")
+    again = eval(repr(codec), vars(codecs))
+    _arguments.require(again == codec, f"{codec} is not its repr")
 
 
 def check_unbiased(
@@ -294,75 +301,10 @@ def check_unbiased(
   drawn = np.asarray(
     jax.jit(jax.vmap(round_trip))(jnp.arange(samples)), np.float64
   )
-  exact = np.asarray(x, np.float64)
-  error = np.abs(drawn.mean(0) - exact)
-  spread = drawn.std(0) / np.sqrt(samples)
-  # Bernstein's second term: an element that almost never rounds the other way
-  # may not do so in any sample, and then shows no spread at all.
-  rare = np.max(np.abs(drawn - exact), initial=0) * 2 * sigmas / samples
-  excess = np.max(error - sigmas * spread - rare, initial=-np.inf)
-  _require(excess <= 0, f"{codec} is biased by {excess} beyond {sigmas} sigmas")
-
-
-def check_contraction(codec: codecs.Codec, x: Array, delta: float) -> None:
-  """Checks ||decode(encode(x)) - x||^2 <= (1 - delta) ||x||^2.
-
-  Args:
-    codec: a codec of arrays.
-    x: finite floating-point array.
-    delta: the stated contraction, in [0, 1].
-
-  Raises:
-    AssertionError: it does not contract by that much.
-
-  Example:
-    >>> from jaxmotion import codecs
-    >>> check_contraction(codecs.topk(density=0.5), jnp.arange(8.0), 0.5)
-  """
-  _arguments.check_codec_and_array(codec, "x", x)
-  core.check_number("delta", delta, 0, 1)
-  y = _make_round_trip(codec, x)(x)
-  error = np.asarray(y, np.float64) - np.asarray(x)
-  left = float((error**2).sum())
-  allowed = (1 - delta) * float((np.asarray(x, np.float64) ** 2).sum())
-  _require(
-    left <= allowed * (1 + 1e-6),
-    f"{codec} leaves {left} of at most {allowed}",
+  excess = _laws.excess_bias(drawn, np.asarray(x, np.float64), sigmas)
+  _arguments.require(
+    excess <= 0, f"{codec} is biased by {excess} beyond {sigmas} sigmas"
   )
-
-
-def check_idempotent(codec: codecs.Codec, x: Array) -> None:
-  """Checks that encoding a decoded array again loses nothing more.
-
-  Args:
-    codec: a codec of arrays.
-    x: floating-point array.
-
-  Raises:
-    AssertionError: decode(encode(y)) differs from y = decode(encode(x)).
-
-  Example:
-    >>> from jaxmotion import codecs
-    >>> check_idempotent(codecs.cast("bfloat16"), jnp.linspace(0, 1, 9))
-  """
-  _arguments.check_codec_and_array(codec, "x", x)
-
-  round_trip = _make_round_trip(codec, x)
-  once = round_trip(x)
-  _require(_same_trees(round_trip(once), once), f"{codec} is not idempotent")
-
-
-def _make_round_trip(
-  codec: codecs.Codec, like: Array
-) -> Callable[[Array], Array]:
-  """Returns a compiled encoding and decoding of arrays like this one."""
-  # They are two programs, so that the payload is really made: a compiler may
-  # leave out a conversion and the conversion back.
-  encode = jax.jit(
-    lambda x: codec.encode(x, codec.init(x), core.make_key(7))[0]
-  )
-  decode = jax.jit(lambda payload: codec.decode(payload, like))
-  return lambda x: decode(encode(x))
 
 
 def _same_trees(a: PyTree, b: PyTree, ulps: int = 0) -> bool:
@@ -388,6 +330,137 @@ def _all_finite(tree: PyTree) -> bool:
   )
 
 
-def _require(holds: bool, message: str) -> None:
-  if not holds:
-    raise AssertionError(message)
+def check_rounds(codec: codecs.Codec, xs: Array, *, steps: int = 2) -> None:
+  """Checks the laws of a codec that reduces in rounds of its own.
+
+  * All workers send messages of one shape, of the kinds that `round_kinds`
+    states.
+  * All get the same mean and the same `Shared` state, bit for bit.
+  * The mean of what they sent, decoded, is that mean, within 1e-5 of the
+    greatest element, so that `feedback` remembers what is missing. Codecs that
+    do not state `sends_mean` need not keep this law.
+  * State keeps its structure, shapes and dtypes.
+
+  Args:
+    codec: a codec with `round_kinds`.
+    xs: finite floating-point array with a leading axis of workers.
+    steps: number of reductions, one after another.
+
+  Raises:
+    AssertionError: a law does not hold; the message says which.
+
+  Example:
+    >>> from jaxmotion import codecs
+    >>> xs = jnp.arange(24.0).reshape(2, 4, 3)
+    >>> check_rounds(codecs.feedback(codecs.low_rank(rank=1)), xs)
+  """
+  _arguments.check_codec_and_array(codec, "xs", xs)
+  core.check_int("steps", steps, 1, 1000)
+  if not codec.round_kinds:
+    raise ValueError(f"`codec` must have `round_kinds`, got {codec!r}.")
+  if jnp.ndim(xs) < 1 or not len(xs):
+    raise ValueError(
+      f"`xs` must have a leading axis of workers, got shape {jnp.shape(xs)}."
+    )
+
+  @jax.jit
+  def reduce(states: list[PyTree], step: Array) -> tuple[Any, ...]:
+    done = _answer_rounds(
+      codec,
+      [
+        codec.reduce_in_rounds(
+          x, state, core.make_key(7, r).fold(step), len(xs)
+        )
+        for r, (x, state) in enumerate(zip(xs, states, strict=True))
+      ],
+    )
+    sent = jnp.stack([codec.decode(r.sent, xs[0]) for r in done])
+    new = [codec.after_reduce(r.state, r.mean) for r in done]
+    return [r.mean for r in done], sent.mean(0), new
+
+  states = [jax.jit(lambda x: codec.init_rounds(x, len(xs)))(xs[0])] * len(xs)
+  for step in range(steps):
+    means, mean_sent, new = reduce(states, jnp.int32(step))
+    shared = [
+      [part.value for part in core.shared_parts(state)] for state in new
+    ]
+    _arguments.require(
+      _all_equal(means), f"{codec}: means differ between workers"
+    )
+    _arguments.require(_all_equal(shared), f"{codec}: Shared state differs")
+    mean = np.asarray(means[0])
+    gap = np.abs(mean - np.asarray(mean_sent)).max(initial=0)
+    scale = max(np.abs(a).max(initial=0) for a in (mean, np.asarray(xs)))
+    _arguments.require(
+      not codec.sends_mean or gap <= _TOLERANCE * scale,
+      f"{codec}: the mean of what workers sent differs from the mean by {gap}",
+    )
+    _arguments.require(
+      core.same_shapes(new, states),
+      f"{codec} makes state of {core.shape_strings(new[0])} from one of "
+      f"{core.shape_strings(states[0])}",
+    )
+    states = new
+
+
+def _answer_rounds(
+  codec: codecs.Codec, running: list[Rounds[codecs.Reduced]]
+) -> list[codecs.Reduced]:
+  """Runs the rounds of all workers, one message of each at a time."""
+  replies: list[PyTree] = [None] * len(running)
+  for kind in codec.round_kinds:
+    messages = []
+    for rounds, reply in zip(running, replies, strict=True):
+      try:
+        messages.append(rounds.send(reply))
+      except StopIteration as stop:
+        raise AssertionError(f"{codec} sends no {kind!r}") from stop
+    for message in messages:
+      _arguments.require(
+        message.kind == kind
+        and core.same_shapes(message.payload, messages[0].payload),
+        f"{codec} sends {message.kind!r} of "
+        f"{core.shape_strings(message.payload)}, "
+        f"not {kind!r} of {core.shape_strings(messages[0].payload)}",
+      )
+    replies = _answer(messages)
+  done: list[codecs.Reduced] = []
+  for rounds, reply in zip(running, replies, strict=True):
+    try:
+      message = rounds.send(reply)
+    except StopIteration as stop:
+      done.append(stop.value)
+    else:
+      raise AssertionError(f"{codec} sends one {message.kind!r} more")
+  return done
+
+
+def _answer(messages: list[codecs.Message]) -> list[PyTree]:
+  """Returns what each worker receives."""
+  payloads = [message.payload for message in messages]
+  stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *payloads)
+
+  def reply(a: Array, worker: int) -> Array:
+    match messages[0].kind:
+      case "gather":
+        return a
+      case "all_to_all":
+        return a[:, worker]
+      case "max":
+        return a.max(0)
+    # Words of a sum are equal on all workers and are not added.
+    return a.sum(0) if jnp.issubdtype(a.dtype, jnp.floating) else a[0]
+
+  return [
+    jax.tree.map(lambda a, r=r: reply(a, r), stacked)
+    for r in range(len(payloads))
+  ]
+
+
+def _all_equal(trees: list[PyTree]) -> bool:
+  """Returns whether all trees hold the same bits."""
+  bits = {
+    tuple(np.asarray(a).tobytes() for a in jax.tree.leaves(tree))
+    for tree in trees
+  }
+  return len(bits) == 1

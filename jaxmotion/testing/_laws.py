@@ -41,17 +41,21 @@ class Breach(NamedTuple):
 
 
 class Trip(NamedTuple):
-  """Result of encoding and decoding rows of arrays.
+  """Result of encoding and decoding rows of arrays."""
 
-  Attributes:
-    payload: leaves with a leading axis of rows.
-    y: the decoded rows.
-    dropped: number of dropped elements of each row.
-  """
+  payload: PyTree  # Leaves with a leading axis of rows.
+  y: np.ndarray  # The decoded rows.
+  dropped: np.ndarray  # Number of dropped elements of each row.
 
-  payload: PyTree
-  y: np.ndarray
-  dropped: np.ndarray
+
+class _Sample(NamedTuple):
+  """Rows on which the laws of a codec are checked."""
+
+  codec: codecs.Codec
+  x: np.ndarray
+  usable: list[int]  # Rows for which the laws of norms are stated.
+  first: Trip
+  run: Callable[..., Trip]  # (rows, seed) to the trip of other rows.
 
 
 def find_breaches(
@@ -89,7 +93,8 @@ def find_breaches(
   x = np.asarray(rows)
   found = [*find_in_rows(codec, x, first)]
   usable = [i for i in range(len(x)) if _is_inside(codec, x[i])]
-  found += _find_in_energy(codec, x, usable, first)
+  sample = _Sample(codec, x, usable, first, trip)
+  found += _find_in_energy(sample)
   if codec.laws.idempotent:
     again = trip(jnp.asarray(first.y), seed)
     for i in range(len(x)):
@@ -97,12 +102,12 @@ def find_breaches(
       if finite and not _same_bits(again.y[i], first.y[i]):
         found.append(Breach("idempotent", i, "the second decode differs"))
   if codec.summable:
-    found += _find_in_sums(codec, x, usable, first)
+    found += _find_in_sums(sample)
   # Rows have no past here, which a codec with state may need.
   if codec.laws.bounds_memory and usable and not codec.has_state:
-    found += _find_in_memory(codec, x, usable, trip)
+    found += _find_in_memory(sample)
   if codec.needs_key and usable:
-    found += _find_in_means(codec, x, usable, trip)
+    found += _find_in_means(sample)
   return found
 
 
@@ -257,10 +262,9 @@ def _rounding(codec: codecs.Codec, a: np.ndarray, b: np.ndarray) -> np.ndarray:
   return lost + np.abs(_wide(b)) * eps + float(info.smallest_subnormal)
 
 
-def _find_in_energy(
-  codec: codecs.Codec, x: np.ndarray, usable: list[int], trip: Trip
-) -> Iterator[Breach]:
+def _find_in_energy(sample: _Sample) -> Iterator[Breach]:
   """Checks the laws of norms: contraction and projection."""
+  codec, x, usable, trip, _ = sample
   laws = codec.laws
   for i in usable:
     # Elements that are tiny or huge have no square in float64, and a codec
@@ -289,10 +293,9 @@ def _allowed_energy(codec: codecs.Codec, a: np.ndarray) -> float:
   return (1 - laws.contraction) * _energy(_wide(a)) + a.size * floor**2
 
 
-def _find_in_sums(
-  codec: codecs.Codec, x: np.ndarray, usable: list[int], trip: Trip
-) -> Iterator[Breach]:
+def _find_in_sums(sample: _Sample) -> Iterator[Breach]:
   """Checks that payloads may be added before they are decoded."""
+  codec, x, usable, trip, _ = sample
 
   def add_next(leaf: Array) -> Array:
     a = np.asarray(leaf)
@@ -318,18 +321,13 @@ def _find_in_sums(
       yield Breach("summable", i, f"the sum decodes to something {off} away")
 
 
-def _find_in_memory(
-  codec: codecs.Codec,
-  x: np.ndarray,
-  usable: list[int],
-  trip: Callable[..., Trip],
-) -> Iterator[Breach]:
+def _find_in_memory(sample: _Sample) -> Iterator[Breach]:
   """Checks that what error feedback remembers stays bounded."""
+  codec, x, usable, _, run = sample
   if x.dtype != np.float32 or not _fills_soon(codec):
     return
-  chosen = [i for i in usable if 1e-20 < _peak(x[i]) < 1e20]
-  limit = codec.laws.largest / 64
-  chosen = [i for i in chosen if _peak(x[i]) <= limit]
+  most_used = min(1e20, codec.laws.largest / 64)
+  chosen = [i for i in usable if 1e-20 < _peak(x[i]) <= most_used]
   if not chosen:
     return
   rng = np.random.default_rng(0)
@@ -345,7 +343,7 @@ def _find_in_memory(
     for i in chosen[2::3]:
       given[i] = np.copysign(x[i], memory[i])
     value = given + memory
-    out = trip(jnp.asarray(value), step)
+    out = run(jnp.asarray(value), step)
     memory = value - out.y
     fits &= out.dropped == 0
     half = most[2 * step // _STEPS]
@@ -373,13 +371,9 @@ def _fills_soon(codec: codecs.Codec) -> bool:
   return not 0 < laws.contraction < (0.1 if codec.needs_key else 1 / 64)
 
 
-def _find_in_means(
-  codec: codecs.Codec,
-  x: np.ndarray,
-  usable: list[int],
-  trip: Callable[..., Trip],
-) -> Iterator[Breach]:
+def _find_in_means(sample: _Sample) -> Iterator[Breach]:
   """Checks laws that hold in expectation, on one row."""
+  codec, x, usable, _, run = sample
   laws = codec.laws
   if not (laws.unbiased or laws.contraction):
     return
@@ -389,16 +383,13 @@ def _find_in_means(
   i = inside[0]
   same = jnp.asarray(np.broadcast_to(x[i], x.shape))
   seeds = np.arange(-(-_SAMPLES // len(x)) * len(x)).reshape(-1, len(x))
-  trips = [trip(same, row) for row in seeds]
+  trips = [run(same, row) for row in seeds]
   if any(one.dropped.any() for one in trips):
     return  # Other keys choose other elements, which may not all have a slot.
   drawn = np.concatenate([_wide(one.y) for one in trips])
   exact = _wide(x[i])
   if laws.unbiased:
-    spread = drawn.std(0) / np.sqrt(len(drawn))
-    # An element that is almost never drawn may not be drawn in any sample.
-    rare = np.abs(drawn - exact).max() * 2 * _SIGMAS / len(drawn)
-    excess = np.max(np.abs(drawn.mean(0) - exact) - _SIGMAS * spread - rare)
+    excess = excess_bias(drawn, exact, _SIGMAS)
     # Scales are rounded to 16 significant bits.
     if not excess <= 2.0**-15 * _peak(x[i]):
       yield Breach("unbiased", i, f"biased by {excess}")
@@ -409,6 +400,16 @@ def _find_in_means(
     spread *= _SIGMAS / np.sqrt(len(drawn))
     if not lost <= allowed + spread + 1e-5 * _energy(exact):
       yield Breach("contraction", i, f"{lost} is lost, {allowed} allowed")
+
+
+def excess_bias(drawn: np.ndarray, exact: np.ndarray, sigmas: float) -> float:
+  """Returns by how much a mean is off beyond so many standard errors."""
+  error = np.abs(drawn.mean(0) - exact)
+  spread = drawn.std(0) / np.sqrt(len(drawn))
+  # Bernstein's second term: an element that almost never rounds the other way
+  # may not do so in any sample, and then shows no spread at all.
+  rare = np.max(np.abs(drawn - exact), initial=0) * 2 * sigmas / len(drawn)
+  return float(np.max(error - sigmas * spread - rare, initial=-np.inf))
 
 
 def _is_inside(codec: codecs.Codec, a: np.ndarray) -> bool:

@@ -1,4 +1,4 @@
-"""Checks of the properties of a transform that exchanges gradients."""
+"""Checks of transforms that exchange gradients or run on parts of them."""
 
 import math
 from typing import Any
@@ -12,8 +12,11 @@ from jax.sharding import Mesh, PartitionSpec as P
 from jaxmotion import core, transforms
 from jaxmotion.core import AxisName, PyTree
 from jaxmotion.testing import _arguments
+from jaxmotion.transforms.extend import check_mesh
 
 _MAX_STEPS = 1000
+# The mean of equal gradients and an update in parts round differently.
+_TOLERANCE = 1e-4
 
 
 def check_transform(
@@ -68,40 +71,39 @@ def check_transform(
   init, step = transforms.make_train_step(
     loss_fn, tx, mesh, axis_name=axis_name
   )
-  _check_params(params)
+  if not jax.tree.leaves(params):
+    raise ValueError(
+      f"`params` must be a tree of floating-point arrays, got {params!r}."
+    )
+  _check_leaves(params)
   _check_own_arrays(tx, mesh, params)
   workers = math.prod(mesh.shape[a] for a in core.axis_names(axis_name))
   batch = jnp.linspace(-1.0, 1.0, 2 * workers)
 
   def train() -> tuple[PyTree, PyTree, PyTree]:
     state = init(params)
-    first = jax.tree.map(
-      lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state.opt_state
-    )
+    first = jax.tree.map(core.shape_dtype, state.opt_state)
     for _ in range(steps):
       state, _ = step(state, batch, **extra_args)
     return state.params, first, state.opt_state
 
   p, first, state = train()
   again, _, _ = train()
-  _require(len(traces) == 1, f"traced {len(traces)} times in {2 * steps} steps")
-  last = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state)
-  _require(first == last, f"the state changed from {first} to {last}")
+  _arguments.require(
+    len(traces) == 1, f"traced {len(traces)} times in {2 * steps} steps"
+  )
+  last = jax.tree.map(core.shape_dtype, state)
+  _arguments.require(first == last, f"the state changed from {first} to {last}")
   for a, b in zip(jax.tree.leaves(p), jax.tree.leaves(again), strict=True):
-    _require(bool(jnp.isfinite(a).all()), "a parameter is not finite")
-    _require(_bytes_of(a) == _bytes_of(b), "two equal runs differ")
-    _require(a.sharding.spec == P(), "a parameter is not replicated")
+    _arguments.require(bool(jnp.isfinite(a).all()), "a parameter is not finite")
+    _arguments.require(_bytes_of(a) == _bytes_of(b), "two equal runs differ")
+    _arguments.require(a.sharding.spec == P(), "a parameter is not replicated")
     copies = {_bytes_of(s.data) for s in a.addressable_shards}
-    _require(len(copies) == 1, "workers hold different parameters")
+    _arguments.require(len(copies) == 1, "workers hold different parameters")
 
 
-def _check_params(params: Any) -> None:
-  leaves = core.named_leaves(params)
-  if not leaves:
-    raise ValueError(
-      f"`params` must be a tree of floating-point arrays, got {params!r}."
-    )
-  for path, x in leaves:
+def _check_leaves(params: PyTree) -> None:
+  for path, x in core.named_leaves(params):
     _arguments.check_array(f"params[{path!r}]" if path else "params", x)
 
 
@@ -112,7 +114,7 @@ def _check_own_arrays(
 
   def init(params: PyTree) -> None:
     leaves = jax.tree.leaves(tx.init(params))
-    _require(
+    _arguments.require(
       len({id(a) for a in leaves}) == len(leaves),
       "the state holds one array twice",
     )
@@ -127,6 +129,89 @@ def _bytes_of(a: Any) -> bytes:
   return np.asarray(a).tobytes()
 
 
-def _require(holds: bool, message: str) -> None:
-  if not holds:
-    raise AssertionError(message)
+def check_sharded(
+  tx: optax.GradientTransformation,
+  mesh: Mesh,
+  params: PyTree,
+  *,
+  axis_name: AxisName = "data",
+  steps: int = 3,
+) -> None:
+  """Checks that an optimizer in `sharded` makes the updates that it made alone.
+
+  All workers get the same gradients, of very different sizes. After each step
+  the updates of the parts, joined, must be those of the whole leaves. What
+  looks across elements (norms, factored moments) fails, and so does noise that
+  is drawn for a leaf.
+
+  Args:
+    tx: the transformation that `sharded` is given.
+    mesh: device mesh that has the axis, with at least 2 workers.
+    params: pytree of floating-point parameters; leaves of fewer than 64
+      elements per worker are not cut, so they show nothing.
+    axis_name: the workers' axis, or a tuple of axes.
+    steps: number of updates to compare.
+
+  Raises:
+    AssertionError: an update differs; the message says of which leaf.
+    ValueError: the mesh has one worker only, or `sharded` refuses `tx`.
+
+  Example:
+    >>> if jax.device_count() > 1:
+    ...   mesh = Mesh(jax.devices()[:2], ("data",))
+    ...   check_sharded(optax.adamw(1e-3), mesh, {"w": jnp.ones((16, 8))})
+  """
+  core.check_instance(
+    "tx", tx, optax.GradientTransformation, "an optax transformation"
+  )
+  names = check_mesh(mesh, axis_name)
+  core.check_int("steps", steps, 1, _MAX_STEPS)
+  workers = math.prod(mesh.shape[name] for name in core.axis_names(names))
+  if workers < 2:
+    raise ValueError(
+      f"`mesh` must have at least 2 workers along {names!r}, got {workers}."
+    )
+  core.check_arrays("params", params)
+  _check_leaves(params)
+  alone = optax.with_extra_args_support(tx)
+  parts = transforms.sharded(axis_name, tx)
+
+  def compare(params: PyTree) -> PyTree:
+    ours, state, p = parts.init(params), alone.init(params), params
+    found = []
+    for step in range(steps):
+      grads = _draw_gradients(params, step)
+      expected, state = alone.update(grads, state, p)
+      updates, ours = parts.update(core.to_varying(grads, names), ours, p)
+      found.append(jax.tree.map(_difference, updates, expected))
+      p = optax.apply_updates(p, expected)
+    return jax.tree.map(lambda *each: jnp.stack(each), *found)
+
+  program = jax.shard_map(compare, mesh=mesh, in_specs=P(), out_specs=P())
+  for path, errors in core.named_leaves(jax.jit(program)(params)):
+    for step, error in enumerate(np.asarray(errors)):
+      if not error <= _TOLERANCE:
+        raise AssertionError(
+          f"`{path}`: the update of step {step} in parts differs from that of "
+          f"the whole leaf by {error:.2g} of its greatest element"
+        )
+
+
+def _draw_gradients(params: PyTree, step: int) -> PyTree:
+  """Returns gradients whose elements differ in size by orders of magnitude."""
+  generator = np.random.default_rng(step)
+
+  def draw_leaf(x: Any) -> Any:
+    size = np.exp(2 * generator.normal(size=x.shape))
+    return jnp.asarray(size * generator.normal(size=x.shape), x.dtype)
+
+  return jax.tree.map(draw_leaf, params)
+
+
+def _difference(update: Any, expected: Any) -> Any:
+  """Returns the greatest difference relative to the greatest element."""
+  if not expected.size:
+    return jnp.float32(0)
+  wide = expected.astype(jnp.float32)
+  error = jnp.max(jnp.abs(update.astype(jnp.float32) - wide))
+  return error / jnp.maximum(jnp.max(jnp.abs(wide)), jnp.float32(1e-30))

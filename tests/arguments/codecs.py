@@ -103,7 +103,7 @@ CALLS = {
   ),
   "codecs.zero_value": Call(capacity=0.5),
   "codecs.MemoryPart": Call("error", row_of="sent", noun="it", kept_by="it"),
-  "codecs.from_config": Call(INT8.config()),
+  "codecs.Codec.from_config": Call(INT8.config()),
   "codecs.ErrorBound": Call(),
   "codecs.Laws": Call(),
   "codecs.feedback.error": Call(

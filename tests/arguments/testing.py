@@ -13,8 +13,6 @@ CAST = codecs.cast("bfloat16")
 
 CALLS = {
   "testing.check_codec": Call(CAST, X),
-  "testing.check_contraction": Call(CAST, X, 0.5),
-  "testing.check_idempotent": Call(CAST, X),
   "testing.check_round_trips": Call(CAST, [X]),
   "testing.check_unbiased": Call(
     codecs.uniform(bits=8, rounding="stochastic"), X, samples=4
@@ -36,7 +34,6 @@ CALLS["testing.check_sharded"] = Call(
 )
 UNCALLED = {}
 ACCEPTED = {
-  ("testing.check_contraction", "delta"): {"zero": "nothing is asked for"},
   ("testing.check_round_trips", "arrays"): {"empty": "nothing to check"},
   ("testing.check_unbiased", "sigmas"): {"huge": "nothing is asked for"},
 }

@@ -100,12 +100,6 @@ def test_error_memory_is_that_of_the_buckets(outside):
   assert jax.tree.structure(new) == jax.tree.structure(state)
 
 
-@pytest.mark.parametrize("name", ["max_leaf_size", "max_bucket_size"])
-def test_bad_sizes_are_named(name):
-  with pytest.raises(ValueError, match=f"`{name}` must be an integer >= 1"):
-    codecs.buckets(PLAIN, **{name: 0})
-
-
 def test_what_is_no_codec_is_named():
   with pytest.raises(TypeError, match="`codec` must be a codec, got 'int8'"):
     codecs.buckets("int8")

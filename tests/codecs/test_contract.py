@@ -12,16 +12,23 @@ from jaxmotion.testing import (
   find_breaches,
   make_rows,
 )
-from tests.codecs.table import ARRAYS, CODECS, KINDS, ULPS, VARIANTS
+from tests.codecs.table import (
+  ALGORITHMS,
+  ARRAYS,
+  CODECS,
+  KINDS,
+  ULPS,
+  VARIANTS,
+)
 
 NAMES = pytest.mark.parametrize("name", CODECS)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [*KINDS, *ALGORITHMS])
 def test_properties_and_laws_hold(name):
   # Not a multiple of a block, a word or a row.
-  x = jnp.asarray(ARRAYS["odd"].flat[:65])
-  check_codec(CODECS[name], x, ulps=ULPS.get(name, 0))
+  x = jnp.asarray(ARRAYS["odd"].flat[:65].reshape(13, 5))
+  check_codec((CODECS | ALGORITHMS)[name], x, ulps=ULPS.get(name, 0))
 
 
 @pytest.mark.parametrize("name", sorted(VARIANTS))
@@ -43,8 +50,9 @@ def test_any_shape_and_width_comes_back_within_the_stated_bound(name):
 
 
 # One bit has levels of its own; the widths between round by the same code.
-@pytest.mark.parametrize("bits", [1, 2, 5, 8])
-@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize(
+  ("bits", "symmetric"), [(1, True), (1, False), (5, True), (8, False)]
+)
 def test_stochastic_rounding_is_unbiased(bits, symmetric):
   codec = codecs.uniform(
     bits=bits, symmetric=symmetric, rounding="stochastic", block=32

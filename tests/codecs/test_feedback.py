@@ -183,19 +183,6 @@ def test_a_codec_of_your_own_states_that_it_bounds_the_memory():
   assert feedback(codecs.random_k(density=0.1, scaled=False)).needs_key
 
 
-@pytest.mark.parametrize(
-  ("fields", "message"),
-  [
-    ({"decay": 0}, r"`decay` must be a number in \(0, 1\]"),
-    ({"decay": 1.1}, r"`decay` must be a number in \(0, 1\]"),
-    ({"form": "both"}, "`form` must be one of 'local', 'global'"),
-  ],
-)
-def test_bad_fields_are_named(fields, message):
-  with pytest.raises(ValueError, match=message):
-    feedback(INT4, **fields)
-
-
 def test_it_needs_what_its_codec_needs():
   stochastic = codecs.uniform(bits=4, rounding="stochastic")
   assert feedback(stochastic).needs_key and not feedback(INT4).needs_key

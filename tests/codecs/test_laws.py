@@ -43,7 +43,7 @@ def write_expression(codec):
     plain = {k: v for k, v in codec.config().items() if k not in (name, "name")}
     kind = codec.config()["name"]
     try:
-      same = codecs.from_config({"name": kind, **plain}) == codec
+      same = codecs.Codec.from_config({"name": kind, **plain}) == codec
     except (TypeError, ValueError):
       same = False
     if name != "name" and not same:

@@ -1,5 +1,3 @@
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +5,8 @@ import pytest
 
 from jaxmotion import make_key
 from jaxmotion.codecs import nonnegative
-from jaxmotion.testing import check_idempotent, check_unbiased
+from jaxmotion.testing import check_unbiased
+from tests.codecs import jitted
 
 NEAREST = nonnegative(block=64)
 STOCHASTIC = nonnegative(block=64, rounding="stochastic")
@@ -15,13 +14,8 @@ WIDE = nonnegative(block=64, bits=16, rounding="stochastic")
 BOTH = pytest.mark.parametrize("codec", [NEAREST, STOCHASTIC], ids=repr)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def program(codec, x, key):
-  return codec.decode(codec.encode(x, key=key)[0], x)
-
-
-def trip(codec, x, seed=0):
-  return np.asarray(program(codec, x, make_key(seed)))
+def trip(codec, x):
+  return jitted.trip(codec, x, make_key(0))[1]
 
 
 def spread(binades, size=640, least=0):
@@ -94,7 +88,8 @@ def test_stochastic_rounding_is_unbiased():
 
 
 def test_what_is_decoded_encodes_to_itself():
-  check_idempotent(NEAREST, jnp.asarray(spread(40)))
+  y = trip(NEAREST, spread(40))
+  np.testing.assert_array_equal(trip(NEAREST, y), y)
 
 
 def average(codec, start, square, steps=4000):
@@ -125,19 +120,6 @@ def test_a_value_costs_a_byte_and_a_block_one_more():
   payload, _ = nonnegative(block=256).encode(x)
   assert sum(a.nbytes for a in payload) == 6400 + 32
   assert nonnegative(block=256).decode(payload, x).shape == x.shape
-
-
-@pytest.mark.parametrize(
-  ("fields", "match"),
-  [
-    ({"block": 0}, "`block` must be an integer in .1, 2147483647., got 0"),
-    ({"bits": 12}, "`bits` must be one of 8, 16, got 12"),
-    ({"rounding": "up"}, "`rounding` must be one of 'nearest', 'stochastic'"),
-  ],
-)
-def test_bad_arguments_are_named(fields, match):
-  with pytest.raises(ValueError, match=match):
-    nonnegative(**fields)
 
 
 def test_stochastic_rounding_asks_for_a_key():

@@ -5,7 +5,7 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec as P
 
-from jaxmotion.codecs.sparse._random_k import random_k
+from jaxmotion.codecs import random_k
 from jaxmotion.core import make_key
 from jaxmotion.testing import check_unbiased
 

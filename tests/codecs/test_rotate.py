@@ -2,8 +2,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxmotion.codecs.combinators._rotate import rotate
-from jaxmotion.codecs.quantizers._uniform import uniform
+from jaxmotion.codecs import rotate, uniform
 from tests.codecs.jitted import decode, encode
 
 # One row, shorter than a block; many rows, the last one padded; full rows.

@@ -1,32 +1,15 @@
-import functools
-
-import jax
 import numpy as np
 import pytest
 
 from jaxmotion.codecs import threshold
-
-
-def normal(size):
-  return np.random.default_rng(1).normal(size=size).astype(np.float32)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def program(codec, x):
-  payload, _ = codec.encode(x)
-  return payload, codec.decode(payload, x)
-
-
-def trip(codec, x):
-  payload, y = program(codec, x)
-  return payload, np.asarray(y)
+from tests.codecs.jitted import normal, trip
 
 
 # A hundredth is searched for, a half is compacted.
 @pytest.mark.parametrize(("value", "capacity"), [(2.8, 0.01), (1.0, 0.5)])
 @pytest.mark.parametrize("size", [1, 100, 4097])
 def test_all_above_the_threshold_travel_exactly(value, capacity, size):
-  x = normal(size)
+  x = normal(size, seed=1)
   payload, y = trip(threshold(value=value, capacity=capacity), x)
   assert int(payload.count) == (np.abs(x) >= value).sum()
   assert int(payload.count) <= payload.values.size
@@ -35,7 +18,7 @@ def test_all_above_the_threshold_travel_exactly(value, capacity, size):
 
 @pytest.mark.parametrize("capacity", [0.01, 0.1])
 def test_overflow_drops_the_highest_positions_and_says_so(capacity):
-  x = normal(4097)
+  x = normal(4097, seed=1)
   payload, y = trip(threshold(value=1.0, capacity=capacity), x)
   k = round(capacity * 4097)
   above = np.abs(x) >= 1.0
@@ -52,7 +35,7 @@ def test_the_threshold_itself_travels():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_non_finite_values_travel_and_poison_nothing(bad):
-  x = normal(100)
+  x = normal(100, seed=1)
   x[60] = bad
   _, y = trip(threshold(value=5.0, capacity=0.1), x)
   np.testing.assert_array_equal(y, np.where(np.arange(100) == 60, x, 0))
@@ -60,7 +43,7 @@ def test_non_finite_values_travel_and_poison_nothing(bad):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_non_finite_value_without_a_slot_is_not_hidden(bad):
-  x = normal(4097)
+  x = normal(4097, seed=1)
   x[-1] = bad
   codec = threshold(value=1.0, capacity=0.01)
   payload, y = trip(codec, x)
@@ -71,19 +54,11 @@ def test_a_non_finite_value_without_a_slot_is_not_hidden(bad):
 
 
 def test_nothing_above_the_threshold_decodes_to_zeros():
-  payload, y = trip(threshold(value=5.0, capacity=0.1), normal(100))
+  payload, y = trip(threshold(value=5.0, capacity=0.1), normal(100, seed=1))
   assert int(payload.count) == 0
   assert not y.any() and not np.asarray(payload.values).any()
 
 
 def test_positions_take_the_bits_their_size_needs():
-  payload, _ = trip(threshold(value=5.0, capacity=0.5), normal(4096))
+  payload, _ = trip(threshold(value=5.0, capacity=0.5), normal(4096, seed=1))
   assert payload.indices.size * 32 == 2048 * 12
-
-
-@pytest.mark.parametrize("value", [0, -1.0, np.inf, np.nan])
-def test_values_that_are_no_threshold_are_refused(value):
-  with pytest.raises(
-    ValueError, match=r"`value` must be a number in \(0, inf\)"
-  ):
-    threshold(value=value, capacity=0.1)

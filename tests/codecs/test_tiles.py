@@ -68,13 +68,6 @@ def test_count_and_density_exclude_each_other():
     codecs.topk_columns(count=1, density=0.1)
 
 
-@pytest.mark.parametrize(
-  "codec",
-  [
-    codecs.tiles(chunk=4),
-    codecs.dct(chunk=4),
-    codecs.topk_columns(density=0.3),
-  ],
-)
-def test_the_laws_of_codecs_hold(codec):
+@pytest.mark.parametrize("codec", [codecs.tiles(chunk=4), codecs.dct(chunk=4)])
+def test_many_tiles_keep_the_laws_of_codecs(codec):
   testing.check_codec(codec, jnp.asarray(X), ulps=32)

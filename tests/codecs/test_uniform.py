@@ -1,4 +1,3 @@
-import functools
 import itertools
 
 import jax
@@ -9,23 +8,9 @@ import pytest
 from jaxmotion.codecs import uniform
 from jaxmotion.core import make_key
 from jaxmotion.wire import payload_bytes
+from tests.codecs.jitted import normal, trip
 
 KINDS = pytest.mark.parametrize("symmetric", [True, False])
-
-
-def normal(*shape):
-  return np.random.default_rng(0).normal(size=shape).astype(np.float32)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def program(codec, x, key):
-  payload, _ = codec.encode(x, (), key)
-  return payload, codec.decode(payload, x)
-
-
-def trip(codec, x, key=None):
-  payload, y = program(codec, x, key)
-  return payload, np.asarray(y)
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxmotion.codecs.quantizers._zero_value import zero_value
+from jaxmotion.codecs import zero_value
 from jaxmotion.wire import payload_bytes
 
 WORDS = {

@@ -11,7 +11,7 @@ import numpy as np
 
 import jaxmotion
 from jaxmotion import codecs, core, presets
-from jaxmotion.codecs.combinators._low_rank import Factors
+from jaxmotion.codecs._combinators._multi_round import Factors
 from jaxmotion.codecs.extend import partition
 from tests.paths import ROOT
 from tests.presets.reference import (

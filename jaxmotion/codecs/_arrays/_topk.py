@@ -1,4 +1,4 @@
-"""The codec `topk`: the largest elements of every block."""
+"""Codecs that send the largest elements of every block or column."""
 
 import abc
 import dataclasses
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmotion import core, hosts, kernels
-from jaxmotion.codecs import _codec, _division, _laws
+from jaxmotion.codecs import _bases, _division, _laws
 from jaxmotion.core import Array, PyTree, ShapedLike
 from jaxmotion.kernels import pack, select
 
@@ -18,57 +18,47 @@ _MIN_UNPACKED = 1 << 10
 
 
 class Sparse(NamedTuple):
-  """Payload of selected elements and their places.
+  """Payload of selected elements and their places."""
 
-  Attributes:
-    values: float32[k * blocks], the largest of every block first.
-    indices: uint32[rows, columns], places in the block, packed in the least
-      power of two of bits that the block needs.
-  """
-
+  # float32[k * blocks], the largest of every block first.
   values: Array
+  # uint32[rows, columns], places in the block, packed in the least power of two
+  # of bits that the block needs.
   indices: Array
 
 
-class SparseCodec(_codec.Codec):
+def _selection_laws(contraction: float) -> _laws.Laws:
+  """Returns the laws of a projection: elements are exact or zero."""
+  return _laws.Laws(
+    keeps_zeros=True,
+    keeps_finite=True,
+    idempotent=True,
+    projects=True,
+    contraction=contraction,
+    bounds_memory=True,
+    error=_laws.ErrorBound(relative=1.0, floor=2.0**-126),
+    nonfinite="array",
+  )
+
+
+class SparseCodec(_bases.ArrayCodec):
   """Codec that sends the largest elements of every block, and their places."""
 
   @abc.abstractmethod
   def _block_shape(self, like: ShapedLike) -> tuple[int, int]:
     """Returns (block length, elements kept of it)."""
 
-  @property
-  def laws(self) -> _laws.Laws:
-    """The laws of a projection: elements are exact or zero."""
-    return _laws.Laws(
-      keeps_zeros=True,
-      keeps_finite=True,
-      idempotent=True,
-      projects=True,
-      bounds_memory=True,
-      error=_laws.ErrorBound(relative=1.0, floor=2.0**-126),
-      nonfinite="array",
-    )
-
-  def encode(
-    self, x: Array, state: PyTree = (), key: core.Key | None = None
-  ) -> tuple[Sparse, PyTree]:
-    """Returns k elements and places of every block, and the state."""
-    self._check_input(x, key, state)
+  def _encode(self, x: Array, key: core.Key | None) -> Sparse:
     block, k = self._block_shape(x)
     values, places = select.topk_select(x, k, block)
-    return _pack(values, places, block), state
+    return _pack(values, places, block)
 
-  def decode(self, payload: Sparse, like: ShapedLike) -> Array:
-    """Returns zeros with the selected elements where they stood."""
-    self._check_payload(payload, like)
+  def _decode(self, payload: Sparse, like: ShapedLike) -> Array:
     block, k = self._block_shape(like)
     values, places = _unpack(payload, block, k)
     return select.topk_scatter(values, places, like, block)
 
-  def sum_decoded(self, payloads: Sparse, like: ShapedLike) -> Array:
-    """Returns the sum of the selected elements of several workers."""
-    self._check_payload(payloads, like, stacked=True)
+  def _sum_decoded(self, payloads: Sparse, like: ShapedLike) -> Array:
     block, k = self._block_shape(like)
     values, places = jax.vmap(lambda one: _unpack(one, block, k))(payloads)
     return select.topk_sum(values, places, like, block)
@@ -76,13 +66,9 @@ class SparseCodec(_codec.Codec):
 
 @dataclasses.dataclass(frozen=True)
 class SparseDivision(_division.Division):
-  """Divides blocks of selected elements between workers.
+  """Divides blocks of selected elements between workers."""
 
-  Attributes:
-    k: elements kept of each block.
-  """
-
-  k: int
+  k: int  # Elements kept of each block.
 
   def divide(self, payload: Sparse) -> Sparse:
     """Returns the values of each part's blocks, and their places."""
@@ -153,7 +139,6 @@ class topk(SparseCodec):
       XLA:CPU.
 
   Example:
-    >>> import jax.numpy as jnp
     >>> x = jnp.array([0.1, -3.0, 2.0, 0.5])
     >>> codec = topk(density=0.5)
     >>> payload, _ = codec.encode(x)
@@ -172,25 +157,20 @@ class topk(SparseCodec):
     if self.block is not None:
       kernels.check_block(self.block)
 
-  @property
-  def laws(self) -> _laws.Laws:
-    """The laws of a projection: elements are exact or zero."""
+  def _make_laws(self) -> _laws.Laws:
     # Blocks of an odd length, or that follow the rows, keep a share of their
     # elements down to two thirds of the density.
-    return dataclasses.replace(super().laws, contraction=self.density * 0.66)
+    return _selection_laws(self.density * 0.66)
 
-  def encode_error(
+  def _encode_error(
     self,
     x: Array,
     memory: kernels.ErrorMemory,
-    state: PyTree = (),
-    key: core.Key | None = None,
-    *,
-    decay: float = 1.0,
+    state: PyTree,
+    key: core.Key | None,
+    decay: float,
   ) -> tuple[Sparse, Array, PyTree]:
-    """Encodes `x` plus its remembered error."""
     self._check_input(x, key, state)
-    _codec.check_error_memory(x, memory, decay)
     block, k = self._block_shape(x)
     blocks = kernels.plane_length(tuple(x.shape), block)
 
@@ -201,17 +181,12 @@ class topk(SparseCodec):
     value = kernels.add_error_in_blocks(
       decode, x, memory, decay, (block, 1, blocks)
     )
-    payload, state = self.encode(value, state, key)
-    return payload, value, state
+    return self._encode(value, key), value, state
 
-  def division(
+  def _divide(
     self, like: ShapedLike, workers: int
   ) -> _division.Division | None:
-    """Returns how the selected elements are divided between workers, or None.
-
-    Each worker has the elements of some blocks.
-    """
-    super().division(like, workers)
+    # Each worker has the elements of some blocks.
     block, k = self._block_shape(like)
     blocks = kernels.plane_length(tuple(like.shape), block)
     each = kernels.plane_length((-(-blocks // workers) * block,), block)
@@ -226,3 +201,51 @@ class topk(SparseCodec):
     return block, 1 if self.block is None else max(
       1, round(self.density * block)
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class topk_columns(SparseCodec):
+  """Keeps the elements of largest magnitude of every column of an array.
+
+  A column has the elements that differ in their first index alone. A vector is
+  one column, and `tiles` and `dct` make one of each tile. `topk` has blocks of
+  a length that does not depend on the array; it is faster.
+
+  Properties: those of `topk`. With a density it is a contraction,
+  ||x - decode(encode(x))||^2 <= (1 - density) ||x||^2.
+
+  Args:
+    count: number of elements of a column that are sent; all of a shorter one.
+    density: share of a column that is sent, rounded up to whole elements.
+      Either this or `count` is given.
+
+  Example:
+    >>> x = jnp.array([[0.1, -3.0], [2.0, 0.5]])
+    >>> codec = topk_columns(count=1)
+    >>> payload, _ = codec.encode(x)
+    >>> codec.decode(payload, x).tolist()
+    [[0.0, -3.0], [2.0, 0.0]]
+  """
+
+  count: int | None = None
+  density: float | None = None
+
+  def __post_init__(self) -> None:
+    if (self.count is None) == (self.density is None):
+      raise ValueError(
+        "`count` must be given if `density` is not, and only then, got "
+        f"{self.count!r} and density {self.density!r}."
+      )
+    if self.count is not None:
+      core.check_int("count", self.count, 1, 2**31 - 1)
+    else:
+      core.check_number("density", self.density, 0, 1, open_low=True)
+
+  def _make_laws(self) -> _laws.Laws:
+    return _selection_laws(0.999 * (self.density or 0.0))
+
+  def _block_shape(self, like: ShapedLike) -> tuple[int, int]:
+    length = max(1, like.shape[0] if like.shape else 1)
+    if self.count is not None:
+      return length, min(self.count, length)
+    return length, math.ceil((self.density or 0.0) * length)

@@ -2,15 +2,16 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxmotion import core, kernels
-from jaxmotion.codecs import _block_codec, _codec, _laws, _rounds
-from jaxmotion.codecs.combinators import _feedback, _rotate
-from jaxmotion.codecs.quantizers import _identity
+from jaxmotion.codecs import _bases, _checks, _codec, _laws, _rounds
+from jaxmotion.codecs._arrays import _floats, _linear
+from jaxmotion.codecs._combinators import _feedback
 from jaxmotion.core import Array, PyTree, ShapedLike
 from jaxmotion.kernels import blocks
 from jaxmotion.kernels.rotate import RotateOp
@@ -31,7 +32,6 @@ class chain(_codec.Codec):
       field `values` (`topk`, `random_k`, `threshold`, `rotate`, `identity`).
 
   Example:
-    >>> import jax.numpy as jnp
     >>> from jaxmotion import codecs
     >>> codec = codecs.chain(codecs.topk(density=0.25), codecs.cast("bfloat16"))
     >>> x = jnp.array([1.0, -2.5, 0.5, 0.1])
@@ -98,7 +98,7 @@ class chain(_codec.Codec):
 
   def init(self, like: ShapedLike) -> tuple[Any, ...]:
     """Returns the codecs' states; `()` if none has any."""
-    _codec.check_shaped("like", like)
+    _checks.check_shaped("like", like)
     states = tuple(
       codec.init(a)
       for codec, a in zip(self.codecs, self._input_likes(like), strict=True)
@@ -122,10 +122,9 @@ class chain(_codec.Codec):
     """Returns the nested payload and the states."""
     self._check_input(x, key)
     self._check_state(state)
-    fused = self._fused_op
-    if fused is not None:
-      payload = blocks.encode(fused, x, self._last_key(key))
-      return _identity.Values(payload), state
+    if self._fused_op is not None:
+      payload = blocks.encode_pass(x, self._last_key(key), op=self._fused_op)
+      return _floats.Values(payload), state
     states = state or ((),) * len(self.codecs)
     payloads, new_states = [], []
     for i, codec in enumerate(self.codecs):
@@ -135,46 +134,35 @@ class chain(_codec.Codec):
       new_states.append(s)
       if i + 1 < len(self.codecs):
         x = _payload_values(codec, payload)
-    payload = payloads.pop()
-    while payloads:
-      payload = payloads.pop()._replace(values=payload)
-    return payload, tuple(new_states) if state else ()
+    *outer, last = payloads
+    return _nest(outer, last), tuple(new_states) if state else ()
 
-  def encode_error(
+  def _encode_error(
     self,
     x: Array,
     memory: kernels.ErrorMemory,
-    state: PyTree = (),
-    key: core.Key | None = None,
-    *,
-    decay: float = 1.0,
+    state: PyTree,
+    key: core.Key | None,
+    decay: float,
   ) -> tuple[PyTree, Array, PyTree]:
-    """Encodes `x` plus its remembered error."""
-    fused = self._fused_op
-    core.check_instance("memory", memory, kernels.ErrorMemory, "an ErrorMemory")
-    if fused is None or not jax.tree.leaves(memory.sent):
-      return super().encode_error(x, memory, state, key, decay=decay)
+    if self._fused_op is None or not jax.tree.leaves(memory.sent):
+      return super()._encode_error(x, memory, state, key, decay)
     self._check_input(x, key)
-    _codec.check_error_memory(x, memory, decay)
     self._check_state(state)
     memory = memory._replace(sent=memory.sent.values)
-    payload, value = blocks.encode_error(
-      fused, x, memory, self._last_key(key), decay=decay
+    payload, value = blocks.encode_error_pass(
+      x, memory, self._last_key(key), op=self._fused_op, decay=decay
     )
-    return _identity.Values(payload), value, state
+    return _floats.Values(payload), value, state
 
   def decode(self, payload: PyTree, like: ShapedLike) -> Array:
     """Decodes the values from the last codec back to the first."""
     self._check_payload(payload, like)
+    *heads, last = self.codecs
     likes = self._input_likes(like)
-    outer = []
-    for _ in self.codecs[1:]:
-      outer.append(payload)
-      payload = payload.values
-    x = self.codecs[-1].decode(payload, likes[-1])
-    for codec, a in zip(self.codecs[-2::-1], likes[-2::-1], strict=True):
-      x = codec.decode(outer.pop()._replace(values=x), a)
-    return x
+    outer, payload = unnest(payload, len(heads))
+    x = last.decode(payload, likes[-1])
+    return decode_heads(heads, outer, x, likes[:-1])
 
   @property
   def round_kinds(self) -> tuple[str, ...]:
@@ -197,48 +185,36 @@ class chain(_codec.Codec):
       x = payload.values
     own_key = None if key is None else key.fold(len(heads))
     reduced = yield from last.reduce_in_rounds(x, states[-1], own_key, workers)
-    mean, sent = reduced.mean, reduced.sent
-    for codec, payload, like in zip(
-      heads[::-1], outer[::-1], likes[-2::-1], strict=True
-    ):
-      mean = codec.decode(payload._replace(values=mean), like)
-      sent = payload._replace(values=sent)
+    mean = decode_heads(heads, outer, reduced.mean, likes[:-1])
     new = (*states[:-1], reduced.state) if state else ()
-    return _rounds.Reduced(mean, sent, new)
+    return _rounds.Reduced(mean, _nest(outer, reduced.sent), new)
 
   def sum_decoded(self, payloads: PyTree, like: ShapedLike) -> Array:
     """Decodes and adds payloads; linear codecs decode the sum alone, once."""
-    heads, last = self.codecs[:-1], self.codecs[-1]
-    _codec.check_shaped("like", like)
+    *heads, last = self.codecs
+    _checks.check_shaped("like", like)
     is_narrow = jnp.finfo(like.dtype).bits < 32  # Sums are made in float32.
     if is_narrow or not all(codec.linear for codec in heads):
       return super().sum_decoded(payloads, like)
     self._check_payload(payloads, like, stacked=True)
     likes = self._input_likes(like)
-    outer = []
-    for _ in heads:
-      outer.append(payloads)
-      payloads = payloads.values
+    outer, payloads = unnest(payloads, len(heads))
     total = last.sum_decoded(payloads, likes[-1])
-    for codec, a in zip(heads[::-1], likes[-2::-1], strict=True):
-      total = codec.decode(outer.pop()._replace(values=total), a)
-    return total
+    return decode_heads(heads, outer, total, likes[:-1])
 
   @functools.cached_property
   def _fused_op(self) -> RotateOp | None:
     """One kernel op for a rotation and the block pass that follows it."""
     first, last = self.codecs[0], self.codecs[-1]
-    if len(self.codecs) > 2 or not isinstance(last, _block_codec.BlockCodec):
+    if len(self.codecs) > 2 or not isinstance(last, _bases.BlockCodec):
       return None
-    if not isinstance(first, _rotate.rotate):
+    if not isinstance(first, _linear.rotate):
       return None
     return RotateOp(op=last.kernel_op, length=first.block, seed=first.seed)
 
-  def _check_state(self, state: Any) -> None:
-    if not isinstance(state, tuple) or len(state) not in (0, len(self.codecs)):
-      raise ValueError(
-        f"`state` must be what `init` returned for {self!r}, got {state!r}."
-      )
+  def _check_state(self, state: Any, like: ShapedLike | None = None) -> None:
+    fits = isinstance(state, tuple) and len(state) in (0, len(self.codecs))
+    _checks.check_state(self, state, fits)
 
   def _last_key(self, key: core.Key | None) -> core.Key | None:
     last = len(self.codecs) - 1
@@ -250,6 +226,36 @@ class chain(_codec.Codec):
     for codec in self.codecs[:-1]:
       likes.append(_payload_values(codec, codec.payload_like(likes[-1])))
     return likes
+
+
+def unnest(payload: PyTree, count: int) -> tuple[list[PyTree], PyTree]:
+  """Returns the payloads of the codecs at a chain's head, and the next one."""
+  outer = []
+  for _ in range(count):
+    outer.append(payload)
+    payload = payload.values
+  return outer, payload
+
+
+def decode_heads(
+  heads: Sequence[_codec.Codec],
+  outer: Sequence[PyTree],
+  x: Array,
+  likes: Sequence[ShapedLike],
+) -> Array:
+  """Decodes values by the codecs at a chain's head, the last one first."""
+  for codec, payload, like in zip(
+    heads[::-1], outer[::-1], likes[::-1], strict=True
+  ):
+    x = codec.decode(payload._replace(values=x), like)
+  return x
+
+
+def _nest(outer: Sequence[PyTree], payload: PyTree) -> PyTree:
+  """Puts a payload in place of the values of those outside: see `unnest`."""
+  for own in outer[::-1]:
+    payload = own._replace(values=payload)
+  return payload
 
 
 def _payload_values(codec: _codec.Codec, payload: PyTree) -> Any:

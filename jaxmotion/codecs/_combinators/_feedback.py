@@ -1,36 +1,28 @@
-"""The codec `feedback`: error memory around another codec.
-
-What an encoding leaves out is added to the next value.
-"""
+"""The codec `feedback`: what an encoding leaves out is added to the next."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxmotion import core, kernels
-from jaxmotion.codecs import _codec, _division, _laws, _partition, _rounds
+from jaxmotion.codecs import _bases, _checks, _codec, _laws, _rounds
 from jaxmotion.core import Array, PyTree, ShapedLike
 
 
 class Feedback(NamedTuple):
-  """State of `feedback` for one array.
+  """State of `feedback` for one array."""
 
-  Attributes:
-    memory: the error memory. Its `count` stays at the greatest int32. Its
-      `sent` is `()` in global form and in the canonical state, where `value`
-      is the error itself.
-    inner: the wrapped codec's state.
-  """
-
+  # The count stays at the greatest int32. What was sent is () in global form
+  # and in the canonical state, where the value is the error itself.
   memory: kernels.ErrorMemory
-  inner: PyTree = ()
+  inner: PyTree = ()  # The wrapped codec's state.
 
 
 @dataclasses.dataclass(frozen=True)
-class feedback(_partition.TreeCodec):
+class feedback(_bases.MemoryCodec, _bases.TreeCodec):
   """Adds the error of the last encoding to the next value.
 
   v = x + decay * e; encode(x) = inner.encode(v). Then in local form
@@ -64,7 +56,8 @@ class feedback(_partition.TreeCodec):
     Jaggi, *PowerSGD*, 2019 (the global form).
   """
 
-  codec: _codec.Codec
+  _part = _laws.ERROR
+
   decay: float = dataclasses.field(default=1.0, kw_only=True)
   form: str = dataclasses.field(default="local", kw_only=True)
 
@@ -93,18 +86,10 @@ class feedback(_partition.TreeCodec):
       bounds_memory=False,
     )
 
-  def _count_dropped(self, payload: PyTree, like: ShapedLike) -> Array:
-    return self.codec._count_dropped(payload, like)
-
   @property
   def is_tree(self) -> bool:
     """Whether the wrapped codec encodes trees."""
     return self.codec.is_tree
-
-  @property
-  def needs_key(self) -> bool:
-    """Whether the wrapped codec needs a key."""
-    return self.codec.needs_key
 
   @property
   def needs_mean(self) -> bool:
@@ -116,9 +101,10 @@ class feedback(_partition.TreeCodec):
     """Whether the wrapped codec's result is the mean of what is sent."""
     return self.codec.sends_mean
 
-  def _check_paths(self, paths: Sequence[str]) -> None:
-    """Raises for a rule of the wrapped codec that matches none of the paths."""
-    self.codec._check_paths(paths)
+  @property
+  def round_kinds(self) -> tuple[str, ...]:
+    """Kinds of the wrapped codec's messages."""
+    return self.codec.round_kinds
 
   def leaf_groups(
     self, leaves: Sequence[tuple[str, ShapedLike]]
@@ -132,8 +118,8 @@ class feedback(_partition.TreeCodec):
   def init(self, like: ShapedLike) -> PyTree:
     """Returns zero error memory."""
     if self.is_tree:
-      return super().init(like)
-    _codec.check_shaped("like", like)
+      return _bases.TreeCodec.init(self, like)
+    _checks.check_shaped("like", like)
     zeros = jnp.zeros(like.shape, jnp.float32)
     sent: PyTree = ()
     if self.form == "local":
@@ -148,23 +134,6 @@ class feedback(_partition.TreeCodec):
     inner = self.codec.init_rounds(like, workers)
     return self.init(like)._replace(inner=inner)
 
-  def payload_like(self, like: ShapedLike) -> PyTree:
-    """Returns the wrapped codec's payload of a float32 array."""
-    if self.is_tree:
-      return super().payload_like(like)
-    _codec.check_shaped("like", like)
-    return self.codec.payload_like(
-      jax.ShapeDtypeStruct(like.shape, jnp.float32)
-    )
-
-  def division(
-    self, like: ShapedLike, workers: int
-  ) -> _division.Division | None:
-    """Returns the wrapped codec's division of a float32 array."""
-    super().division(like, workers)
-    wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
-    return self.codec.division(wide, workers)
-
   def error(self, state: Feedback) -> Array:
     """Returns the remembered error, float32 of the array's shape.
 
@@ -172,7 +141,7 @@ class feedback(_partition.TreeCodec):
       state: state of one array.
     """
     self._check_state(state)
-    return kernels.error_of(self.codec.decode, state.memory)
+    return self._read_part(state)
 
   def encode(
     self, x: PyTree, state: PyTree = (), key: core.Key | None = None
@@ -183,21 +152,14 @@ class feedback(_partition.TreeCodec):
       ValueError: no state was given.
     """
     if self.is_tree:
-      return super().encode(x, state, key)
+      return _bases.TreeCodec.encode(self, x, state, key)
     self._check_state(state)
-    _codec.check_shaped("x", x)
+    _checks.check_shaped("x", x)
     self._check_sharding(x)
     payload, v, inner = self.codec.encode_error(
       x, state.memory, state.inner, key, decay=self.decay
     )
-    sent = payload if self.form == "local" else ()
-    count = kernels.count_encoding(state.memory.count)
-    return payload, Feedback(kernels.ErrorMemory(count, v, sent), inner)
-
-  @property
-  def round_kinds(self) -> tuple[str, ...]:
-    """Kinds of the wrapped codec's messages."""
-    return self.codec.round_kinds
+    return payload, self._remember(state, v, payload, inner)
 
   def reduce_in_rounds(
     self, x: Array, state: PyTree, key: core.Key | None, workers: int
@@ -208,80 +170,64 @@ class feedback(_partition.TreeCodec):
     reduced = yield from self.codec.reduce_in_rounds(
       v, state.inner, key, workers
     )
-    sent = reduced.sent if self.form == "local" else ()
+    new = self._remember(state, v, reduced.sent, reduced.state)
+    return reduced._replace(state=new)
+
+  def _remember(
+    self, state: Feedback, value: Array, sent: PyTree, inner: PyTree
+  ) -> Feedback:
+    """Returns the state after a value was encoded."""
+    kept = sent if self.form == "local" else ()
     count = kernels.count_encoding(state.memory.count)
-    memory = kernels.ErrorMemory(count, v, sent)
-    return reduced._replace(state=Feedback(memory, reduced.state))
-
-  def _check_sharding(self, x: Any) -> None:
-    """Raises if the wrapped codec cannot encode a sharded array."""
-    self.codec._check_sharding(x)
-
-  def canonical_state(self, state: PyTree) -> PyTree:
-    """Returns the error itself in place of the value and its payload."""
-    error = self.error(state)
-    memory = kernels.ErrorMemory(state.memory.count, error)
-    return Feedback(memory, self.codec.canonical_state(state.inner))
-
-  @property
-  def memory_parts(self) -> tuple[_codec.MemoryPart, ...]:
-    """The error memory, and what the wrapped codec remembers."""
-    return _codec.nest_parts(_codec.ERROR, self.codec.memory_parts)
-
-  def read_memory(self, state: PyTree, like: ShapedLike) -> dict[str, Array]:
-    """Returns the remembered error, and the wrapped codec's parts."""
-    _codec.check_shaped("like", like)
-    error = self.error(state)
-    return {"error": error, **self.codec.read_memory(state.inner, like)}
-
-  def write_memory(
-    self,
-    parts: Mapping[str, Array],
-    means: Mapping[str, Array],
-    like: ShapedLike,
-    workers: int,
-  ) -> PyTree:
-    """Returns a state that has this error still to send."""
-    _codec.check_parts(self, parts, means, like, workers)
-    error, sent = parts["error"].astype(jnp.float32), ()
-    if self.form == "local":
-      # A codec that may be in `feedback` loses nothing of zeros, so an encoding
-      # of zeros leaves the value itself as the error.
-      zeros = jnp.zeros(like.shape, jnp.float32)
-      key = core.make_key(0) if self.needs_key else None
-      sent, _ = self.codec.encode(zeros, self.codec.init(zeros), key)
-      error = error + self.codec.decode(sent, zeros)
-    # A count of 0 would say that nothing was sent yet.
-    memory = kernels.ErrorMemory(jnp.ones((), jnp.int32), error, sent)
-    inner = self.codec.write_memory(parts, means, like, workers)
-    return Feedback(memory, inner)
+    return Feedback(kernels.ErrorMemory(count, value, kept), inner)
 
   def decode(self, payload: PyTree, like: ShapedLike) -> Array:
     """Decodes a payload with the wrapped codec."""
     if self.is_tree:
-      return super().decode(payload, like)
-    _codec.check_shaped("like", like)
-    wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
-    return core.saturate_cast(self.codec.decode(payload, wide), like.dtype)
+      return _bases.TreeCodec.decode(self, payload, like)
+    _checks.check_shaped("like", like)
+    y = self.codec.decode(payload, _bases.widen(like))
+    return core.saturate_cast(y, like.dtype)
 
   def sum_decoded(self, payloads: PyTree, like: ShapedLike) -> Array:
     """Decodes and adds several workers' payloads with the wrapped codec."""
-    _codec.check_shaped("like", like)
-    wide = jax.ShapeDtypeStruct(like.shape, jnp.float32)
-    return self.codec.sum_decoded(payloads, wide)
+    _checks.check_shaped("like", like)
+    return self.codec.sum_decoded(payloads, _bases.widen(like))
 
   def after_reduce(self, state: PyTree, output: Array) -> PyTree:
     """Subtracts the workers' mean from the error, in global form."""
-    self._check_state(state)
-    _codec.check_shaped("output", output)
-    state = state._replace(inner=self.codec.after_reduce(state.inner, output))
+    state = super().after_reduce(state, output)
     if self.form == "local":
       return state
     error = kernels.clear_error(state.memory.value - output.astype(jnp.float32))
     return state._replace(memory=state.memory._replace(value=error))
 
-  def _check_state(self, state: Any) -> None:
-    if not isinstance(state, Feedback) or jnp.ndim(state.memory.count):
-      raise ValueError(
-        f"`state` must be what `init` returned for {self!r}, got {state!r}."
-      )
+  def canonical_state(self, state: PyTree) -> PyTree:
+    """Returns the error itself in place of the value and its payload."""
+    error = self.error(state)
+    memory = kernels.ErrorMemory(state.memory.count, error)
+    return super().canonical_state(state._replace(memory=memory))
+
+  def _read_part(self, state: Feedback) -> Array:
+    return kernels.error_of(self.codec.decode, state.memory)
+
+  def _write_part(self, own: Array, mean: Array) -> Feedback:
+    sent: PyTree = ()
+    if self.form == "local":
+      # A codec that may be in `feedback` loses nothing of zeros, so an encoding
+      # of zeros leaves the value itself as the error.
+      zeros = jnp.zeros(own.shape, jnp.float32)
+      key = core.make_key(0) if self.needs_key else None
+      sent, _ = self.codec.encode(zeros, self.codec.init(zeros), key)
+      own = own + self.codec.decode(sent, zeros)
+    # A count of 0 would say that nothing was sent yet.
+    return Feedback(kernels.ErrorMemory(jnp.ones((), jnp.int32), own, sent))
+
+  def _payload_like(self, like: ShapedLike) -> PyTree:
+    if self.is_tree:
+      return super()._payload_like(like)
+    return self.codec.payload_like(_bases.widen(like))
+
+  def _check_state(self, state: Any, like: ShapedLike | None = None) -> None:
+    fits = isinstance(state, Feedback) and not jnp.ndim(state.memory.count)
+    _checks.check_state(self, state, fits)

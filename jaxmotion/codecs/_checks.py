@@ -1,0 +1,152 @@
+"""Checks of what codecs are given; errors name the argument and its value."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxmotion import core, kernels
+from jaxmotion.core import PyTree, ShapedLike
+
+
+def check_shaped(name: str, like: Any) -> None:
+  """Raises unless an argument has the shape and dtype of a floating array."""
+  if not (hasattr(like, "shape") and hasattr(like, "dtype")):
+    raise TypeError(
+      f"`{name}` must be a floating-point array or ShapeDtypeStruct, got "
+      f"{like!r}."
+    )
+  core.check_float(name, like)
+
+
+def check_unsharded(name: str, x: Any, unit: int = 0) -> None:
+  """Raises if an array is sharded over explicit axes of a mesh."""
+  # JAX neither flattens such arrays nor cuts them at positions that depend on
+  # their elements.
+  if not isinstance(x, jax.Array):
+    return
+  # The type of an array tells explicit axes from others.
+  sharding: Any = getattr(jax.typeof(x), "sharding", None)
+  spec: tuple[Any, ...] = tuple(getattr(sharding, "spec", ()))
+  if spec.count(None) == len(spec):
+    return
+  if unit and all(axis is None for axis in spec[1:]):
+    parts = math.prod(
+      sharding.mesh.shape[axis] for axis in core.spec_axes(spec[0])
+    )
+    if x.size % (parts * unit) == 0:
+      return
+  raise ValueError(
+    f"`{name}` must not be sharded over explicit mesh axes, got P{spec}: "
+    "encode inside jax.shard_map, give `specs=` to `make_train_step`, or "
+    "reshard the array to jax.P()."
+  )
+
+
+def check_leaves(leaves: Any) -> None:
+  """Raises unless an argument is a list of paths and shapes."""
+  noun = "pairs of a path and a shape"
+  for leaf in core.check_sequence("leaves", leaves, noun):
+    pair = core.check_sequence("leaves", leaf, noun)
+    if len(pair) != 2 or not isinstance(pair[0], str):
+      raise TypeError(f"`leaves` must be {noun}, got {leaf!r:.200}.")
+    check_shaped(f"leaves[{pair[0]!r}]", pair[1])
+
+
+def check_error_memory(x: Any, memory: Any, decay: Any) -> None:
+  """Raises unless the arguments are an array, its error memory and a factor."""
+  check_shaped("x", x)
+  core.check_instance("memory", memory, kernels.ErrorMemory, "an ErrorMemory")
+  if jnp.shape(memory.value) != x.shape or jnp.shape(memory.count) != ():
+    raise ValueError(
+      f"`x` must have the shape of its memory, {jnp.shape(memory.value)}, got "
+      f"{core.shape_string(x)} and a count {jnp.shape(memory.count)}."
+    )
+  core.check_number("decay", decay, 0, 1, open_low=True)
+
+
+def check_nothing(codec: Any, state: Any) -> None:
+  """Raises unless a state is that of a codec that remembers nothing."""
+  if not (isinstance(state, tuple) and state == ()):
+    raise ValueError(
+      f"`state` must be () for {codec}, which remembers nothing, got {state!r}."
+    )
+
+
+def check_state(codec: Any, state: Any, fits: bool) -> None:
+  """Raises if a state does not fit a codec."""
+  if not fits:
+    raise ValueError(
+      f"`state` must be what `init` returned for {codec!r}, got {state!r}."
+    )
+
+
+def check_unread(codec: Any, state: Any) -> None:
+  """Raises if a state has parts of a worker's own, which no method reads."""
+  if jax.tree.leaves(core.drop_shared(state)):
+    raise ValueError(
+      "`codec` must say what it remembers of an array, got one that does not: "
+      f"{codec!r}. Give it `memory_parts`, `read_memory` and `write_memory`."
+    )
+
+
+def check_payload(
+  codec: Any,
+  payload: PyTree,
+  wanted: PyTree,
+  like: ShapedLike,
+  *,
+  stacked: bool,
+) -> None:
+  """Raises unless payloads have the expected shapes, stacked or not."""
+  # The leading axis is that of workers.
+  skipped = int(stacked)
+  treedef: Any
+  leaves, treedef = jax.tree.flatten(payload)
+  likes, expected = jax.tree.flatten(wanted)
+  if treedef == expected and all(
+    hasattr(a, "dtype") and a.dtype == b.dtype and a.shape[skipped:] == b.shape
+    for a, b in zip(leaves, likes, strict=True)
+  ):
+    return
+
+  def describe(leaf: Any) -> str:
+    if not hasattr(leaf, "dtype"):
+      return repr(leaf)
+    return core.shape_string(
+      jax.ShapeDtypeStruct(leaf.shape[skipped:], leaf.dtype)
+    )
+
+  name = "payloads" if stacked else "payload"
+  rows = "stacked along a leading axis of workers, " if stacked else ""
+  each = " each" if stacked else ""
+  raise ValueError(
+    f"`{name}` must be what {codec} makes of {core.shape_string(like)}, "
+    f"{rows}{jax.tree.map(core.shape_string, wanted)}{each}, got "
+    f"{jax.tree.map(describe, payload)}."
+  )
+
+
+def check_parts(
+  codec: Any, parts: Any, means: Any, like: ShapedLike, workers: int
+) -> None:
+  """Raises unless arguments are what `codec.write_memory` takes."""
+  check_shaped("like", like)
+  core.check_int("workers", workers, 1, 2**31 - 1)
+  for name, values in (("parts", parts), ("means", means)):
+    found = core.check_mapping(name, values, "names to parts of a memory")
+    for part in codec.memory_parts:
+      if part.row_of is not None:
+        continue
+      if part.name not in found:
+        raise ValueError(
+          f"`{name}` must have the part {part.name!r}, got {sorted(found)}."
+        )
+      x = found[part.name]
+      core.check_float(f"{name}[{part.name!r}]", x)
+      if jnp.shape(x) != tuple(like.shape):
+        raise ValueError(
+          f"`{name}[{part.name!r}]` must have the shape of `like`, "
+          f"{tuple(like.shape)}, got {core.shape_string(x)}."
+        )

@@ -1,1 +1,0 @@
-"""Codecs that send some of the elements."""
