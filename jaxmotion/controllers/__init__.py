@@ -7,34 +7,23 @@ each group of parameters; level 0 moves the fewest bits. The caller decides what
 a level means: controllers know no codec and no collective.
 """
 
-from jaxmotion.controllers._awp import (
-  AwpState as AwpState,
-  awp as awp,
-  awp_preset as awp_preset,
-)
+from jaxmotion.controllers._awp import awp as awp, awp_preset as awp_preset
 from jaxmotion.controllers._bandwidth import (
-  BandwidthState as BandwidthState,
   Times as Times,
   bandwidth as bandwidth,
 )
-from jaxmotion.controllers._base import Controller as Controller
-from jaxmotion.controllers._error_budget import (
-  ErrorBudgetState as ErrorBudgetState,
-  error_budget as error_budget,
-)
-from jaxmotion.controllers._fixed import (
-  FixedState as FixedState,
+from jaxmotion.controllers._base import (
+  Controller as Controller,
+  History as History,
+  LevelChange as LevelChange,
   fixed as fixed,
+  level_changes as level_changes,
 )
+from jaxmotion.controllers._error_budget import error_budget as error_budget
 from jaxmotion.controllers._groups import (
   Groups as Groups,
   group_by as group_by,
   group_norms as group_norms,
-)
-from jaxmotion.controllers._history import (
-  History as History,
-  LevelChange as LevelChange,
-  level_changes as level_changes,
 )
 from jaxmotion.core import set_public_module as _set_public_module
 

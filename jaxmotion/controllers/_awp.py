@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxmotion import core
-from jaxmotion.controllers import _base, _history
+from jaxmotion.controllers import _base
 from jaxmotion.core import Array
 
 
@@ -19,17 +19,9 @@ class AwpState(NamedTuple):
     reference: float32[groups], the norm that the next one is compared with.
     norms: float32[groups, window], the last norms, newest first.
     num_norms: int32[groups], number of these norms since the last reset.
-
-  Example:
-    >>> from jaxmotion import controllers
-    >>> controller = controllers.awp(threshold=-0.1, interval=2)
-    >>> state = controller.init(jnp.array([4.0]))
-    >>> state = controller.update(jnp.array([3.0]), state)
-    >>> state.counter.tolist(), state.history.level.tolist()
-    ([1], [0])
   """
 
-  history: _history.History
+  history: _base.History
   counter: Array
   reference: Array
   norms: Array
@@ -98,11 +90,7 @@ class awp(_base.Controller):
     core.check_choice("reference", self.reference, ("previous", "last_reset"))
 
   def init(self, signal: Array) -> AwpState:
-    """Returns the state before training.
-
-    Args:
-      signal: float32[groups], norms of the initial weights.
-    """
+    """Returns the state before training, from norms of the first weights."""
     norms = _base.check_signal("signal", signal)
     groups = norms.shape[0]
     ok = jnp.isfinite(norms)
@@ -110,7 +98,7 @@ class awp(_base.Controller):
     zeros = jnp.zeros((groups,), jnp.int32)
     return AwpState(
       # Levels only rise, so a history of `levels` changes holds all of them.
-      history=_history.start_history(groups, 0, self.levels),
+      history=_base.start_history(groups, 0, self.levels),
       counter=zeros,
       reference=norms,
       norms=jnp.zeros((groups, self.window), jnp.float32).at[:, 0].set(norms),
@@ -118,12 +106,7 @@ class awp(_base.Controller):
     )
 
   def update(self, signal: Array, state: AwpState) -> AwpState:
-    """Returns the state after a step of training.
-
-    Args:
-      signal: float32[groups], norms of the weights after the step.
-      state: what `init` or the last `update` returned.
-    """
+    """Returns the state after a step, from norms of the weights after it."""
     groups = _base.check_state(state, AwpState).counter.shape[0]
     norm = _base.check_signal("signal", signal, groups)
     ok = jnp.isfinite(norm)
@@ -146,14 +129,15 @@ class awp(_base.Controller):
     if self.reference == "last_reset":
       reference = jnp.where(known, state.reference, mean)
       num_norms = jnp.where(is_full, 0, num_norms)
-    new = state._replace(
+    return _base.advance_state(
+      state,
+      level,
+      ok,
       counter=jnp.where(is_full, 0, counter),
       reference=reference,
       norms=norms,
       num_norms=num_norms,
     )
-    history = _history.advance_history(state.history, level, ok)
-    return AwpState(history, *_base.select_groups(ok, new[1:], state[1:]))
 
 
 def _mean_of_last(norms: Array, num_norms: Array) -> Array:

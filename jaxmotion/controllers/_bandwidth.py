@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxmotion import core
-from jaxmotion.controllers import _base, _history
+from jaxmotion.controllers import _base
 from jaxmotion.core import Array
 
 
@@ -36,17 +36,9 @@ class BandwidthState(NamedTuple):
     compute: float32[groups], smoothed seconds of computation.
     measured: int32[groups], number of steps that were measured.
     streak: int32[groups], consecutive updates with time for a higher level.
-
-  Example:
-    >>> from jaxmotion import controllers
-    >>> controller = controllers.bandwidth(level_bytes=(1000, 4000))
-    >>> times = controllers.Times(jnp.array([0.01]), jnp.array([0.1]))
-    >>> state = controller.update(times, controller.init(times))
-    >>> state.measured.tolist()
-    [1]
   """
 
-  history: _history.History
+  history: _base.History
   seconds_per_byte: Array
   compute: Array
   measured: Array
@@ -119,16 +111,12 @@ class bandwidth(_base.Controller):
     _base.check_slots("history_size", self.history_size)
 
   def init(self, signal: Times) -> BandwidthState:
-    """Returns the state before training, at level 0.
-
-    Args:
-      signal: times, of which only the number of groups is read.
-    """
+    """Returns the state before training, at level 0, for as many groups."""
     _check_times(signal)
     groups = _base.check_signal("signal.transfer", signal.transfer).shape[0]
     # Arrays of their own: a step that donates the state donates each once.
     return BandwidthState(
-      history=_history.start_history(groups, 0, self.history_size),
+      history=_base.start_history(groups, 0, self.history_size),
       seconds_per_byte=jnp.zeros((groups,), jnp.float32),
       compute=jnp.zeros((groups,), jnp.float32),
       measured=jnp.zeros((groups,), jnp.int32),
@@ -136,12 +124,7 @@ class bandwidth(_base.Controller):
     )
 
   def update(self, signal: Times, state: BandwidthState) -> BandwidthState:
-    """Returns the state after a step that took these times.
-
-    Args:
-      signal: times of the step.
-      state: what `init` or the last `update` returned.
-    """
+    """Returns the state after a step that took these times."""
     _check_times(signal)
     groups = _base.check_state(state, BandwidthState).measured.shape[0]
     transfer = _base.check_signal("signal.transfer", signal.transfer, groups)
@@ -169,15 +152,14 @@ class bandwidth(_base.Controller):
     streak = jnp.where(spare > now, state.streak + 1, 0)
     rises = streak == self.patience
     level = jnp.where(rises, spare, jnp.minimum(hidden, now))
-    new = BandwidthState(
-      history=_history.advance_history(state.history, level, ok),
+    return _base.advance_state(
+      state,
+      level,
+      ok,
       seconds_per_byte=seconds_per_byte,
       compute=compute,
       measured=state.measured + 1,
       streak=jnp.where(rises, 0, streak),
-    )
-    return BandwidthState(
-      new.history, *_base.select_groups(ok, new[1:], state[1:])
     )
 
 

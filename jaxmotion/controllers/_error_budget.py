@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxmotion import core
-from jaxmotion.controllers import _base, _history
+from jaxmotion.controllers import _base
 from jaxmotion.core import Array
 
 # Smallest error assumed: half a unit in the last place of float32, relative to
@@ -23,16 +23,9 @@ class ErrorBudgetState(NamedTuple):
     history: the levels so far.
     streak: int32[groups], consecutive updates after which the level below was
       predicted to stay within the budget.
-
-  Example:
-    >>> from jaxmotion import controllers
-    >>> controller = controllers.error_budget(budget=0.1)
-    >>> state = controller.init(jnp.array([0.5]))
-    >>> state.streak.tolist(), state.history.level.tolist()
-    ([0], [3])
   """
 
-  history: _history.History
+  history: _base.History
   streak: Array
 
 
@@ -89,24 +82,15 @@ class error_budget(_base.Controller):
     _base.check_slots("history_size", self.history_size)
 
   def init(self, signal: Array) -> ErrorBudgetState:
-    """Returns the state before training, at the highest level.
-
-    Args:
-      signal: float32[groups], of which only the number of groups is read.
-    """
+    """Returns the state before training, at the highest level."""
     groups = _base.check_signal("signal", signal).shape[0]
     return ErrorBudgetState(
-      _history.start_history(groups, self.levels - 1, self.history_size),
+      _base.start_history(groups, self.levels - 1, self.history_size),
       jnp.zeros((groups,), jnp.int32),
     )
 
   def update(self, signal: Array, state: ErrorBudgetState) -> ErrorBudgetState:
-    """Returns the state after a step of training.
-
-    Args:
-      signal: float32[groups], errors measured at the present levels.
-      state: what `init` or the last `update` returned.
-    """
+    """Returns the state after a step, from errors at the present levels."""
     _base.check_state(state, ErrorBudgetState)
     error = _base.check_signal("signal", signal, state.streak.shape[0])
     ok = jnp.isfinite(error)
@@ -117,7 +101,5 @@ class error_budget(_base.Controller):
     falls = streak == self.patience
     level = now + exceeds.astype(jnp.int32) - falls.astype(jnp.int32)
     level = jnp.clip(level, 0, self.levels - 1)
-    streak = _base.select_groups(ok, jnp.where(falls, 0, streak), state.streak)
-    return ErrorBudgetState(
-      _history.advance_history(state.history, level, ok), streak
-    )
+    streak = jnp.where(falls, 0, streak)
+    return _base.advance_state(state, level, ok, streak=streak)

@@ -16,8 +16,6 @@ from jaxmotion.core import set_public_module as _set_public_module
 from jaxmotion.planner._text import format_codec as format_codec
 from jaxmotion.planner.exchange import (
   CANDIDATES as CANDIDATES,
-  AlgorithmChoice as AlgorithmChoice,
-  AlgorithmTable as AlgorithmTable,
   ExchangePlan as ExchangePlan,
   TensorChoice as TensorChoice,
   advise as advise,
@@ -27,7 +25,6 @@ from jaxmotion.planner.residuals import (
   BudgetTooSmallError as BudgetTooSmallError,
   MemoryPlan as MemoryPlan,
   MemoryPlanRow as MemoryPlanRow,
-  StockStep as StockStep,
   fit_memory as fit_memory,
   program_memory_bytes as program_memory_bytes,
 )

@@ -8,38 +8,29 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jaxmotion import core, perfmodel
 
 
-def check_batch(batch: Any) -> None:
-  """Raises unless `batch` is a tuple of arguments.
-
-  Args:
-    batch: the caller's arguments after the parameters.
-
-  Raises:
-    TypeError: not a tuple; an array would otherwise be split by its rows.
-
-  >>> check_batch([1])
-  Traceback (most recent call last):
-  ...
-  TypeError: `batch` must be a tuple of the arguments after `params`, got a \
-list: write `(batch,)` for a single argument.
-  """
+def check_problem(platform: Any, batch: Any, optimizer: Any) -> None:
+  """Raises unless arguments beside a function and its parameters are right."""
+  core.check_instance(
+    "platform",
+    platform,
+    perfmodel.Platform,
+    "a perfmodel.Platform (see builtin_platform and load_platform)",
+  )
+  # An array would otherwise be split by its rows.
   if not isinstance(batch, tuple):
     raise TypeError(
       "`batch` must be a tuple of the arguments after `params`, got a "
       f"{type(batch).__name__}: write `(batch,)` for a single argument."
     )
-
-
-def check_platform(platform: Any) -> None:
-  """Raises unless `platform` is a `perfmodel.Platform`."""
-  if not isinstance(platform, perfmodel.Platform):
-    raise TypeError(
-      f"`platform` must be a perfmodel.Platform, got {platform!r}: see "
-      "perfmodel.builtin_platform and perfmodel.load_platform."
+  if optimizer is not None:
+    noun = "an optax.GradientTransformation or None"
+    core.check_instance(
+      "optimizer", optimizer, optax.GradientTransformation, noun
     )
 
 
@@ -67,22 +58,7 @@ def check_call(
 
 
 def check_positive(name: str, value: Any, most: float = math.inf) -> None:
-  """Raises unless `value` is a positive, finite number.
-
-  Args:
-    name: the argument's name, for the message.
-    value: what the caller gave. A NumPy float64 is allowed: measured times
-      are often medians of arrays.
-    most: greatest number allowed.
-
-  Raises:
-    TypeError: not a number.
-    ValueError: not positive, or not finite.
-
-  >>> check_positive("step_s", 0.0)
-  Traceback (most recent call last):
-  ...
-  ValueError: `step_s` must be a number in (0, inf), got 0.0.
-  """
+  """Raises unless `value` is a positive, finite number."""
+  # Measured times are often medians of arrays, NumPy's float64.
   value = float(value) if isinstance(value, float) else value
   core.check_number(name, value, 0, most, open_low=True)

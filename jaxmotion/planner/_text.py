@@ -40,11 +40,7 @@ def _format_value(value: Any) -> str:
 
 
 def format_seconds(value: float) -> str:
-  """Returns seconds as text, in s, ms or us.
-
-  >>> format_seconds(0.0123), format_seconds(4e-7), format_seconds(0.0)
-  ('12.3 ms', '0.4 us', '0 us')
-  """
+  """Returns seconds as text, in s, ms or us."""
   for unit, name in ((1.0, "s"), (1e-3, "ms")):
     if value >= unit:
       return f"{value / unit:.3g} {name}"
@@ -52,11 +48,7 @@ def format_seconds(value: float) -> str:
 
 
 def format_bytes(value: float) -> str:
-  """Returns bytes as text, in GB, MB, kB or B.
-
-  >>> format_bytes(1500), format_bytes(2.5e6), format_bytes(12)
-  ('1.5 kB', '2.5 MB', '12 B')
-  """
+  """Returns bytes as text, in GB, MB, kB or B."""
   for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
     if value >= unit:
       return f"{value / unit:.3g} {name}"

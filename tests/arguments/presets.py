@@ -58,7 +58,6 @@ ACCEPTED = {
   ("presets.dgc", "clip_norm"): {"huge": "clips nothing"},
   ("presets.dgc", "warmup"): {"zero": "no warm-up"},
   ("presets.ef21_sgdm", "start"): {"zero": "begins from zero"},
-  ("presets.ef21_sgdm", "min_dimensions"): {"zero": "leaves of any number"},
   ("*", "min_size"): {
     "zero": "leaves of any size",
     "huge": "no leaf is so large",

@@ -69,7 +69,7 @@ def assert_close(found, expected):
 
 
 def test_momenta_and_errors_of_dgc_keep_their_means():
-  tx = presets.dgc("data", min_size=0, stages=1, warmup=2)
+  tx = presets.dgc("data", min_size=0, warmup=2)
   first = jax.tree.map(forget_second, fill(tx), is_leaf=is_momentum_of_mean)
   states = resize_all(tx, first)
   errors = [read_errors(tx, s, n) for s, n in zip(states, COUNTS, strict=True)]

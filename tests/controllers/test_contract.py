@@ -199,3 +199,16 @@ def test_a_controller_is_its_configuration(name):
   names = {n: getattr(controllers, n) for n in controllers.__dict__}
   assert eval(repr(controller), names) == controller
   assert hash(controller) == hash(eval(repr(controller), names))
+
+
+def test_a_fixed_level_takes_any_signal_and_stays():
+  controller = controllers.fixed(1)
+  for signal in (
+    jnp.full(2, jnp.nan),
+    controllers.Times(jnp.ones(2), jnp.ones(2)),
+  ):
+    state = controller.update(signal, controller.init(signal))
+    assert controller.level(state).tolist() == [1, 1]
+    assert int(state.history.step) == 1
+  with pytest.raises(ValueError, match="`at` must be an integer in .*, got -1"):
+    controllers.fixed(-1)

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxmotion import HostAxes
+from jaxmotion import HostAxes, perfmodel
+from jaxmotion.perfmodel.predict._layout import make_layout
 
 AXES = HostAxes("host", "device")
 MESH = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), AXES.names)
@@ -78,3 +79,27 @@ def poison(grads, kind):
 
 
 BAD = ("NaN", "infinite", "zero layer", "rank 1", "huge", "constant row")
+
+
+def random_gradients(seed, workers, params):
+  """Gradients of all workers."""
+  rng = np.random.default_rng(seed)
+  return {
+    k: rng.normal(size=(workers, *a.shape)).astype(np.float32)
+    for k, a in params.items()
+  }
+
+
+def mean_bytes(workers, nbytes=4):
+  """What one worker sends to average so many bytes at full precision."""
+  return 2 * (workers - 1) / workers * nbytes
+
+
+def layout_bytes(tree, codec, workers, method=None, devices=None):
+  """What an exchange of a tree sends by what its codec asks for."""
+  link = perfmodel.Link(latency_s=1e-3, rate=perfmodel.gbit_per_s(1))
+  axis, local = (
+    n and perfmodel.Axis(name=name, workers=n, link=link)
+    for name, n in (("host", workers), ("device", devices))
+  )
+  return make_layout(tree, axis, codec, method, local).ledger.total_bytes

@@ -9,6 +9,8 @@ import jaxmotion
 SHAPES = {"a": (12, 20), "b": (20,), "c": (16, 8), "d": (9,)}
 PARAMS = {k: np.zeros(shape, np.float32) for k, shape in SHAPES.items()}
 MESH = Mesh(np.array(jax.devices()[:4]), ("data",))
+# Workers of tests at other settings.
+THREE = 3
 
 
 def gradients(step):
@@ -57,3 +59,18 @@ def own_errors(state, worker):
     jax.tree.map(lambda a: a[worker], part.first)
     for part in exchange.codec_state.value
   ]
+
+
+def normal_gradients(seed, shapes):
+  """Gradients of three workers, of any shapes."""
+  rng = np.random.default_rng(seed)
+  return {
+    name: rng.normal(size=(THREE, *shape)).astype(np.float32)
+    for name, shape in shapes.items()
+  }
+
+
+def run_on_three(tx, shapes):
+  params = {name: np.zeros(s, np.float32) for name, s in shapes.items()}
+  mesh = Mesh(np.array(jax.devices()[:THREE]), ("data",))
+  return make_run(tx, params, mesh)

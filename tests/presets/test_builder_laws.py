@@ -12,15 +12,19 @@ from jax import lax
 from jax.sharding import Mesh
 
 import jaxmotion
-from jaxmotion import codecs, perfmodel, presets, transforms, wire
-from jaxmotion.perfmodel.predict._layout import make_layout
-from tests.presets.helpers import BAD, poison
+from jaxmotion import codecs, presets, transforms, wire
+from tests.presets.helpers import (
+  BAD,
+  layout_bytes,
+  mean_bytes,
+  poison,
+  random_gradients,
+)
 
 PARAMS = {
   "matrix": np.zeros((48, 64), np.float32),
   "vector": np.zeros(40, np.float32),
 }
-LINK = perfmodel.Link(latency_s=1e-3, rate=perfmodel.gbit_per_s(1))
 SGD = optax.sgd(0.1, momentum=0.9)
 UNIFORM = codecs.uniform
 INT8 = UNIFORM(bits=8, block=512, rounding="stochastic")
@@ -36,7 +40,7 @@ CODED = {
   "streaming_diloco": codecs.feedback(
     codecs.chain(codecs.rotate(), UNIFORM(bits=4))
   ),
-  "streaming_as_coded": codecs.microscaling(format="float4_e3m0"),
+  "streaming_e3m0": codecs.microscaling(format="float4_e3m0"),
   "sparse_loco": codecs.feedback(
     codecs.chain(
       codecs.tiles(chunk=64, fit="pad", shape="square"),
@@ -89,9 +93,9 @@ def make_step(name, mesh):
       scheme = presets.muloco(0.02, **rounds)
     case "streaming_diloco":
       scheme = presets.streaming_diloco(SGD, fragments=2, **rounds)
-    case "streaming_as_coded":
+    case "streaming_e3m0":
       scheme = presets.streaming_diloco(
-        SGD, as_coded=True, fragments=2, **rounds
+        SGD, codec=CODED[name], fragments=2, **rounds
       )
     case "sparse_loco":
       tx = presets.sparse_loco(axes, nonfinite="propagate")
@@ -112,15 +116,6 @@ def make_mesh(*shape):
   return Mesh(devices, ("host", "device")[: len(shape)])
 
 
-def gradients(seed, workers, params=PARAMS):
-  """Gradients of all workers: what the loss multiplies parameters by."""
-  rng = np.random.default_rng(seed)
-  return {
-    k: rng.normal(size=(workers, *a.shape)).astype(np.float32)
-    for k, a in params.items()
-  }
-
-
 @functools.cache
 def prepare(name, *shape):
   """The step of a preset, and the shapes of its arguments."""
@@ -129,7 +124,7 @@ def prepare(name, *shape):
   if name == "zeropp_layers":
     params = params | {"matrix": np.stack([params["matrix"]] * LAYERS)}
   state = jax.eval_shape(init, params)
-  return init, step, (state, gradients(0, math.prod(shape), params))
+  return init, step, (state, random_gradients(0, math.prod(shape), params))
 
 
 @functools.cache
@@ -138,23 +133,9 @@ def compile_step(name, *shape):
   return step.lower(*args).compile()
 
 
-def mean_bytes(workers, nbytes=4):
-  """What one worker sends to average so many bytes at full precision."""
-  return 2 * (workers - 1) / workers * nbytes
-
-
-def layout_bytes(tree, codec, workers, method=None, devices=None):
-  """What an exchange of a tree sends by what its codec asks for."""
-  axis, local = (
-    n and perfmodel.Axis(name=name, workers=n, link=LINK)
-    for name, n in (("host", workers), ("device", devices))
-  )
-  return make_layout(tree, axis, codec, method, local).ledger.total_bytes
-
-
 def predict_local(name, workers, devices=None):
   """All fragments of local updates."""
-  method = "gather" if name in ("streaming_as_coded", "sparse_loco") else None
+  method = "gather" if name == "sparse_loco" else None
   fragments = [PARAMS]
   if name.startswith("streaming"):
     fragments = [{k: a} for k, a in PARAMS.items()]
@@ -239,10 +220,10 @@ def read_kept(name, state):
 @pytest.mark.parametrize("name", [*CODED, *DIVIDED])
 def test_bad_gradients_pass_and_replicas_stay_equal(name):
   init, _, _ = prepare(name, *((2, 2) if name in DIVIDED else (4,)))
-  good = [gradients(seed, 4) for seed in range(4)]
+  good = [random_gradients(seed, 4, PARAMS) for seed in range(4)]
   first = run_steps(name, init(PARAMS), *good[:2])
   for kind in BAD:
-    bad = poison(gradients(4, 4), kind)
+    bad = poison(random_gradients(4, 4, PARAMS), kind)
     # Local updates exchange in every second step, others in every one.
     state = run_steps(name, first, bad, bad)
     if kind in ("NaN", "infinite") and not name.startswith("streaming"):

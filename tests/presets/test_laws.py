@@ -9,10 +9,15 @@ import pytest
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
 import jaxmotion
-from jaxmotion import checkpoint, codecs, perfmodel, presets, wire
-from jaxmotion.perfmodel.predict._layout import make_layout
+from jaxmotion import checkpoint, codecs, presets, wire
 from jaxmotion.transforms.extend import find_exchanges, trace_state
-from tests.presets.helpers import BAD, poison
+from tests.presets.helpers import (
+  BAD,
+  layout_bytes,
+  mean_bytes,
+  poison,
+  random_gradients,
+)
 from tests.presets.reference import make_run
 
 PARAMS = {
@@ -21,9 +26,11 @@ PARAMS = {
 }
 PRESETS = {
   "power_sgd": presets.power_sgd("data", rank=2, start=0, nonfinite="skip"),
-  "dgc": presets.dgc("data", density=0.05, stages=1, warmup=2),
+  "dgc": presets.dgc("data", density=0.05, warmup=2),
   "ef21_sgdm": presets.ef21_sgdm("data"),
-  "onebit_as_coded": presets.onebit_adam("data", 0.1, freeze=1, as_coded=True),
+  "onebit_two_phase": presets.onebit_adam(
+    "data", 0.1, freeze=1, codec=codecs.onebit()
+  ),
   "demo": presets.demo("data", 0.1, chunk=16),
   "sparse_loco": presets.sparse_loco("data", chunk=16),
   "lion": presets.lion("data", 0.1, weight_decay=0.0),
@@ -61,22 +68,13 @@ def run_all(table):
 
 def gradients(seed, workers=4, change=lambda grads: grads):
   """Gradients of all workers for every preset, all of them alike."""
-  rng = np.random.default_rng(seed)
-  grads = {
-    k: rng.normal(size=(workers, *a.shape)).astype(np.float32)
-    for k, a in PARAMS.items()
-  }
-  return dict.fromkeys(PRESETS, change(grads))
+  return dict.fromkeys(PRESETS, change(random_gradients(seed, workers, PARAMS)))
 
 
 def predict_bytes(options, workers):
   """Bytes of an exchange by what its codec asks for, with a check of a skip."""
-  link = perfmodel.Link(latency_s=1e-3, rate=perfmodel.gbit_per_s(1))
-  axis = perfmodel.Axis(name="data", workers=workers, link=link)
-  codec = options.codec
-  codec = codec[0] if isinstance(codec, tuple) else codec
-  layout = make_layout(PARAMS, axis, codec, options.method, None)
-  return layout.ledger.total_bytes + 2 * (workers - 1) / workers * 4
+  sent = layout_bytes(PARAMS, options.codecs[0], workers, options.method)
+  return sent + mean_bytes(workers)
 
 
 def run_on(mesh, state, tx):
@@ -146,7 +144,7 @@ def traced_bytes(workers, names):
 @pytest.mark.unoptimized
 @pytest.mark.parametrize(
   ("workers", "names"),
-  [(4, tuple(PRESETS)), (3, ("onebit_as_coded", "lion", "power_sgd"))],
+  [(4, tuple(PRESETS)), (3, ("onebit_two_phase", "lion", "power_sgd"))],
 )
 def test_bytes_of_compiled_programs_are_the_traced_ones(workers, names):
   expected = traced_bytes(workers, names)
@@ -204,10 +202,8 @@ CONSERVING = {
     "data",
     density=0.1,
     momentum=0.0,
-    masking=False,
     clip_norm=None,
     warmup=2,
-    stages=1,
     min_size=0,
     nonfinite="propagate",
   ),

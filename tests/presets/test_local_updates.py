@@ -7,7 +7,7 @@ import optax
 import pytest
 from jax.sharding import Mesh
 
-from jaxmotion import presets, transforms, wire
+from jaxmotion import codecs, presets, transforms, wire
 from tests.transforms import local_reference as reference
 from tests.transforms.test_local_updates import (
   INNER,
@@ -89,18 +89,13 @@ def test_the_papers_format_is_gathered_and_added_at_full_precision():
   rng = np.random.default_rng(0)
   mesh = Mesh(np.array(jax.devices()[:8]), ("data",))
   targets = rng.normal(size=(8, 16, 8)).astype(np.float32)
+  e3m0 = codecs.microscaling(format="float4_e3m0")
+  outer = optax.chain(
+    transforms.exchange("data", e3m0, method="gather"), optax.sgd(1.0)
+  )
   init, step = transforms.make_train_step(
     lambda w, target: jnp.sum((w[None] - target) ** 2) / 2,
-    presets.streaming_diloco(
-      optax.sgd(1.0),
-      every=1,
-      fragments=1,
-      delay=0,
-      mix=0.0,
-      outer_rate=1.0,
-      outer_momentum=0.0,
-      as_coded=True,
-    ),
+    transforms.local_updates(optax.sgd(1.0), outer, every=1),
     mesh,
   )
   state, _ = step(init(jnp.zeros((16, 8))), targets)
@@ -148,12 +143,6 @@ def test_muon_learns_in_two_bits():
     ("diloco", {"outer": INNER}, TypeError, "`outer` must not be given to `di"),
     ("streaming_diloco", {"delay": 100}, ValueError, "`delay` must be less"),
     ("streaming_diloco", {"fragments": 3}, ValueError, "`fragments` must div"),
-    (
-      "streaming_diloco",
-      {"as_coded": True, "codec": None},
-      ValueError,
-      "`codec` must be left out with `as_coded`",
-    ),
   ],
 )
 def test_wrong_arguments_are_refused(name, options, error, match):

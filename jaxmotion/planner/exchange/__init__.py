@@ -4,10 +4,6 @@ from jaxmotion.planner.exchange._advise import (
   CANDIDATES as CANDIDATES,
   advise as advise,
 )
-from jaxmotion.planner.exchange._algorithm_choice import (
-  AlgorithmChoice as AlgorithmChoice,
-  AlgorithmTable as AlgorithmTable,
-)
 from jaxmotion.planner.exchange._plan import (
   ExchangePlan as ExchangePlan,
   TensorChoice as TensorChoice,

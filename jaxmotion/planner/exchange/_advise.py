@@ -8,29 +8,20 @@ from typing import Any
 import jax
 import optax
 
-from jaxmotion import core, perfmodel
-from jaxmotion.codecs import (
-  Codec,
-  cast,
-  feedback,
-  identity,
-  sign,
-  topk,
-  uniform,
-)
+from jaxmotion import codecs, core, perfmodel
 from jaxmotion.codecs.extend import check_codec
 from jaxmotion.core import PyTree
 from jaxmotion.planner import _checks
 from jaxmotion.planner.exchange import _errors, _plan, _problem, _solve
 from jaxmotion.transforms.extend import check_trained
 
-CANDIDATES: tuple[Codec, ...] = (
-  cast("bfloat16"),
-  uniform(bits=8),
-  feedback(uniform(bits=4)),
-  feedback(uniform(bits=2)),
-  feedback(sign()),
-  feedback(topk(density=0.01)),
+CANDIDATES: tuple[codecs.Codec, ...] = (
+  codecs.cast("bfloat16"),
+  codecs.uniform(bits=8),
+  codecs.feedback(codecs.uniform(bits=4)),
+  codecs.feedback(codecs.uniform(bits=2)),
+  codecs.feedback(codecs.sign()),
+  codecs.feedback(codecs.topk(density=0.01)),
 )
 """Codecs that `advise` chooses from by default, besides full precision."""
 
@@ -43,7 +34,7 @@ def advise(
   *,
   accuracy_budget: float = 0.1,
   gradients: PyTree | None = None,
-  candidates: Sequence[Codec] = CANDIDATES,
+  candidates: Sequence[codecs.Codec] = CANDIDATES,
   optimizer: optax.GradientTransformation | None = None,
   mesh_axis: str | core.HostAxes | None = None,
   bucket_bytes: int | None = None,
@@ -117,45 +108,38 @@ def advise(
     (dynamic programming under an error budget, for the fewest bytes). Wang et
     al., Espresso, 2023 (encoding delays the gradients that follow).
   """
-  _checks.check_platform(platform)
-  _checks.check_batch(batch)
+  _checks.check_problem(platform, batch, optimizer)
   core.check_number("accuracy_budget", accuracy_budget, 0, 1)
   core.check_bool("overlap", overlap)
   core.check_arrays("params", params)
   if gradients is not None:
     core.check_arrays("gradients", gradients)
-  if optimizer is not None:
-    noun = "an optax transformation or None"
-    core.check_instance(
-      "optimizer", optimizer, optax.GradientTransformation, noun
-    )
   mesh_axis = _check_axes(platform, mesh_axis)
-  codecs = _check_candidates(candidates)
+  candidates = _check_candidates(candidates)
   if not jax.tree.leaves(params):
     raise ValueError("`params` must hold at least one array, got none.")
-  if not isinstance(loss_fn, perfmodel.StepCost):
-    _checks.check_call(("loss_fn", "params", "batch"), loss_fn, params, batch)
-    check_trained(params)
   if bucket_bytes is not None:
     core.check_int("bucket_bytes", bucket_bytes, 1, 1 << 62)
   if isinstance(loss_fn, perfmodel.StepCost):
     _check_traced_step(loss_fn, params, batch)
     step_cost = loss_fn
   else:
+    _checks.check_call(("loss_fn", "params", "batch"), loss_fn, params, batch)
+    check_trained(params)
     step_cost = perfmodel.trace_step(
       loss_fn, params, batch, optimizer=optimizer
     )
   errors = (
-    _errors.bound_errors(step_cost.params, codecs)
+    _errors.bound_errors(step_cost.params, candidates)
     if gradients is None
-    else _errors.measure_errors(step_cost.params, codecs, gradients)
+    else _errors.measure_errors(step_cost.params, candidates, gradients)
   )
   return _solve.solve_exchange(
     _problem.ExchangeProblem(
       step_cost,
       platform,
       mesh_axis,
-      codecs,
+      candidates,
       errors,
       accuracy_budget,
       bucket_bytes=bucket_bytes,
@@ -179,12 +163,14 @@ def _check_axes(
   return mesh_axis
 
 
-def _check_candidates(candidates: Sequence[Codec]) -> tuple[Codec, ...]:
+def _check_candidates(
+  candidates: Sequence[codecs.Codec],
+) -> tuple[codecs.Codec, ...]:
   """Returns the candidates without duplicates, full precision first."""
   candidates = core.check_sequence("candidates", candidates, "codecs")
   for i, codec in enumerate(candidates):
     check_codec(f"candidates[{i}]", codec, one_round=True)
-  return tuple(dict.fromkeys((identity(), *candidates)))
+  return tuple(dict.fromkeys((codecs.identity(), *candidates)))
 
 
 def _check_traced_step(

@@ -1,4 +1,4 @@
-"""Encoding errors of every candidate codec on every tensor's gradient."""
+"""Encoding errors of every candidate codec, measured or guaranteed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,6 @@ import numpy as np
 
 from jaxmotion import codecs, core
 from jaxmotion.core import Array, PyTree
-from jaxmotion.planner.exchange import _error_bounds
 
 
 class EncodingErrors(NamedTuple):
@@ -66,7 +65,7 @@ def bound_errors(
   squares = np.zeros((len(sizes), len(candidates)))
   for j, codec in enumerate(candidates):
     for i, size in enumerate(sizes):
-      bound = _error_bounds.relative_error_bound(codec, size) if size else 0.0
+      bound = relative_error_bound(codec, size) if size else 0.0
       if bound is None:
         raise ValueError(
           "`gradients` must be given for a codec that states no bound on its "
@@ -118,7 +117,7 @@ def _check_gradients(params: PyTree, gradients: PyTree) -> None:
 def _squared_error(codec: codecs.Codec, x: Array, exact: np.ndarray) -> float:
   # An exchange hands float32 to all codecs except those that keep the dtype.
   x = x if codec.keeps_dtype else jnp.asarray(x, jnp.float32)
-  decoded = np.asarray(_round_trip_of(codec)(x), np.float64)
+  decoded = np.asarray(_round_trip(codec, x), np.float64)
   lost = _squared_norm(decoded - exact)
   # A non-finite result has lost more than any budget allows.
   return lost if math.isfinite(lost) else math.inf
@@ -128,13 +127,66 @@ def _squared_norm(x: np.ndarray) -> float:
   return float(np.sum(np.square(x)))
 
 
-@functools.lru_cache(maxsize=256)
-def _round_trip_of(codec: codecs.Codec) -> Any:
-  """Returns the jitted function that encodes and decodes an array."""
+@functools.partial(jax.jit, static_argnums=0)
+def _round_trip(codec: codecs.Codec, x: Array) -> Array:
+  payload, _ = codec.encode(x, codec.init(x), core.make_key(0))
+  return codec.decode(payload, x)
 
-  @jax.jit
-  def round_trip(x: Array) -> Array:
-    payload, _ = codec.encode(x, codec.init(x), core.make_key(0))
-    return codec.decode(payload, x)
 
-  return round_trip
+# Codecs round scales up to 16 significant bits.
+_ROUNDED_UP = 1 + 2.0**-15
+# Blocks follow the rows of an array: they may be this much longer than
+# `codec.block` asks for.
+_LONGER = 1.5
+
+
+def relative_error_bound(codec: codecs.Codec, elements: int) -> float | None:
+  """Returns a bound on the relative error of one encoding, or None."""
+  # `||decode(encode(x)) - x|| <= bound ||x||` for every array of normal
+  # floating-point elements, with empty error memory. None is a codec that
+  # guarantees nothing, or only within the range of a narrow format.
+  match codec:
+    case codecs.identity():
+      return 0.0
+    case codecs.feedback():
+      return relative_error_bound(codec.codec, elements)
+    case codecs.cast(dtype="bfloat16"):
+      return 2.0**-8
+    case codecs.truncate():
+      error = (0.75, 2.0**-7, 2.0**-15, 0.0)[codec.bytes - 1]
+      is_halved = codec.rounding == "nearest" and codec.bytes > 1
+      return error / 2 if is_halved else error
+    case codecs.uniform():
+      return _bound_levels(codec, min(codec.block, elements))
+    case codecs.sign():
+      return _bound_contraction(1 / min(codec.block, elements))
+    case codecs.topk(block=None):
+      return _bound_contraction(max(codec.density / _LONGER, 1 / elements))
+    case codecs.topk():
+      block = min(codec.block or elements, elements)
+      count = max(1, round(codec.density * block))
+      return _bound_contraction(count / block)
+  return None
+
+
+def _bound_levels(codec: codecs.uniform, block: int) -> float:
+  """Bounds the error of levels evenly spaced up to a block's largest
+  element."""
+  # Each of `block` elements is off by at most half a step, or by a whole step
+  # if rounding is stochastic. Steps are shares of the block's largest element,
+  # and the norm of the block is at least that element.
+  if codec.symmetric:
+    step = 1 / (2 ** (codec.bits - 1) - 1) if codec.bits > 1 else 2.0
+  else:
+    step = 2 / (2**codec.bits - 1)
+  is_nearest = codec.rounding == "nearest"
+  bound = math.sqrt(block) * step * _ROUNDED_UP * (0.5 if is_nearest else 1.0)
+  # With a level at zero and rounding to the nearest level, no element loses
+  # more than itself.
+  has_zero_level = codec.symmetric and codec.bits > 1 and is_nearest
+  return min(bound, 1.0) if has_zero_level else bound
+
+
+def _bound_contraction(kept_share: float) -> float:
+  """Bounds the error of a codec that keeps this share of the squared norm."""
+  return math.sqrt(max(0.0, 1 - kept_share))

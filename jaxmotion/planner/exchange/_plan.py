@@ -9,12 +9,7 @@ from typing import NamedTuple
 
 from jaxmotion import codecs, core, perfmodel
 from jaxmotion.planner import _text
-from jaxmotion.planner.exchange import (
-  _algorithm_choice,
-  _problem,
-  _weigh_algorithms,
-  _weigh_rare,
-)
+from jaxmotion.planner.exchange import _algorithms, _problem
 
 # A rarer exchange is named if its step takes less than this share.
 _MUCH = 0.9
@@ -106,7 +101,7 @@ class ExchangePlan:
     return self.problem.platform
 
   @functools.cached_property
-  def algorithms(self) -> _algorithm_choice.AlgorithmTable:
+  def algorithms(self) -> _algorithms.AlgorithmTable:
     """All exchanges of the library on this platform, the fastest step first.
 
     They are the plan itself, its exchange one step late, exchanges every few
@@ -115,26 +110,22 @@ class ExchangePlan:
     memory, or if it refuses the parameters. One that sends no fewer bytes is
     not offered either. Its note says which. Errors are not weighed: no bound on
     one step tells what an algorithm does to a loss.
+
+    Each has a `name`, the expression that makes it, and a `note`. Its `step_s`
+    and `wire_bytes` are averages over steps; None if it is not offered
+    (`is_offered`).
     """
-    return _weigh_algorithms.weigh_algorithms(
+    return _algorithms.weigh_algorithms(
       self.problem, self.step, self.uncompressed
     )
 
   def __str__(self) -> str:
     rows = [("tensor", "codec", "method", "wire", "error", "reason")]
-    rows += [
-      (
-        choice.path,
-        _text.format_codec(choice.codec),
-        choice.method,
-        _text.format_bytes(choice.wire_bytes),
-        f"{choice.error:.2g}",
-        choice.reason,
-      )
-      for choice in self.choices
-    ]
+    for path, _, codec, method, wire_bytes, error, reason in self.choices:
+      name, sent = _text.format_codec(codec), _text.format_bytes(wire_bytes)
+      rows.append((path, name, method, sent, f"{error:.2g}", reason))
     head = [self.reason]
-    rarer = _weigh_rare.weigh_period(self.problem, self.step)
+    rarer = _algorithms.weigh_period(self.problem, self.step)
     if rarer.step_s is not None and rarer.step_s < _MUCH * self.step.total_s:
       head.append(
         f"A rarer exchange beats a smaller one: {rarer.name} would take "

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 
+import jax
 import numpy as np
 
-from jaxmotion import core
+from jaxmotion import codecs, core, perfmodel
+from jaxmotion.collectives.extend import part_like
+from jaxmotion.perfmodel.extend import decode_seconds, encode_seconds
 from jaxmotion.planner import _checks
-from jaxmotion.planner.exchange import (
-  _plan,
-  _prices,
-  _problem,
-  _scale_platform,
-  _solve,
-  _table,
-)
+from jaxmotion.planner.exchange import _plan, _problem, _solve, _table
 
 _MOST_S = 1e6  # Seconds that a part of a step may take: eleven days.
 
@@ -74,36 +69,23 @@ def replan(
     compute_s=compute_s, coding_s=coding_s, link_s=link_s, step_s=step_s
   )
   _check_measurements(given)
-  problem = plan.problem
+  problem, step = plan.problem, plan.step
   if compute_s is not None:
-    step = plan.step
     factor = compute_s / (step.compute_s + step.update_s + step.call_s)
-    with _name_measurement("compute_s", compute_s):
-      problem = problem.on_platform(
-        _scale_platform.scale_device(plan.platform, factor)
-      )
+    problem = _correct(problem, _scale_device, "compute_s", compute_s, factor)
   if coding_s is not None:
     table, choice = table_of_plan(plan, problem)
     predicted = float(table.coding_s[np.arange(len(choice)), choice].sum())
     factor = _measured_factor("coding_s", coding_s, predicted)
-    with _name_measurement("coding_s", coding_s):
-      problem = problem.on_platform(
-        _scale_platform.scale_codecs(problem, factor)
-      )
+    problem = _correct(problem, _scale_codecs, "coding_s", coding_s, factor)
   table, choice = table_of_plan(plan, problem)
   if link_s is not None:
     predicted = sum_link_seconds(table, choice)
     factor = _measured_factor("link_s", link_s, predicted)
-    with _name_measurement("link_s", link_s):
-      problem = problem.on_platform(
-        _scale_platform.scale_links(problem, factor)
-      )
+    problem = _correct(problem, _scale_links, "link_s", link_s, factor)
   if step_s is not None:
     factor = _solve_link_factor(table, choice, step_s)
-    with _name_measurement("step_s", step_s):
-      problem = problem.on_platform(
-        _scale_platform.scale_links(problem, factor)
-      )
+    problem = _correct(problem, _scale_links, "step_s", step_s, factor)
   return _solve.solve_exchange(problem)
 
 
@@ -120,11 +102,16 @@ def _check_measurements(given: Mapping[str, float | None]) -> None:
     )
 
 
-@contextlib.contextmanager
-def _name_measurement(name: str, measured: float) -> Iterator[None]:
-  """Names the measurement that no platform explains."""
+def _correct(
+  problem: _problem.ExchangeProblem,
+  scale: Callable[[_problem.ExchangeProblem, float], perfmodel.Platform],
+  name: str,
+  measured: float,
+  factor: float,
+) -> _problem.ExchangeProblem:
+  """Returns the problem on a platform that explains a measurement."""
   try:
-    yield
+    return problem.on_platform(scale(problem, factor))
   except ValueError as error:
     raise ValueError(
       f"`{name}` must be what a platform can take, got {measured!r}, with"
@@ -148,7 +135,7 @@ def table_of_plan(
   used = list(dict.fromkeys(choice.codec for choice in plan.choices))
   mixed = not all(codec.summable for codec in used)
   table = _table.make_table(
-    _prices.TensorCosts(problem), used, plan.method, mixed=mixed
+    _table.TensorCosts(problem), used, plan.method, mixed=mixed
   )
   return table, np.array([used.index(c.codec) for c in plan.choices])
 
@@ -184,3 +171,112 @@ def _solve_link_factor(
     middle = (low + high) / 2
     low, high = (middle, high) if predict(middle) < step_s else (low, middle)
   return high
+
+
+def _scale_device(
+  problem: _problem.ExchangeProblem, factor: float
+) -> perfmodel.Platform:
+  """Returns a platform whose device computes `factor` times as long."""
+  platform = problem.platform
+  device = platform.device
+  return dataclasses.replace(
+    platform,
+    device=dataclasses.replace(
+      device,
+      matmul_flops_per_s={
+        dtype: rate / factor
+        for dtype, rate in device.matmul_flops_per_s.items()
+      },
+      vector_flops_per_s=device.vector_flops_per_s / factor,
+      memory_rate=perfmodel.Rate(
+        bytes_per_s=device.memory_rate.bytes_per_s / factor
+      ),
+      kernel_s=device.kernel_s * factor,
+      call_s=device.call_s * factor,
+      # Curves of codecs were measured: the step's factor says nothing of them.
+      measured={
+        name: curve
+        if name.split()[0] in ("encode", "decode", "add")
+        else _scale_curve(curve, factor)
+        for name, curve in device.measured.items()
+      },
+    ),
+  )
+
+
+def _scale_curve(curve: perfmodel.Curve, factor: float) -> perfmodel.Curve:
+  return dataclasses.replace(
+    curve, seconds=tuple(factor * s for s in curve.seconds)
+  )
+
+
+def _scale_links(
+  problem: _problem.ExchangeProblem, factor: float
+) -> perfmodel.Platform:
+  """Returns a platform whose collectives take `factor` times as long."""
+  platform = problem.platform
+  scaled_axes = core.axis_names(problem.mesh_axis)
+  axes = tuple(
+    dataclasses.replace(axis, link=_scale_link(axis.link, factor))
+    if axis.name in scaled_axes
+    else axis
+    for axis in platform.axes
+  )
+  return dataclasses.replace(platform, axes=axes)
+
+
+def _scale_link(link: perfmodel.Link, factor: float) -> perfmodel.Link:
+  return dataclasses.replace(
+    link,
+    latency_s=link.latency_s * factor,
+    rate=perfmodel.Rate(bytes_per_s=link.rate.bytes_per_s / factor),
+    measured={
+      name: _scale_curve(curve, factor) for name, curve in link.measured.items()
+    },
+  )
+
+
+def _scale_codecs(
+  problem: _problem.ExchangeProblem, factor: float
+) -> perfmodel.Platform:
+  """Returns a platform on which all candidates take `factor` times as long."""
+  # Each codec gets curves of its own, which are exact at the sizes of the
+  # problem's tensors and of their parts.
+  platform = problem.platform
+  leaves = jax.tree.leaves(problem.exchanged_tree())
+  sizes = {leaf.size for leaf in leaves}
+  curves = dict(platform.device.measured)
+  for codec in problem.candidates:
+    parts = {part_like(codec, leaf, problem.workers).size for leaf in leaves}
+    curves |= _codec_curves(
+      codec, (sizes | parts) - {0}, platform.device, factor
+    )
+  device = dataclasses.replace(platform.device, measured=curves)
+  return dataclasses.replace(platform, device=device)
+
+
+def _codec_curves(
+  codec: codecs.Codec, sizes: set[int], device: perfmodel.Device, factor: float
+) -> dict[str, perfmodel.Curve]:
+  """Returns curves of encoding, decoding and adding one more payload."""
+
+  def decode(n: int) -> float:
+    return decode_seconds(codec, n, 1, device)
+
+  timers = {
+    "encode": lambda n: encode_seconds(codec, n, device),
+    "decode": decode,
+    "add": lambda n: decode_seconds(codec, n, 2, device) - decode(n),
+  }
+  curves = {}
+  for action, seconds in timers.items():
+    name = f"{action} {codec!r}"
+    old = device.measured.get(name)
+    knots = sorted({*sizes, *(map(int, old.sizes) if old else ())})
+    curves[name] = perfmodel.Curve(
+      sizes=tuple(knots),
+      # Curves must be positive.
+      seconds=tuple(max(factor * seconds(n), 1e-12) for n in knots),
+      noise=old.noise if old else 0.0,
+    )
+  return curves

@@ -19,59 +19,12 @@ transfers are hidden depends on what follows.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from jaxmotion import core, perfmodel
-from jaxmotion.planner.exchange import _pipeline, _table
-
-
-class BucketSchedule(NamedTuple):
-  """Buckets of gradients and the computation between them.
-
-  Attributes:
-    buckets: positions of the tensors of each bucket, earliest bucket first.
-    gaps_s: seconds of computation before each bucket is ready, and after the
-      last one.
-    tail_s: seconds of the optimizer update and of calling the program.
-  """
-
-  buckets: tuple[tuple[int, ...], ...]
-  gaps_s: tuple[float, ...]
-  tail_s: float
-
-
-def schedule_buckets(
-  step_cost: perfmodel.StepCost,
-  device: perfmodel.Device,
-  bucket_bytes: int | None,
-) -> BucketSchedule:
-  """Returns the buckets that `perfmodel.predict_step` exchanges."""
-  ready = perfmodel.predict_ready_seconds(step_cost.gradient, device)[1:]
-  leaves = jax.tree.leaves(step_cost.params)
-  order = sorted(range(len(leaves)), key=lambda i: ready[i])
-  threshold = math.inf if bucket_bytes is None else bucket_bytes
-  buckets: list[tuple[int, ...]] = []
-  bucket: list[int] = []
-  nbytes = 0
-  for i in order:
-    bucket.append(i)
-    nbytes += core.tree_bytes(leaves[i])
-    if nbytes >= threshold:
-      buckets.append(tuple(bucket))
-      bucket, nbytes = [], 0
-  if bucket:
-    buckets.append(tuple(bucket))
-  ends = [0.0, *(ready[bucket[-1]] for bucket in buckets)]
-  compute_s = perfmodel.predict_seconds(step_cost.gradient, device)
-  gaps = [b - a for a, b in zip(ends, [*ends[1:], compute_s], strict=True)]
-  gaps[-1] = max(gaps[-1], 0.0)
-  tail_s = perfmodel.predict_seconds(step_cost.update, device) + device.call_s
-  return BucketSchedule(tuple(buckets), tuple(gaps), tail_s)
-
+from jaxmotion.planner.exchange import _table
 
 # Up to this many labels are all kept.
 _EXHAUSTIVE_LABELS = 4096
@@ -95,7 +48,7 @@ class _Labels(NamedTuple):
   error: np.ndarray
   coding_s: np.ndarray
   payload: np.ndarray
-  state: _pipeline.PipelineState
+  state: _table.PipelineState
 
 
 def search_choice(
@@ -116,7 +69,7 @@ def search_choice(
     np.zeros(1),
     np.zeros((1, 3)),
     np.zeros((1, table.payload.shape[-1])),
-    _pipeline.init_pipeline(1),
+    _table.init_pipeline(1),
   )
   resolution = _EQUAL * table.total_seconds(reference)
   suffixes = _reference_suffixes(table, reference)
@@ -134,21 +87,21 @@ def search_choice(
         labels.coding_s + table.coding_s[later, reference[later]].sum(0),
         labels.payload + table.payload[later, reference[later]].sum(0),
       )
-      total = _pipeline.finish_time(
-        _pipeline.advance_pipeline(labels.state, stage), suffix
+      total = _table.finish_time(
+        _table.advance_pipeline(labels.state, stage), suffix
       )
       kept = _prune_labels(
         labels, total, resolution, budget, exhaustive_labels, error_cells
       )
       history.append((tensor, parents[kept], options[kept]))
       labels = _select_labels(labels, kept)
-    state = _pipeline.advance_pipeline(
+    state = _table.advance_pipeline(
       labels.state, table.stage_times(gap_s, labels.coding_s, labels.payload)
     )
     labels = labels._replace(
       coding_s=0 * labels.coding_s, payload=0 * labels.payload, state=state
     )
-  total = _pipeline.finish_time(labels.state, suffixes[-1])
+  total = _table.finish_time(labels.state, suffixes[-1])
   best = int(_rank_labels(total, labels.error, resolution)[0])
   choice = np.zeros_like(reference)
   for tensor, parents, options in reversed(history):
@@ -159,7 +112,7 @@ def search_choice(
 
 def _reference_suffixes(
   table: _table.StepTable, reference: np.ndarray
-) -> list[_pipeline.PipelineSuffix]:
+) -> list[_table.PipelineSuffix]:
   """Returns what follows each bucket if a reference codes later buckets."""
   schedule = table.schedule
   suffixes = [table.last_suffix()]
@@ -170,7 +123,7 @@ def _reference_suffixes(
       table.coding_s[tensors, reference[tensors]].sum(0),
       table.payload[tensors, reference[tensors]].sum(0),
     )
-    suffixes.append(_pipeline.prepend_stage(stage, suffixes[-1]))
+    suffixes.append(_table.prepend_stage(stage, suffixes[-1]))
   return suffixes[::-1]
 
 
@@ -197,9 +150,8 @@ def _extend_labels(
 
 
 def _select_labels(labels: _Labels, positions: np.ndarray) -> _Labels:
-  state = _pipeline.PipelineState(*(a[positions] for a in labels.state))
-  error, coding_s, payload = (a[positions] for a in labels[:3])
-  return _Labels(error, coding_s, payload, state)
+  selected: _Labels = jax.tree.map(lambda a: a[positions], labels)
+  return selected
 
 
 def _prune_labels(

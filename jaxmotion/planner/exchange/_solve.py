@@ -16,29 +16,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxmotion import core, perfmodel
-from jaxmotion.codecs import Codec, rules
+from jaxmotion import codecs, core, perfmodel
 from jaxmotion.codecs.extend import partition
 from jaxmotion.collectives.extend import choose_methods
-from jaxmotion.planner.exchange import (
-  _plan,
-  _prices,
-  _problem,
-  _reasons,
-  _search,
-  _table,
-)
+from jaxmotion.planner import _text
+from jaxmotion.planner.exchange import _plan, _problem, _search, _table
 
 
 class _Solution(NamedTuple):
-  """A choice of codecs and its predicted step.
-
-  Attributes:
-    step: prediction by `perfmodel.predict_step`.
-    choice: int[tensors], a codec for each tensor.
-    method: method of the exchange; None is its own choice.
-    table: table in which the choice was found.
-  """
+  """A choice of codecs, int[tensors], its step, and the table it is from."""
 
   step: perfmodel.StepPrediction
   choice: np.ndarray
@@ -56,9 +42,7 @@ def solve_exchange(problem: _problem.ExchangeProblem) -> _plan.ExchangePlan:
   )
   uncompressed = problem.predict_step(None, None)
   return _plan.ExchangePlan(
-    _reasons.explain_plan(
-      problem, best.choice, best.step, uncompressed, uniform_s
-    ),
+    explain_plan(problem, best.choice, best.step, uncompressed, uniform_s),
     tuple(_list_tensor_choices(problem, tables, best, uncompressed)),
     _combine_codecs(problem, best.choice),
     best.method,
@@ -72,7 +56,7 @@ def solve_exchange(problem: _problem.ExchangeProblem) -> _plan.ExchangePlan:
 
 def _make_tables(problem: _problem.ExchangeProblem) -> list[_table.StepTable]:
   """Returns the table of sums alone, then those of sums beside others."""
-  costs, candidates = _prices.TensorCosts(problem), problem.candidates
+  costs, candidates = _table.TensorCosts(problem), problem.candidates
   tables = [_table.make_table(costs, candidates, "gather", mixed=False)]
   if not all(codec.summable for codec in candidates):
     for method in ("two_phase", "gather"):
@@ -97,10 +81,10 @@ def _predict_uniform(
 
 
 def _uniform_choices(
-  problem: _problem.ExchangeProblem, codecs: np.ndarray
+  problem: _problem.ExchangeProblem, usable: np.ndarray
 ) -> np.ndarray:
   """Returns int[codecs, tensors], each codec for all tensors."""
-  return np.repeat(codecs[:, None], len(problem.errors.norms), 1)
+  return np.repeat(usable[:, None], len(problem.errors.norms), 1)
 
 
 def _list_solutions(
@@ -147,7 +131,7 @@ def _include_unsummed(
 
 def _combine_codecs(
   problem: _problem.ExchangeProblem, choice: np.ndarray
-) -> Codec:
+) -> codecs.Codec:
   """Returns the codec of the exchange: rules by path, commonest codec last."""
   names = [path for path, _ in core.named_leaves(problem.step_cost.params)]
   used = sorted(set(choice.tolist()), key=lambda c: (choice == c).sum())
@@ -158,11 +142,11 @@ def _combine_codecs(
   for c, codec in zip(used, rarer, strict=False):
     paths = (re.escape(names[i]) for i in np.flatnonzero(choice == c))
     pairs.append((f"^({'|'.join(paths)})$", codec))
-  return rules((*pairs, (".*", commonest)))
+  return codecs.rules((*pairs, (".*", commonest)))
 
 
 def _tensor_methods(
-  problem: _problem.ExchangeProblem, codec: Codec, method: str | None
+  problem: _problem.ExchangeProblem, codec: codecs.Codec, method: str | None
 ) -> list[str]:
   """Returns the method by which an exchange sends each tensor."""
   groups = partition(codec, problem.exchanged_tree())
@@ -174,7 +158,7 @@ def _tensor_methods(
 
 
 def _exchange_method(
-  problem: _problem.ExchangeProblem, codec: Codec, method: str | None
+  problem: _problem.ExchangeProblem, codec: codecs.Codec, method: str | None
 ) -> str | None:
   """Returns the method, or None if the exchange chooses the same by itself."""
   default = _tensor_methods(problem, codec, None)
@@ -210,5 +194,113 @@ def _list_tensor_choices(
       methods[i],
       table.wire_bytes(i, chosen),
       problem.errors.relative_error(i, chosen),
-      _reasons.explain_tensor(problem, table, changed, i, chosen, total_s),
+      explain_tensor(problem, table, changed, i, chosen, total_s),
     )
+
+
+# Steps are equally long if they differ by less than this share.
+_EQUAL = 1e-9
+
+
+def explain_tensor(
+  problem: _problem.ExchangeProblem,
+  table: _table.StepTable,
+  changed: np.ndarray,
+  tensor: int,
+  codec: int,
+  total_s: np.ndarray,
+) -> str:
+  """Says why a tensor has its codec: what another would do to the step."""
+  # `changed`: int[codecs, tensors], the choice with each codec for this tensor.
+  # `total_s`: float64[codecs], seconds of the step.
+  added_s = total_s - total_s[codec]
+  if codec:
+    return _explain_compressed(table, tensor, codec, added_s[0])
+  affordable = np.array([problem.is_affordable(choice) for choice in changed])
+  equal_s = _EQUAL * total_s[codec]
+  return _explain_uncompressed(problem, tensor, added_s, affordable, equal_s)
+
+
+def _explain_compressed(
+  table: _table.StepTable, tensor: int, codec: int, saved_s: float
+) -> str:
+  sent, full = (table.wire_bytes(tensor, c) for c in (codec, 0))
+  coding_s = float(table.coding_s[tensor, codec].sum())
+  coding = f"for {_text.format_seconds(coding_s)} of coding"
+  if sent >= full:
+    return f"Saves {_text.format_seconds(saved_s)} by fewer messages, {coding}."
+  return (
+    f"Saves {_text.format_seconds(saved_s)}: {_text.format_bytes(sent)} "
+    f"instead of {_text.format_bytes(full)}, {coding}."
+  )
+
+
+def _explain_uncompressed(
+  problem: _problem.ExchangeProblem,
+  tensor: int,
+  added_s: np.ndarray,
+  affordable: np.ndarray,
+  equal_s: float,
+) -> str:
+  others = np.arange(1, len(added_s))
+  if not len(others):
+    return "There is no other codec."
+  best = others[np.argmin(added_s[others])]
+  name = _text.format_codec(problem.candidates[best])
+  if added_s[best] < -equal_s and not affordable[best]:
+    error = problem.errors.relative_error(tensor, int(best))
+    return (
+      f"{name} would save {_text.format_seconds(-added_s[best])}, but its "
+      f"error of {error:.2g} does not fit in the budget."
+    )
+  within_budget = others[affordable[others]]
+  if len(within_budget):
+    best = within_budget[np.argmin(added_s[within_budget])]
+    name = _text.format_codec(problem.candidates[best])
+  if added_s[best] <= equal_s:
+    return f"No codec makes the step shorter; {name} is as long."
+  return (
+    f"{name} would make the step {_text.format_seconds(added_s[best])} longer."
+  )
+
+
+def explain_plan(
+  problem: _problem.ExchangeProblem,
+  choice: np.ndarray,
+  step: perfmodel.StepPrediction,
+  uncompressed: perfmodel.StepPrediction,
+  uniform_s: np.ndarray,
+) -> str:
+  """Says what a plan does to the step."""
+  # `choice`: int[tensors], a codec for each tensor.
+  # `uniform_s`: float64[codecs], seconds with one codec for all tensors.
+  if problem.workers == 1 and problem.devices is None:
+    return "Do not compress: one worker has nobody to exchange with."
+  if choice.any():
+    source = "measured" if problem.errors.is_measured else "at most"
+    return (
+      f"Compress {np.count_nonzero(choice)} of {len(choice)} tensors: "
+      f"{_text.format_seconds(step.total_s)} a step instead of "
+      f"{_text.format_seconds(uncompressed.total_s)}, "
+      f"{_text.format_bytes(step.wire_bytes)} on the wire "
+      f"instead of {_text.format_bytes(uncompressed.wire_bytes)}, with an "
+      f"error of {problem.errors.total_error(choice):.2g} ({source})."
+    )
+  start = (
+    "Do not compress: the step takes "
+    f"{_text.format_seconds(uncompressed.total_s)}, "
+    f"of which the exchange adds {_text.format_seconds(uncompressed.exposed_s)}"
+  )
+  affordable = [
+    c
+    for c in range(1, len(uniform_s))
+    if problem.is_affordable(np.full_like(choice, c))
+  ]
+  if not affordable:
+    return f"{start}, and no codec's error fits in the budget."
+  best = min(affordable, key=lambda c: uniform_s[c])
+  name = _text.format_codec(problem.candidates[best])
+  return (
+    f"{start}; with {name} it would take "
+    f"{_text.format_seconds(uniform_s[best])}."
+  )

@@ -8,5 +8,4 @@ from jaxmotion.planner.residuals._plan import (
   BudgetTooSmallError as BudgetTooSmallError,
   MemoryPlan as MemoryPlan,
   MemoryPlanRow as MemoryPlanRow,
-  StockStep as StockStep,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +12,6 @@ import numpy as np
 from jaxmotion import codecs, core, perfmodel, program
 from jaxmotion.memory.residuals import Action, Residual, offload
 from jaxmotion.perfmodel.extend import decode_seconds, encode_seconds
-from jaxmotion.planner.residuals import _layers
 
 
 class KeepOption(NamedTuple):
@@ -34,13 +34,7 @@ class KeepOption(NamedTuple):
 
 
 class ResidualCosts:
-  """Costs of keeping a function's residuals on a platform.
-
-  Args:
-    closed: the function, traced.
-    platform: device, and links to the host.
-    step_s: seconds of a step that changes nothing.
-  """
+  """Costs of keeping a function's residuals on a platform."""
 
   def __init__(
     self,
@@ -49,7 +43,7 @@ class ResidualCosts:
     step_s: float,
   ):
     self._platform = platform
-    self._layers = _layers.list_layers(closed, platform.device)
+    self._layers = list_layers(closed, platform.device)
     forward_s = sum(layer.forward_s for layer in self._layers)
     # Backward seconds for each second of the forward pass.
     self._backward_ratio = max(step_s / forward_s - 1, 0) if forward_s else 0
@@ -58,16 +52,14 @@ class ResidualCosts:
     self, residuals: Sequence[Residual], actions: Sequence[Action]
   ) -> list[KeepOption]:
     """Returns the ways to keep residuals of one name, unchanged first."""
-    possible = (a for a in actions if _is_applicable(a, residuals))
-    return [self._cost_option(residuals, a) for a in (None, *possible)]
-
-  def _cost_option(
-    self, residuals: Sequence[Residual], action: Action
-  ) -> KeepOption:
-    on_host = isinstance(action, offload)
-    codec: Any = action.codec if isinstance(action, offload) else action
-    kept = [r._replace(codec=codec, on_host=on_host) for r in residuals]
-    return self.sum_costs(kept)._replace(action=action)
+    options = []
+    for action in (None, *actions):
+      on_host = isinstance(action, offload)
+      codec: Any = action.codec if isinstance(action, offload) else action
+      if codec is None or all(_is_smaller(codec, r) for r in residuals):
+        kept = [r._replace(codec=codec, on_host=on_host) for r in residuals]
+        options.append(self.sum_costs(kept)._replace(action=action))
+    return options
 
   def sum_costs(self, residuals: Sequence[Residual]) -> KeepOption:
     """Returns the costs of residuals by their own codecs and places."""
@@ -94,20 +86,17 @@ class ResidualCosts:
     return residual.repeats * (encode_s + decode_s)
 
   def exposed_seconds(
-    self, layer: str, to_host_s: Any, from_host_s: Any
+    self, layer: str | None, to_host_s: Any, from_host_s: Any
   ) -> Any:
     """Returns the seconds of a layer's transfers that are not hidden."""
     # Transfers to the host hide behind the same layer's forward pass, transfers
     # back behind its backward pass.
+    # `layer`: prefix of a layer; None is the whole function.
     # `to_host_s`: seconds of the link to the host, a number or an array.
     # `from_host_s`: seconds of the link back, a number or an array.
-    found = (x.forward_s for x in self._layers if x.prefix == layer)
-    return self._exceed_passes(next(found, 0.0), to_host_s, from_host_s)
-
-  def _exceed_passes(
-    self, forward_s: float, to_host_s: Any, from_host_s: Any
-  ) -> Any:
-    """Returns the seconds by which transfers take longer than both passes."""
+    forward_s = sum(
+      x.forward_s for x in self._layers if layer in (None, x.prefix)
+    )
     backward_s = self._backward_ratio * forward_s
     exposed = np.maximum(0.0, to_host_s - forward_s)
     return exposed + np.maximum(0.0, from_host_s - backward_s)
@@ -115,8 +104,8 @@ class ResidualCosts:
   def transfer_seconds(self, residuals: Sequence[Residual]) -> float:
     """Returns the seconds of all transfers that are not hidden."""
     total = 0.0
-    for layer in sorted({_layers.layer_of(r.name) for r in residuals}):
-      own = [r for r in residuals if _layers.layer_of(r.name) == layer]
+    for layer in sorted({layer_of(r.name) for r in residuals}):
+      own = [r for r in residuals if layer_of(r.name) == layer]
       costs = self.sum_costs(own)
       exposed = self.exposed_seconds(layer, costs.to_host_s, costs.from_host_s)
       total += float(exposed)
@@ -127,13 +116,8 @@ class ResidualCosts:
     to_host, from_host = self._platform.to_host, self._platform.from_host
     if to_host is None or from_host is None or not host_bytes:
       return 0.0
-    forward_s = sum(layer.forward_s for layer in self._layers)
-    exposed = self._exceed_passes(
-      forward_s,
-      to_host.transfer_seconds(host_bytes),
-      from_host.transfer_seconds(host_bytes),
-    )
-    return float(exposed)
+    times = (link.transfer_seconds(host_bytes) for link in (to_host, from_host))
+    return float(self.exposed_seconds(None, *times))
 
 
 def count_host_bytes(jaxpr: Any) -> int:
@@ -141,21 +125,12 @@ def count_host_bytes(jaxpr: Any) -> int:
   total = 0
   for step in program.flatten(jaxpr, calls="all").steps:
     if step.name == "device_put":
-      is_sent = [
-        getattr(v.aval, "memory_space", None) == jax.memory.Space.Host
-        for v in step.outs
-      ]
-      total += sum(
-        v.nbytes for v, sent in zip(step.outs, is_sent, strict=True) if sent
-      )
+      spaces = [getattr(v.aval, "memory_space", None) for v in step.outs]
+      for v, space in zip(step.outs, spaces, strict=True):
+        total += v.nbytes if space == jax.memory.Space.Host else 0
     runs = step.params["length"] if step.name == "scan" else 1
     total += runs * sum(map(count_host_bytes, program.inner_jaxprs(step.eqn)))
   return total
-
-
-def _is_applicable(action: Action, residuals: Sequence[Residual]) -> bool:
-  codec: Any = action.codec if isinstance(action, offload) else action
-  return codec is None or all(_is_smaller(codec, r) for r in residuals)
 
 
 def _is_smaller(codec: codecs.Codec, residual: Residual) -> bool:
@@ -177,3 +152,52 @@ def _transfer_seconds(
   if link is None:  # Nothing is moved: `fit_memory` offers no `offload`.
     return 0.0
   return sum(r.repeats * link.transfer_seconds(r.encoded_bytes) for r in moved)
+
+
+_PREFIX = re.compile(r"[a-z]+/((?:scan_\d+/)*)")
+
+
+class Layer(NamedTuple):
+  """The body of a scan, or everything outside scans.
+
+  Attributes:
+    prefix: start of the names of the layer's residuals ("scan_0/"), without
+      their kind; "" outside scans.
+    forward_s: seconds of all iterations, without inner scans.
+  """
+
+  prefix: str
+  forward_s: float
+
+
+def layer_of(name: str) -> str:
+  """Returns the prefix of a residual's layer, "" outside scans."""
+  match = _PREFIX.match(name)
+  return match.group(1) if match else ""
+
+
+def list_layers(
+  closed: core.jax_core.ClosedJaxpr,
+  device: perfmodel.Device,
+  prefix: str = "",
+  repeats: int = 1,
+) -> list[Layer]:
+  """Returns the layers of a function; the first is what is outside scans."""
+  inner_layers = []
+  inner_s = 0.0
+  steps = program.flatten(closed).steps
+  for i, scan in enumerate(step for step in steps if step.name == "scan"):
+    body, length = scan.params["jaxpr"], repeats * scan.params["length"]
+    inner_layers += list_layers(body, device, f"{prefix}scan_{i}/", length)
+    inner_s += length * _forward_seconds(body, device)
+  own_s = repeats * _forward_seconds(closed, device) - inner_s
+  return [Layer(prefix, max(own_s, 0.0)), *inner_layers]
+
+
+def _forward_seconds(
+  closed: core.jax_core.ClosedJaxpr, device: perfmodel.Device
+) -> float:
+  run = core.jax_core.jaxpr_as_fun(closed)
+  inputs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals]
+  cost = perfmodel.predict_cost(run, *inputs, while_trips=1)
+  return perfmodel.predict_seconds(cost, device)

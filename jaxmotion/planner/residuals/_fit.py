@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -142,8 +142,7 @@ def fit_memory(
     layer, here a cost for each array. Jain et al., Checkmate: breaking the
     memory wall with optimal tensor rematerialization, 2020.
   """
-  _checks.check_platform(platform)
-  _checks.check_batch(batch)
+  _checks.check_problem(platform, batch, optimizer)
   _checks.check_call(("fn", "params", "batch"), fn, params, batch)
   check_trained(params)
   _checks.check_positive("budget_bytes", budget_bytes, _MOST_BYTES)
@@ -162,87 +161,51 @@ def fit_memory(
   if missing_host and any(isinstance(o, residuals.offload) for o in options):
     options = tuple(o for o in options if not isinstance(o, residuals.offload))
     notes = (f"Nothing is offloaded: {missing_host}.",)
-  report = progress or (lambda line: None)
-  leaves, tree = jax.tree.flatten(args)
-  state_bytes = _count_state(optimizer, args[0])
-  problem = _Problem(
-    tuple(leaves), tree, platform, options, has_aux, state_bytes
-  )
-  search = _find_search(fn, problem)
-  search.begin(report, time_limit_s)
+  state_bytes = 0
+  if optimizer is not None:
+    state_bytes = core.tree_bytes(jax.eval_shape(optimizer.init, args[0]))
+  search = _find_search(fn, args, platform, options, has_aux, state_bytes)
+  search.begin(progress or (lambda line: None), time_limit_s)
   return _select.select_fastest(search, budget_bytes, measure_memory, notes)
 
 
-class _Problem(NamedTuple):
-  """States what prices of plans depend on, beside the function.
-
-  Attributes:
-    leaves: shapes of its arguments, as ShapeDtypeStructs.
-    tree: structure of its arguments.
-    platform: device, and links to the host.
-    options: actions that may be chosen.
-    has_aux: whether the function returns a pair.
-    state_bytes: bytes of the optimizer's state.
-  """
-
-  leaves: tuple[Any, ...]
-  tree: Any
-  platform: perfmodel.Platform
-  options: tuple[residuals.Action, ...]
-  has_aux: bool
-  state_bytes: int
-
-
-# The last search, for other budgets of the same function: at most one.
-_LAST_SEARCH: list[
-  tuple[Callable[..., Any], _Problem, _search.RecipeSearch]
-] = []
+# The last search and its problem, for other budgets of the same function.
+_LAST_SEARCH: list[tuple[Any, _search.RecipeSearch]] = []
 
 
 def _find_search(
-  fn: Callable[..., Any], problem: _Problem
+  fn: Callable[..., Any],
+  args: Sequence[PyTree],
+  platform: perfmodel.Platform,
+  options: Sequence[residuals.Action],
+  has_aux: bool,
+  state_bytes: int,
 ) -> _search.RecipeSearch:
-  """Returns a function's plans, priced as far as an earlier call has done
-  it."""
-  for known, its_problem, search in _LAST_SEARCH:
+  """Returns the search of a problem, as far as an earlier call has done it."""
+  leaves, tree = jax.tree.flatten(args)
+  problem = leaves, tree, platform, options, has_aux, state_bytes
+  for (known, its_problem), search in _LAST_SEARCH:
     if known is fn and its_problem == problem:
       return search
-  args = jax.tree.unflatten(problem.tree, problem.leaves)
-  prices = _prices.StepPrices(
-    fn, args, problem.platform, problem.has_aux, problem.state_bytes
-  )
-  options = problem.options
+  prices = _prices.StepPrices(fn, args, platform, has_aux, state_bytes)
   actions = [
     o for o in options if not (o is None or isinstance(o, residuals.recompute))
   ]
   may_recompute = any(isinstance(o, residuals.recompute) for o in options)
   search = _search.RecipeSearch(prices, actions, may_recompute)
-  _LAST_SEARCH[:] = [(fn, problem, search)]
+  _LAST_SEARCH[:] = [((fn, problem), search)]
   return search
 
 
-def _count_state(
-  optimizer: optax.GradientTransformation | None, params: PyTree
-) -> int:
-  """Returns the bytes of an optimizer's state."""
-  if optimizer is None:
-    return 0
-  noun = "an optax.GradientTransformation"
-  core.check_instance(
-    "optimizer", optimizer, optax.GradientTransformation, noun
-  )
-  return core.tree_bytes(jax.eval_shape(optimizer.init, params))
-
-
 def _abstract_array(x: Any) -> jax.ShapeDtypeStruct:
-  aval = jax.typeof(x)
+  aval = jax.typeof(x)  # Of a Python number, too.
   return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
 def _explain_missing_host(
   platform: perfmodel.Platform, measure_memory: _select.MeasureMemory | None
 ) -> str:
-  """Says why nothing can be offloaded; "" if something can."""
+  """Says why nothing can be offloaded, or nothing if something can."""
   if platform.to_host is None or platform.from_host is None:
     return f"`platform` {platform.name!r} has no link to a host"
   if measure_memory is program_memory_bytes and jax.default_backend() == "cpu":
@@ -257,17 +220,10 @@ def _check_options(
   options: Sequence[residuals.Action],
 ) -> tuple[residuals.Action, ...]:
   options = core.check_sequence("options", options, "actions")
+  kinds = (codecs.Codec, residuals.offload, residuals.recompute, type(None))
+  noun = "codecs, `offload(...)`, `recompute()` or None"
   for i, option in enumerate(options):
-    if not (
-      option is None
-      or isinstance(
-        option, codecs.Codec | residuals.offload | residuals.recompute
-      )
-    ):
-      raise TypeError(
-        "`options` must be codecs, `offload(...)`, `recompute()` or None, got "
-        f"{option!r}."
-      )
+    core.check_instance("options", option, kinds, noun)
     codec: Any = (
       option.codec if isinstance(option, residuals.offload) else option
     )

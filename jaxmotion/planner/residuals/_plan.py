@@ -72,16 +72,12 @@ class MemoryPlanRow(NamedTuple):
 class StockStep(NamedTuple):
   """A step that changes nothing, or that is under `jax.checkpoint`.
 
-  Args:
+  Attributes:
     name: "plain", or the call of `jax.checkpoint`.
     step_s: seconds of the step, predicted.
     device_bytes: bytes of everything on the device; predicted, unless the step
       was compiled.
     fits: whether these are within the budget.
-
-  Example:
-    >>> StockStep("plain", 0.1, 10**9, True).fits
-    True
   """
 
   name: str
@@ -114,28 +110,19 @@ class MemoryPlan:
     notes: sentences about how the plan was made.
 
   Example:
-    >>> from jaxmotion.perfmodel import builtin_platform
-    >>> from jaxmotion.planner.residuals._recipe import PLAIN
-    >>> plan = MemoryPlan(
-    ...   recipe=PLAIN,
-    ...   device=builtin_platform("h100_node").device,
-    ...   rows=(),
-    ...   argument_count=2,
+    >>> import jax, jax.numpy as jnp
+    >>> from jaxmotion import perfmodel, planner
+    >>> w = jax.ShapeDtypeStruct((64, 64), "float32")
+    >>> plan = planner.fit_memory(
+    ...   lambda w, x: jnp.mean(jnp.tanh(x @ w)),
+    ...   w,
+    ...   (w,),
+    ...   perfmodel.builtin_platform("h100_node"),
     ...   budget_bytes=1e6,
-    ...   predicted_bytes=1000,
-    ...   compiled_bytes=None,
-    ...   argument_bytes=500,
-    ...   gradient_bytes=400,
-    ...   state_bytes=0,
-    ...   baseline_s=2e-3,
-    ...   step_s=2e-3,
-    ...   stock=(StockStep("plain", 2e-3, 1000, True),),
+    ...   measure_memory=None,
     ... )
-    >>> print(plan)
-    plain: predicted 1 kB of 1 MB, not compiled: 500 B of arguments, 400 B \
-of gradients, 100 B of residuals and temporaries; 2 ms a step, 0 us more than \
-plain.
-    Of all that fits, no other is faster.
+    >>> plan.predicted_bytes <= 1e6, plan.added_s <= 0
+    (True, True)
   """
 
   recipe: _recipe.Recipe
@@ -177,11 +164,6 @@ plain.
     return self.recipe.memory_budget
 
   @property
-  def residual_bytes(self) -> int:
-    """Bytes of all residuals on the device that rows describe."""
-    return sum(row.device_bytes for row in self.rows)
-
-  @property
   def host_bytes(self) -> int:
     """Bytes of all residuals on the host."""
     return sum(row.host_bytes for row in self.rows)
@@ -199,36 +181,27 @@ plain.
   def __str__(self) -> str:
     parts = [self._format_summary(), self._format_stock(), *self.notes]
     if self.rows:
-      head = (
-        "residual",
-        "action",
-        "full",
-        "device",
-        "host",
-        "seconds",
-        "reason",
-      )
+      head = "residual action full device host seconds reason".split()
       parts += ["", core.text_table([head, *map(_format_cells, self.rows)])]
     return "\n".join(parts)
 
   def _format_summary(self) -> str:
+    size, seconds = _text.format_bytes, _text.format_seconds
     compiled = "not compiled"
     if self.compiled_bytes is not None:
-      compiled = f"{_text.format_bytes(self.compiled_bytes)} compiled"
+      compiled = f"{size(self.compiled_bytes)} compiled"
     comparison = "more" if self.added_s >= 0 else "less"
     state = ""
     if self.state_bytes:
-      state = f"{_text.format_bytes(self.state_bytes)} of optimizer state, "
+      state = f"{size(self.state_bytes)} of optimizer state, "
     fixed = self.argument_bytes + self.gradient_bytes + self.state_bytes
     others = max(self.predicted_bytes - fixed, 0)
     return (
-      f"{self.name}: predicted {_text.format_bytes(self.predicted_bytes)} of "
-      f"{_text.format_bytes(self.budget_bytes)}, {compiled}: "
-      f"{_text.format_bytes(self.argument_bytes)} of arguments, "
-      f"{_text.format_bytes(self.gradient_bytes)} of gradients, {state}"
-      f"{_text.format_bytes(others)} of residuals and temporaries; "
-      f"{_text.format_seconds(self.step_s)} a step, "
-      f"{_text.format_seconds(abs(self.added_s))} {comparison} than plain."
+      f"{self.name}: predicted {size(self.predicted_bytes)} of "
+      f"{size(self.budget_bytes)}, {compiled}: {size(self.argument_bytes)} of "
+      f"arguments, {size(self.gradient_bytes)} of gradients, {state}"
+      f"{size(others)} of residuals and temporaries; {seconds(self.step_s)} a "
+      f"step, {seconds(abs(self.added_s))} {comparison} than plain."
     )
 
   def _format_stock(self) -> str:
@@ -246,15 +219,8 @@ plain.
 
 
 def _format_cells(row: MemoryPlanRow) -> tuple[str, ...]:
-  action = row.action
-  if row.codec is not None:
-    action = f"{action} {_text.format_codec(row.codec)}"
-  sizes = (row.full_bytes, row.device_bytes, row.host_bytes)
-  seconds = _text.format_seconds(row.seconds)
-  return (
-    row.name,
-    action,
-    *map(_text.format_bytes, sizes),
-    seconds,
-    row.reason,
-  )
+  name, action, codec, *sizes, seconds, reason = row
+  if codec is not None:
+    action = f"{action} {_text.format_codec(codec)}"
+  cells = map(_text.format_bytes, sizes)
+  return (name, action, *cells, _text.format_seconds(seconds), reason)

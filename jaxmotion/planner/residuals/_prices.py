@@ -16,18 +16,13 @@ from jaxmotion import core, perfmodel
 from jaxmotion.core import PyTree
 from jaxmotion.memory import residuals
 from jaxmotion.planner import _text
-from jaxmotion.planner.residuals import _costs, _recipe, _stock
+from jaxmotion.planner.residuals import _costs, _recipe
 
 Report = Callable[[str], object]
 
 
 class Price(NamedTuple):
-  """Predicted costs of a step.
-
-  Attributes:
-    step_s: seconds of the step.
-    device_bytes: bytes of everything on the device.
-  """
+  """Predicted seconds of a step, and bytes of everything on the device."""
 
   step_s: float
   device_bytes: float
@@ -38,16 +33,6 @@ class StepPrices:
 
   The function itself is traced once; what it traces to is traced again for
   each recipe.
-
-  Args:
-    fn: the function.
-    args: its arguments, as ShapeDtypeStructs.
-    platform: device, and links to the host.
-    has_aux: whether the function returns a pair, a loss and other results.
-    state_bytes: bytes on the device besides those of the step.
-
-  Attributes:
-    report: function of a line that says what is tried.
   """
 
   def __init__(
@@ -59,6 +44,7 @@ class StepPrices:
     state_bytes: int = 0,
   ):
     self.args, self.platform = tuple(args), platform
+    # Says what is tried.
     self.report: Report = lambda line: None
     self.state_bytes = state_bytes
     self._fn, self._has_aux = fn, has_aux
@@ -67,14 +53,13 @@ class StepPrices:
     self._prices: dict[_recipe.Recipe, Price | None] = {}
     self._residuals: dict[_recipe.Recipe, list[residuals.Residual]] = {}
     self.argument_bytes = core.tree_bytes(args)
-    self.gradient_bytes = core.tree_bytes(
-      jax.eval_shape(self._make_step(self._traced), *args)
-    )
+    step = self.make_step(_recipe.PLAIN, self._traced)
+    self.gradient_bytes = core.tree_bytes(jax.eval_shape(step, *args))
 
   @functools.cached_property
-  def landmarks(self) -> _stock.Landmarks:
+  def landmarks(self) -> _recipe.Landmarks:
     """Names and loops of the function."""
-    return _stock.find_landmarks(self._closed)
+    return _recipe.find_landmarks(self._closed)
 
   @functools.cached_property
   def costs(self) -> _costs.ResidualCosts:
@@ -83,9 +68,13 @@ class StepPrices:
     assert plain is not None
     return _costs.ResidualCosts(self._closed, self.platform, plain.step_s)
 
-  def make_step(self, recipe: _recipe.Recipe) -> Callable[..., Any]:
-    """Returns the step of the caller's function by a recipe."""
-    return self._make_step(self._wrap(self._fn, recipe))
+  def make_step(
+    self, recipe: _recipe.Recipe, fn: Callable[..., Any] | None = None
+  ) -> Callable[..., Any]:
+    """Returns the step of a function, or of the caller's, by a recipe."""
+    device = self.platform.device
+    wrapped = recipe.wrap(fn or self._fn, len(self.args), device)
+    return jax.value_and_grad(wrapped, has_aux=self._has_aux)
 
   def price(self, recipe: _recipe.Recipe) -> Price | None:
     """Returns the price of a recipe; None if it does not fit the function."""
@@ -96,8 +85,7 @@ class StepPrices:
       if price is not None and (recipe.kind, price) not in known:
         self.report(
           f"predicted: {recipe.name}: {_text.format_seconds(price.step_s)} a "
-          "step, "
-          f"{_text.format_bytes(price.device_bytes)}"
+          f"step, {_text.format_bytes(price.device_bytes)}"
         )
     return self._prices[recipe]
 
@@ -110,7 +98,7 @@ class StepPrices:
     return self._residuals[recipe]
 
   def _find_price(self, recipe: _recipe.Recipe) -> Price | None:
-    step = self._make_step(self._wrap(self._traced, recipe))
+    step = self.make_step(recipe, self._traced)
     try:
       cost = perfmodel.predict_cost(step, *self.args, while_trips=1)
     except ValueError:
@@ -128,11 +116,3 @@ class StepPrices:
   def _traced(self, *args: PyTree) -> Any:
     outs = core.jax_core.jaxpr_as_fun(self._closed)(*jax.tree.leaves(args))
     return jax.tree.unflatten(self._result, outs)
-
-  def _wrap(
-    self, fn: Callable[..., Any], recipe: _recipe.Recipe
-  ) -> Callable[..., Any]:
-    return recipe.wrap(fn, len(self.args), self.platform.device)
-
-  def _make_step(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-    return jax.value_and_grad(fn, has_aux=self._has_aux)

@@ -1,21 +1,34 @@
-"""Ways to save the residuals of a function, their costs not yet known."""
+"""Ways to save the residuals of a function, their costs not yet known.
+
+A way changes nothing, is `jax.checkpoint` by a policy, or is a cut by
+`memory.compress_residuals`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from jax import lax
 
-from jaxmotion import core, perfmodel
-from jaxmotion.core import Array
+from jaxmotion import core, perfmodel, program
 from jaxmotion.memory import residuals
-from jaxmotion.program import Step, evaluate, flatten, read_operand
 
 Rules = tuple[tuple[str, residuals.Action], ...]
 Policy = Callable[..., Any]
+_POLICIES = jax.checkpoint_policies
+# "" is none: nothing is saved.
+_PLAIN_POLICIES = (
+  "",
+  "everything_saveable",
+  "dots_saveable",
+  "dots_with_no_batch_dims_saveable",
+)
+# Names given by `checkpoint_name` that are tried alone; the first ones.
+_MOST_NAMES = 8
 
 
 class Recipe(NamedTuple):
@@ -81,17 +94,7 @@ PLAIN = Recipe("plain", "plain")
 def make_cut(
   memory_budget: float | None = None, rules: Rules = (), words: str = ""
 ) -> Recipe:
-  """Makes the recipe of a cut.
-
-  Args:
-    memory_budget: share of the residuals' bytes.
-    rules: actions of residuals.
-    words: words for the rules.
-
-  Example:
-    >>> make_cut(0.5).name
-    'compress_residuals(memory_budget=0.5)'
-  """
+  """Makes the recipe of a cut, whose rules have these words."""
   parts = [words] if words else []
   if memory_budget is not None:
     parts.append(f"memory_budget={memory_budget:g}")
@@ -102,56 +105,144 @@ def make_cut(
 def checkpoint_loops(
   fn: Callable[..., Any], policy: Policy | None
 ) -> Callable[..., Any]:
-  """Returns a function whose scans run their bodies under `jax.checkpoint`.
-
-  Args:
-    fn: function of arrays.
-    policy: policy of `jax.checkpoint`.
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> def fn(w, x):
-    ...   return jax.lax.scan(lambda x, w: (jnp.sin(w * x), None), x, w)[0]
-    >>> wrapped = checkpoint_loops(fn, None)
-    >>> "prevent_cse" in str(jax.make_jaxpr(wrapped)(jnp.ones(3), 1.0))
-    True
-  """
+  """Returns a function whose scans run their bodies under `jax.checkpoint`."""
 
   @functools.wraps(fn)
-  def wrapped(*args: Any) -> Any:
+  def run_checkpointed(*args: Any) -> Any:
     closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-    program = flatten(closed)
-    env = dict(program.constants)
-    env.update(zip(program.inputs, jax.tree.leaves(args), strict=True))
-    for step in program.steps:
-      if step.name == "scan":
-        operands = [read_operand(env, v) for v in step.ins]
-        with step.named():
-          outs = _scan_checkpointed(step, operands, policy)
-        env.update(zip(step.outs, outs, strict=True))
-      else:
-        evaluate([step], env)
-    outs = [read_operand(env, v) for v in program.outputs]
+    flat = program.flatten(closed)
+    env = dict(flat.constants)
+    env.update(zip(flat.inputs, jax.tree.leaves(args), strict=True))
+    steps = [
+      _CheckpointedScan(s.eqn, s.ins, s.outs, s.sizes, s.scope, policy)
+      if s.name == "scan"
+      else s
+      for s in flat.steps
+    ]
+    program.evaluate(steps, env)
+    outs = [program.read_operand(env, v) for v in flat.outputs]
     return jax.tree.unflatten(jax.tree.structure(shape), outs)
 
-  return wrapped
+  return run_checkpointed
 
 
-def _scan_checkpointed(
-  step: Step, operands: Sequence[Array], policy: Policy | None
-) -> list[Array]:
-  params = step.params
-  jaxpr, count, carried = core.scan_parts(params)
-  body = jax.checkpoint(
-    core.jax_core.jaxpr_as_fun(jaxpr), policy=policy, prevent_cse=False
+@dataclasses.dataclass(eq=False)
+class _CheckpointedScan(program.Step):
+  """A scan whose body runs under `jax.checkpoint`."""
+
+  policy: Policy | None
+
+  def run(self, operands: Sequence[Any]) -> Sequence[Any]:
+    """Traces the scan, and returns its results."""
+    body_jaxpr, count, carried = core.scan_parts(self.params)
+    body = jax.checkpoint(
+      core.jax_core.jaxpr_as_fun(body_jaxpr),
+      policy=self.policy,
+      prevent_cse=False,
+    )
+    consts, last = operands[:count], count + carried
+
+    def iteration(carry: Any, x: Any) -> Any:
+      outs = body(*consts, *carry, *x)
+      return outs[:carried], outs[carried:]
+
+    options = {k: self.params[k] for k in ("length", "reverse", "unroll")}
+    init, xs = list(operands[count:last]), list(operands[last:])
+    with self.named():
+      carry, ys = lax.scan(iteration, init, xs, **options)
+    return [*carry, *ys]
+
+
+class Landmarks(NamedTuple):
+  """Names by `checkpoint_name` in a program, and whether it has scans."""
+
+  names: tuple[str, ...]
+  has_loops: bool
+
+
+def find_landmarks(jaxpr: Any) -> Landmarks:
+  """Finds the names and the loops of a program."""
+  names: dict[str, None] = {}
+  has_loops = False
+  for step in program.flatten(jaxpr).steps:
+    has_loops |= step.name == "scan"
+    if step.name == "name":
+      names[step.params["name"]] = None
+    for inner in program.inner_jaxprs(step.eqn):
+      names.update(dict.fromkeys(find_landmarks(inner).names))
+  return Landmarks(tuple(names), has_loops)
+
+
+def list_stock_recipes(landmarks: Landmarks) -> Iterator[Recipe]:
+  """Yields `jax.checkpoint` by each policy, of the whole and of loop bodies."""
+  for name in _PLAIN_POLICIES:
+    policy = getattr(_POLICIES, name) if name else None
+    yield _make_stock(name, policy, False)
+    if landmarks.has_loops:
+      yield _make_stock(name, policy, True)
+
+
+def list_name_recipes(landmarks: Landmarks) -> Iterator[Recipe]:
+  """Yields `jax.checkpoint` by policies of names."""
+  # If there are loops, their bodies alone are wrapped.
+  for name, policy in _list_name_policies(landmarks.names):
+    yield _make_stock(name, policy, landmarks.has_loops)
+
+
+def list_offload_recipes(landmarks: Landmarks) -> Iterator[Recipe]:
+  """Yields `jax.checkpoint` by policies that save on the host."""
+  # Only arrays of loop bodies are listed. Outside of loops, XLA sends such
+  # arrays when the backward pass reads them, so that they take as much memory
+  # as before.
+  if not landmarks.has_loops:
+    return
+  places = ("device", "pinned_host")
+  products = _POLICIES.offload_dot_with_no_batch_dims(*places)
+  yield _make_stock("offload_dot_with_no_batch_dims", products, True, True)
+  if landmarks.names:
+    shown = ", ".join(map(repr, landmarks.names))
+    only = _POLICIES.save_and_offload_only_these_names(
+      names_which_can_be_saved=[],
+      names_which_can_be_offloaded=list(landmarks.names),
+      offload_src=places[0],
+      offload_dst=places[1],
+    )
+    words = f"save_and_offload_only_these_names(offloaded: {shown})"
+    yield _make_stock(words, only, True, True)
+
+
+def _make_stock(
+  name: str,
+  policy: Policy | None,
+  in_loops: bool,
+  is_on_host: bool = False,
+) -> Recipe:
+  words = f"jax.checkpoint(policy={name})" if name else "jax.checkpoint"
+  if in_loops:
+    words += " of loop bodies"
+  return Recipe(
+    words, "stock", policy=policy, in_loops=in_loops, is_on_host=is_on_host
   )
-  consts, last = operands[:count], count + carried
 
-  def iteration(carry: Any, x: Any) -> Any:
-    outs = body(*consts, *carry, *x)
-    return outs[:carried], outs[carried:]
 
-  options = {k: params[k] for k in ("length", "reverse", "unroll")}
-  init, xs = list(operands[count:last]), list(operands[last:])
-  carry, ys = lax.scan(iteration, init, xs, **options)
-  return [*carry, *ys]
+def _list_name_policies(
+  names: Sequence[str],
+) -> Iterator[tuple[str, Policy]]:
+
+  def save_only(*some: str) -> tuple[str, Policy]:
+    words = f"save_only_these_names({', '.join(map(repr, some))})"
+    return words, _POLICIES.save_only_these_names(*some)
+
+  if names:
+    words, only = save_only(*names)
+    yield words, only
+    no_batch = _POLICIES.dots_with_no_batch_dims_saveable
+    both = _POLICIES.save_from_both_policies(no_batch, only)
+    shown = ", ".join(map(repr, names))
+    yield f"save_from_both_policies(no batch dims, {shown})", both
+  for name in names[:_MOST_NAMES]:
+    if others := [other for other in names if other != name]:
+      yield save_only(name)
+      yield save_only(*others)
+    but = _POLICIES.save_anything_except_these_names(name)
+    yield f"save_anything_except_these_names({name!r})", but

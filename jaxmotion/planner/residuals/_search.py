@@ -18,18 +18,13 @@ import math
 import re
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from jaxmotion.memory import residuals
 from jaxmotion.planner import _text
-from jaxmotion.planner.residuals import (
-  _costs,
-  _layers,
-  _pareto,
-  _prices,
-  _recipe,
-  _stock,
-)
+from jaxmotion.planner.residuals import _costs, _prices, _recipe
 
 # Shares of the residuals' bytes. None recomputes what is nearly free.
 _SHARES = (1.0, 0.5, 0.25, 0.1, 0.0)
@@ -41,16 +36,15 @@ _MOST_SINGLES = 6
 _PLAIN_SHARE = 0.01
 # Budgets that are tried between two neighbors.
 _REFINEMENTS = 4
+# Larger fronts are thinned out.
+_MAX_SIZE = 128
 
 
 class Candidate(NamedTuple):
   """A recipe and its price.
 
   Attributes:
-    recipe: the recipe.
-    step_s: seconds of a step.
-    device_bytes: bytes of everything on the device.
-    is_estimate: whether these are sums over residuals, not yet traced.
+    is_estimate: whether costs are sums over residuals, not yet traced.
   """
 
   recipe: _recipe.Recipe
@@ -60,13 +54,7 @@ class Candidate(NamedTuple):
 
 
 class RecipeSearch:
-  """Recipes of a function, priced.
-
-  Args:
-    prices: prices of the function's steps.
-    actions: codecs and `offload`s that may be chosen.
-    may_recompute: whether residuals may be recomputed.
-  """
+  """Recipes of a function, priced."""
 
   def __init__(
     self,
@@ -119,10 +107,13 @@ class RecipeSearch:
   @property
   def candidates(self) -> list[Candidate]:
     """All candidates, the fastest first, and of equal ones the smallest."""
-    return sorted(
-      self._found.values(),
-      key=lambda c: (_ranked_seconds(c), c.device_bytes),
-    )
+
+    def rank(candidate: Candidate) -> tuple[float, float]:
+      # Nothing is changed for a small share of a step.
+      share = _PLAIN_SHARE if candidate.recipe.kind == "plain" else 0
+      return candidate.step_s * (1 - share), candidate.device_bytes
+
+    return sorted(self._found.values(), key=rank)
 
   @property
   def plain(self) -> Candidate:
@@ -177,21 +168,19 @@ class RecipeSearch:
     # Its errors say what no way of saving residuals allows.
     yield _recipe.make_cut(None if self._may_recompute else 1.0)
     if self._may_recompute:
-      yield from _stock.list_stock_recipes(self.prices.landmarks)
+      yield from _recipe.list_stock_recipes(self.prices.landmarks)
 
   def _list_others(self) -> Iterator[_recipe.Recipe]:
     if self._may_recompute:
       yield from map(_recipe.make_cut, _SHARES)
       if self.prices.landmarks.has_loops or self._is_stock_smaller():
-        yield from _stock.list_name_recipes(self.prices.landmarks)
+        yield from _recipe.list_name_recipes(self.prices.landmarks)
       if any(isinstance(action, residuals.offload) for action in self._actions):
-        yield from _stock.list_offload_recipes(self.prices.landmarks)
+        yield from _recipe.list_offload_recipes(self.prices.landmarks)
       yield from self._list_singles()
     for action in self._actions:
       for share in _CODED_SHARES if self._may_recompute else (1.0,):
-        yield _recipe.make_cut(
-          share, (("", action),), f"{_format_action(action)}"
-        )
+        yield _recipe.make_cut(share, (("", action),), _format_action(action))
 
   def _is_stock_smaller(self) -> bool:
     """Returns whether a stock policy holds less than the plain function."""
@@ -215,8 +204,8 @@ class RecipeSearch:
     for r in saved:
       sizes[r.name] = sizes.get(r.name, 0) + r.encoded_bytes * r.repeats
     for name in sorted(sizes, key=lambda n: -sizes[n])[:_MOST_SINGLES]:
-      without: _recipe.Rules = ((_name_pattern(name), residuals.recompute()),)
-      yield _recipe.make_cut(None, without, f"without {name}")
+      rule = (f"^{re.escape(name)}$", residuals.recompute())
+      yield _recipe.make_cut(None, (rule,), f"without {name}")
 
   def _list_mixed(self, share: float | None) -> Iterator[Candidate]:
     """Yields the front of the ways to keep the residuals of one budget."""
@@ -227,44 +216,37 @@ class RecipeSearch:
     price = self.prices.price(base)
     assert price is not None
     saved, costs = self.prices.list_residuals(base), self.prices.costs
-    front, names = _pareto.ParetoFront(), list[str]()
+    front, names = _NOTHING, list[str]()
     options: list[list[_costs.KeepOption]] = []
-    for prefix in sorted({_layers.layer_of(r.name) for r in saved}):
-      layer = _pareto.ParetoFront()
-      own = [r for r in saved if _layers.layer_of(r.name) == prefix]
-      for name in dict.fromkeys(r.name for r in own if _is_adjustable(r)):
+    for prefix in sorted({_costs.layer_of(r.name) for r in saved}):
+      layer = _NOTHING
+      own = [r for r in saved if _costs.layer_of(r.name) == prefix]
+      for name in dict.fromkeys(r.name for r in own if not r.is_of_scan):
         found = [r for r in own if r.name == name]
         options.append(costs.list_options(found, self._actions))
         names.append(name)
-        layer = layer.combine(_pareto.ParetoFront(*options[-1]))
-      layer.device_s += costs.exposed_seconds(
-        prefix, layer.to_host_s, layer.from_host_s
-      )
-      layer.to_host_s, layer.from_host_s = (
-        layer.to_host_s * 0,
-        layer.from_host_s * 0,
-      )
-      front = front.combine(layer.prune())
+        every = np.arange(len(options[-1]), dtype=np.int8)[:, None]
+        own_costs = np.array([o[1:] for o in options[-1]], float)
+        layer = layer.combine(_ParetoFront(own_costs, every))
+      nbytes, device_s, *link_s = layer.costs.T
+      device_s = device_s + costs.exposed_seconds(prefix, *link_s)
+      exposed = np.stack([nbytes, device_s, 0 * nbytes, 0 * nbytes], axis=1)
+      front = front.combine(_ParetoFront(exposed, layer.choices).prune())
     # Without an action: what every other way of the front has fewer bytes than.
-    all_kept = max(front.device_bytes)
-    for step_s, nbytes, choice in zip(
-      front.device_s, front.device_bytes, front.choices, strict=True
+    all_kept = front.costs[:, 0].max()
+    for (nbytes, step_s, *_), choice in zip(
+      front.costs, front.choices, strict=True
     ):
       triples = zip(names, options, choice, strict=True)
       rules = [(name, own[i].action) for name, own, i in triples if i]
       if rules:
-        chosen = tuple((_name_pattern(name), a) for name, a in rules)
-        recipe = _recipe.make_cut(share, chosen, _describe_rules(rules))
+        chosen = tuple((f"^{re.escape(name)}$", a) for name, a in rules)
+        words = ", ".join(f"{name}: {_format_action(a)}" for name, a in rules)
+        recipe = _recipe.make_cut(share, chosen, words)
         freed = float(all_kept - nbytes)
         yield Candidate(
           recipe, price.step_s + float(step_s), price.device_bytes - freed, True
         )
-
-
-def _ranked_seconds(candidate: Candidate) -> float:
-  """Returns the seconds of a candidate, less for the one of no change."""
-  is_plain = candidate.recipe.kind == "plain"
-  return candidate.step_s * (1 - _PLAIN_SHARE * is_plain)
 
 
 def _has_share(candidate: Candidate) -> bool:
@@ -275,29 +257,61 @@ def _has_share(candidate: Candidate) -> bool:
 
 
 def _share_of(candidate: Candidate) -> float:
-  share = candidate.recipe.memory_budget
-  assert share is not None
-  return share
-
-
-def _is_adjustable(residual: residuals.Residual) -> bool:
-  return not residual.is_of_scan
-
-
-def _name_pattern(name: str) -> str:
-  return f"^{re.escape(name)}$"
+  return candidate.recipe.memory_budget or 0.0
 
 
 def _format_action(action: residuals.Action) -> str:
   if isinstance(action, residuals.offload):
     inner = "" if action.codec is None else _text.format_codec(action.codec)
     return f"offload({inner})"
-  assert action is not None and not isinstance(
-    action, residuals.recompute | residuals.save
-  )
-  return _text.format_codec(action)
+  codec: Any = action
+  return _text.format_codec(codec)
 
 
-def _describe_rules(rules: Sequence[tuple[str, residuals.Action]]) -> str:
-  shown = [f"{name}: {_format_action(action)}" for name, action in rules]
-  return ", ".join(shown)
+class _ParetoFront(NamedTuple):
+  """Ways to keep some residuals, none better than another in every cost.
+
+  Attributes:
+    costs: float64[ways, 4], bytes that stay on the device, seconds of
+      everything but the links, of the link to the host, and of the link back.
+    choices: int8[ways, names], the option taken for each name.
+  """
+
+  costs: np.ndarray
+  choices: np.ndarray
+
+  def combine(self, other: _ParetoFront) -> _ParetoFront:
+    """Returns the front of all pairs of a way of this and one of another."""
+    # Costs only add up, so a pair of dominated ways is dominated as well.
+    costs = self.costs[:, None] + other.costs
+    first = np.repeat(self.choices, len(other.costs), axis=0)
+    second = np.tile(other.choices, (len(self.costs), 1))
+    choices = np.concatenate([first, second], axis=1)
+    return _ParetoFront(costs.reshape(-1, 4), choices).prune()
+
+  def prune(self) -> _ParetoFront:
+    """Returns the ways that no other dominates; of too many, some."""
+    order = np.lexsort(self.costs.T[::-1])
+    front = order[_find_undominated(self.costs[order])]
+    some = np.linspace(0, len(front) - 1, min(_MAX_SIZE, len(front)))
+    kept = front[some.astype(int)]
+    return _ParetoFront(self.costs[kept], self.choices[kept])
+
+
+_NOTHING = _ParetoFront(np.zeros((1, 4)), np.zeros((1, 0), np.int8))
+
+
+def _find_undominated(costs: np.ndarray) -> np.ndarray:
+  """Returns positions of undominated ways, of ways ordered by bytes."""
+  # A way is dominated if one before it, which has no more bytes, costs no
+  # more seconds of any kind.
+  if not costs[:, 2].any():
+    # One cost besides bytes: a running minimum instead of all pairs.
+    least = np.minimum.accumulate(costs[:, 1])
+    before = np.concatenate([[np.inf], least[:-1]])
+    return np.flatnonzero(costs[:, 1] < before)
+  front: list[int] = []
+  for i, cost in enumerate(costs[:, 1:]):
+    if not np.any(np.all(costs[front, 1:] <= cost, axis=1)):
+      front.append(i)
+  return np.array(front)

@@ -15,7 +15,13 @@ import numpy as np
 
 from jaxmotion.memory import residuals
 from jaxmotion.planner import _text
-from jaxmotion.planner.residuals import _explain, _plan, _recipe, _search
+from jaxmotion.planner.residuals import (
+  _costs,
+  _plan,
+  _prices,
+  _recipe,
+  _search,
+)
 
 MeasureMemory = Callable[..., int]
 # A share of the step's seconds that is not worth another compilation.
@@ -48,7 +54,7 @@ def select_fastest(
   return _plan.MemoryPlan(
     recipe=recipe,
     device=prices.platform.device,
-    rows=tuple(_explain.explain_residuals(prices, recipe)),
+    rows=tuple(explain_residuals(prices, recipe)),
     argument_count=len(prices.args),
     budget_bytes=budget_bytes,
     predicted_bytes=int(best.device_bytes),
@@ -64,16 +70,7 @@ def select_fastest(
 
 
 class Selector:
-  """Looks for the fastest candidate that fits.
-
-  Args:
-    search: recipes and their prices.
-    budget_bytes: budget of all device memory.
-    measure_memory: compiles a step and returns its bytes, or None.
-
-  Attributes:
-    compiled: bytes of compiled recipes.
-  """
+  """Looks for the fastest candidate that fits."""
 
   def __init__(
     self,
@@ -83,6 +80,7 @@ class Selector:
   ):
     self._search, self._budget = search, budget_bytes
     self._measure = measure_memory
+    # Bytes of compiled recipes.
     self.compiled: dict[_recipe.Recipe, int] = {}
     self._settled = 0
     # Compiled bytes for each predicted one, by family of recipes.
@@ -127,10 +125,9 @@ class Selector:
     ratio = self._ratio.get(_Family("cut", False), 1.0)
     self._search.refine(self._budget / ratio)
     # Recipes of one kind and one price are one program.
-    tried = {
-      _program_of(c) for c in self._search.candidates if self._is_tried(c)
-    }
-    left = [c for c in self._search.candidates if _program_of(c) not in tried]
+    found = self._search.candidates
+    tried = {_program_of(c) for c in found if c.recipe in self.compiled}
+    left = [c for c in found if _program_of(c) not in tried]
     if self._settled >= _MOST_SETTLED:
       left = [c for c in left if not c.is_estimate]
     if best:
@@ -158,9 +155,6 @@ class Selector:
       if not is_known and _LEAST_RATIO * candidate.device_bytes <= self._budget:
         return candidate
     return None
-
-  def _is_tried(self, candidate: _search.Candidate) -> bool:
-    return candidate.recipe in self.compiled
 
   def _expect_bytes(self, candidate: _search.Candidate) -> float:
     if candidate.recipe in self.compiled:
@@ -191,12 +185,7 @@ class Selector:
 
 
 class _Family(NamedTuple):
-  """Recipes whose memory the compiler exceeds by about the same share.
-
-  Attributes:
-    kind: kind of the recipes.
-    is_on_host: whether they save arrays on the host.
-  """
+  """Recipes whose memory the compiler exceeds by about the same share."""
 
   kind: str
   is_on_host: bool
@@ -233,3 +222,100 @@ def _call_measure(
       f"`measure_memory` must return a number of bytes, got {found!r:.200}."
     )
   return int(found)
+
+
+def explain_residuals(
+  prices: _prices.StepPrices, recipe: _recipe.Recipe
+) -> Iterator[_plan.MemoryPlanRow]:
+  """Yields a row for each residual that a cut saves or recomputes."""
+  if recipe.kind != "cut":
+    return
+  saved = prices.list_residuals(recipe)
+  fastest = _recipe.make_cut(1.0)
+  base = prices.list_residuals(fastest)
+  base_names = {r.name for r in base}
+  for name in dict.fromkeys(r.name for r in saved):
+    own = [r for r in saved if r.name == name]
+    reason = "It fits."
+    if name not in base_names:
+      reason = "Others are recomputed from it."
+    yield _explain_saved(prices.costs, own, saved, reason)
+  before, after = prices.price(fastest), prices.price(recipe)
+  assert before is not None and after is not None
+  coding_s = prices.costs.sum_costs(saved).device_s
+  coding_s += prices.costs.transfer_seconds(saved)
+  added_s = after.step_s - before.step_s - coding_s
+  names = {r.name for r in saved}
+  gone = [r for r in base if r.name not in names]
+  yield from _explain_recomputed(gone, added_s)
+
+
+def _explain_recomputed(
+  recomputed: Sequence[residuals.Residual], added_s: float
+) -> Iterator[_plan.MemoryPlanRow]:
+  """Yields rows of recomputed residuals."""
+  # Only the seconds of all recomputation are known. They are shared out in
+  # proportion to the residuals' bytes.
+  total_bytes = sum(r.nbytes * r.repeats for r in recomputed)
+  for r in recomputed:
+    full_bytes = r.nbytes * r.repeats
+    reason = f"Saves {_text.format_bytes(r.encoded_bytes * r.repeats)}."
+    seconds = added_s * full_bytes / total_bytes
+    yield _plan.MemoryPlanRow(
+      r.name, "recompute", None, full_bytes, 0, 0, seconds, reason
+    )
+
+
+def _explain_saved(
+  costs: _costs.ResidualCosts,
+  own: Sequence[residuals.Residual],
+  saved: Sequence[residuals.Residual],
+  reason: str,
+) -> _plan.MemoryPlanRow:
+  """Returns the row of the residuals of one name."""
+  first = own[0]
+  option = costs.sum_costs(own)
+  encoded_bytes = sum(r.encoded_bytes * r.repeats for r in own)
+  full_bytes = sum(r.nbytes * r.repeats for r in own)
+  exposed_s = _share_exposed(costs, option, _costs.layer_of(first.name), saved)
+  action = "keep" if first.codec is None else "compress"
+  if first.on_host:
+    action = "offload"
+    link = _text.format_seconds(option.to_host_s + option.from_host_s)
+    reason = (
+      f"Saves {_text.format_bytes(full_bytes)}; of {link} of the link, "
+      f"{_text.format_seconds(exposed_s)} show."
+    )
+  elif first.codec is not None:
+    saved_bytes = _text.format_bytes(full_bytes - encoded_bytes)
+    coding = _text.format_seconds(option.device_s)
+    reason = f"Saves {saved_bytes} for {coding} of coding."
+  return _plan.MemoryPlanRow(
+    first.name,
+    action,
+    first.codec,
+    full_bytes,
+    option.device_bytes,
+    encoded_bytes - option.device_bytes,
+    option.device_s + exposed_s,
+    reason,
+  )
+
+
+def _share_exposed(
+  costs: _costs.ResidualCosts,
+  option: _costs.KeepOption,
+  layer: str,
+  saved: Sequence[residuals.Residual],
+) -> float:
+  """Returns a residual's share of its layer's exposed transfer seconds."""
+  link_s = option.to_host_s + option.from_host_s
+  if not link_s:
+    return 0.0
+  whole = costs.sum_costs(
+    [r for r in saved if _costs.layer_of(r.name) == layer]
+  )
+  exposed_s = float(
+    costs.exposed_seconds(layer, whole.to_host_s, whole.from_host_s)
+  )
+  return exposed_s * link_s / (whole.to_host_s + whole.from_host_s)

@@ -5,9 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jaxmotion.planner.exchange._prices import TensorCosts
-from jaxmotion.planner.exchange._search import BucketSchedule, search_choice
-from jaxmotion.planner.exchange._table import StepTable, make_table
+from jaxmotion.planner.exchange._problem import BucketSchedule
+from jaxmotion.planner.exchange._search import search_choice
+from jaxmotion.planner.exchange._table import (
+  StepTable,
+  TensorCosts,
+  make_table,
+)
 from tests.planner.problems import THREE, cluster, every_choice, problem_on
 
 TIMES = np.geomspace(1, 1e9, 200)

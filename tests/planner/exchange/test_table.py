@@ -1,4 +1,4 @@
-"""Tables give every choice the seconds that the performance model predicts."""
+"""Tables and pipelines take the seconds that the performance model predicts."""
 
 import dataclasses
 
@@ -7,9 +7,22 @@ import pytest
 
 import jaxmotion
 from jaxmotion import codecs, perfmodel
-from jaxmotion.perfmodel import Curve, predict_step
-from jaxmotion.planner.exchange._prices import TensorCosts
-from jaxmotion.planner.exchange._table import make_table
+from jaxmotion.perfmodel import (
+  Curve,
+  Message,
+  overlapped_seconds,
+  predict_step,
+)
+from jaxmotion.planner.exchange._table import (
+  EMPTY_SUFFIX,
+  StageTimes,
+  TensorCosts,
+  advance_pipeline,
+  finish_time,
+  init_pipeline,
+  make_table,
+  prepend_stage,
+)
 from tests.planner.problems import (
   PARAMS,
   THREE,
@@ -109,3 +122,50 @@ def test_a_tensor_is_predicted_once():
   one = costs.predict_tensor(THREE[0], like, "gather", True)
   assert costs.predict_tensor(THREE[0], like, "two_phase", False) is one
   assert costs.predict_tensor(THREE[1], like, "two_phase", False) is not one
+
+
+def steps(seed, count=20, messages=5):
+  """Seconds of messages, float64[messages, count, 4]; some are zero."""
+  rng = np.random.default_rng(seed)
+  seconds = rng.exponential(size=(messages, count, 4))
+  return np.where(rng.uniform(size=seconds.shape) < 0.3, 0.0, seconds)
+
+
+def stage_of(message):
+  compute, encode, link, decode = np.moveaxis(message, -1, 0)
+  return StageTimes(compute + encode, link, decode)
+
+
+def run(messages):
+  state = init_pipeline(messages.shape[1])
+  for message in messages:
+    state = advance_pipeline(state, stage_of(message))
+  return state
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_steps_end_when_the_performance_model_says(seed):
+  messages = steps(seed)
+  expected = [
+    overlapped_seconds(Message(*m) for m in step.tolist())
+    for step in np.moveaxis(messages, 1, 0)
+  ]
+  assert finish_time(run(messages), EMPTY_SUFFIX).tolist() == pytest.approx(
+    expected
+  )
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("cut", [0, 2, 5])
+def test_a_suffix_is_the_same_for_every_state_before_it(seed, cut):
+  suffix = EMPTY_SUFFIX
+  follow = steps(seed)[:, :1]
+  for message in follow[:cut:-1]:
+    stage = StageTimes(*(seconds[0] for seconds in stage_of(message)))
+    suffix = prepend_stage(stage, suffix)
+  others = steps(seed + 100)[: cut + 1]
+  count = others.shape[1]
+  whole = np.concatenate([others, np.repeat(follow[cut + 1 :], count, 1)])
+  assert finish_time(run(others), suffix) == pytest.approx(
+    finish_time(run(whole), EMPTY_SUFFIX)
+  )

@@ -31,12 +31,12 @@ from jaxmotion.perfmodel import (
 from jaxmotion.planner.residuals._prices import Price, StepPrices
 from jaxmotion.planner.residuals._recipe import (
   PLAIN,
+  Landmarks,
   checkpoint_loops,
   make_cut,
 )
 from jaxmotion.planner.residuals._search import Candidate, RecipeSearch
 from jaxmotion.planner.residuals._select import Selector, select_fastest
-from jaxmotion.planner.residuals._stock import Landmarks
 
 INT8 = codecs.uniform(bits=8)
 H100 = builtin_platform("h100_node")

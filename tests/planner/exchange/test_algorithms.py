@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from jax.sharding import AbstractMesh, AxisType
 import jaxmotion
 from jaxmotion import perfmodel, planner, presets, wire
 from jaxmotion.perfmodel import builtin_platform
-from jaxmotion.planner.exchange import _weigh_sharded
+from jaxmotion.planner.exchange import _algorithms
 
 MATRIX = jax.ShapeDtypeStruct((512, 512), "float32")
 VECTORS = [jax.ShapeDtypeStruct((300,), "float32")] * 4
@@ -49,6 +50,14 @@ def test_the_fastest_is_first_and_what_is_refused_last():
   assert seconds == sorted(seconds) and len(seconds) > 5
   offered = [choice.is_offered for choice in table]
   assert offered == sorted(offered, reverse=True)
+
+
+def test_every_preset_is_weighed():
+  _, table = compare_on_ethernet()
+  names = [
+    n for n, f in vars(presets).items() if inspect.isfunction(f) and n[0] != "_"
+  ]
+  assert names and all(find(table, f"presets.{name}(") for name in names)
 
 
 def test_a_rare_exchange_costs_its_share_and_is_named_where_it_pays():
@@ -155,7 +164,8 @@ def test_sharded_bytes_of_all_leaves_are_those_of_a_traced_update():
   plan = planner.advise(loss, params, (X,), ETHERNET)
   found = find(plan.algorithms, "sdp4bit")
   tx = presets.sdp4bit("data", optax.sgd(0.1))
-  _, ledger = _weigh_sharded._trace_moves(plan.problem, tx, params)
+  pricing = _algorithms._Pricing(plan.problem, plan.uncompressed)
+  _, ledger = pricing._trace_moves(tx, params)
   assert found.wire_bytes == pytest.approx(ledger.total_bytes)
 
 

@@ -1,0 +1,321 @@
+"""Presets of optimizers compute what their papers or references do.
+
+`onebit.npz` holds outputs of DeepSpeed's `compressed_allreduce` on four
+workers, of 50 elements: the `mean`, each worker's `own` error and the error
+`of_mean` of the row that it reduces. `sparse_loco.npz` holds outputs of
+tplr-ai/CCLoco on four workers: parameters, which begin at one, and each
+worker's `error`, with 3 elements of each row and of each chunk of 4 of a
+vector, at a learning rate of 0.5 and a decay of 0.95.
+"""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import jaxmotion
+from jaxmotion import codecs, presets
+from jaxmotion.codecs.extend import partition
+from tests.paths import ROOT
+from tests.presets.reference import (
+  PARAMS,
+  THREE,
+  flatten,
+  gradients,
+  make_run,
+  normal_gradients,
+  own_errors,
+  pick,
+  run_on_three,
+)
+
+ONEBIT, SPARSE_LOCO = (
+  np.load(ROOT / "tests" / "presets" / f"{name}.npz")
+  for name in ("onebit", "sparse_loco")
+)
+# A side of tiles that divides those of the matrix, which then needs no zeros.
+DECAY, COUNT, CHUNK = 0.9, 3, 4
+
+
+def test_onebit_means_and_memories_are_those_of_the_reference():
+  params = {"x": np.zeros(50, np.float32)}
+  state, update = make_run(jaxmotion.exchange("data", codecs.onebit()), params)
+  for step in range(6):
+    rngs = [np.random.default_rng(77 * step + r) for r in range(4)]
+    each = np.stack([g.normal(size=50).astype(np.float32) for g in rngs])
+    mean, state = update({"x": each}, state)
+    np.testing.assert_allclose(mean["x"], ONEBIT["mean"][step], atol=5e-6)
+    (reduced,) = state.codec_state.value
+    for r in range(4):
+      for name in ("own", "of_mean"):
+        np.testing.assert_allclose(
+          getattr(reduced.first, name)[r],
+          ONEBIT[f"{name}{r}"][step],
+          atol=5e-6,
+        )
+
+
+def test_before_it_freezes_it_is_adam():
+  tx = presets.onebit_adam("data", 0.1, freeze=9, weight_decay=0.1)
+  ones = jax.tree.map(np.ones_like, pick(PARAMS))
+  state, update = make_run(tx, ones)
+  plain = optax.adamw(0.1, weight_decay=0.1)
+  expected_state = plain.init(ones)
+  for step in range(3):
+    updates, state = update(pick(gradients(step)), state)
+    mean = jax.tree.map(lambda a: a.mean(0), pick(gradients(step)))
+    expected, expected_state = plain.update(mean, expected_state, ones)
+    for name, found in updates.items():
+      np.testing.assert_allclose(found, expected[name], atol=5e-6)
+
+
+def test_then_momenta_are_exchanged_and_squares_stay():
+  """With a codec that loses nothing, against the definition in numpy."""
+  tx = presets.onebit_adam("data", 0.1, freeze=2, codec=codecs.identity())
+  state, update = make_run(tx, pick(PARAMS))
+  mu = nu = np.zeros((12, 20))
+  for step in range(4):
+    grads = pick(gradients(step))
+    grads["a"][:, 0] = 0.0 if step < 2 else 1e-3
+    updates, state = update(grads, state)
+    mean = grads["a"].mean(0)
+    mu = 0.9 * mu + 0.1 * mean
+    nu = 0.999 * nu + 0.001 * mean**2 if step < 2 else nu
+    end = 1 - 0.9 ** (step + 1), 1 - 0.999 ** min(step + 1, 2)
+    root = np.sqrt(nu / end[1]) + 1e-8
+    expected = np.where(nu > 0, mu / end[0] / root, 0)
+    # The most that Adam ever moves an element, which signs are held to.
+    most = 0.1 / np.sqrt(0.001)
+    assert step < 2 or np.abs(expected).max() > most
+    expected = np.clip(expected, -most, most)
+    np.testing.assert_allclose(
+      updates["a"], -0.1 * expected, rtol=1e-4, atol=5e-6
+    )
+
+
+def test_onebit_of_three_workers_and_an_odd_size_is_the_reference():
+  size, padded = 47, 72  # A multiple of 3 rows of 3 * 8 elements.
+  shapes = {"x": (size,)}
+  codec = codecs.onebit()
+  state, update = run_on_three(jaxmotion.exchange("data", codec), shapes)
+  own, of_mean = np.zeros((THREE, padded)), np.zeros((THREE, padded // 3))
+
+  def to_signs(x):
+    scale = np.linalg.norm(x, axis=1, keepdims=True) / np.sqrt(x.shape[1])
+    return np.where(x >= 0, scale, -scale)
+
+  for step in range(3):
+    grads = normal_gradients(step, shapes)
+    means, state = update(grads, state)
+    own[:, :size] += grads["x"]
+    sent = to_signs(own)
+    own -= sent
+    of_mean += sent.mean(0).reshape(THREE, -1)
+    found = to_signs(of_mean)
+    of_mean -= found
+    np.testing.assert_allclose(means["x"], found.ravel()[:size], atol=5e-6)
+
+
+def codec_of(chunk, count):
+  selected = codecs.topk_columns(count=count)
+  head = codecs.tiles(chunk=chunk, fit="divide", shape="row")
+  return codecs.feedback(
+    codecs.chain(head, codecs.contributors(selected)), decay=0.95
+  )
+
+
+def test_parameters_and_memories_are_those_of_the_reference():
+  """Whose rate scales what enters the memory, too, and whose tiles are rows."""
+  codec = codec_of(4, 3)
+  tx = optax.chain(
+    optax.scale_by_learning_rate(0.5, flip_sign=False),
+    jaxmotion.exchange("data", codec, method="gather"),
+    optax.scale_by_learning_rate(0.5),
+  )
+  state, update = make_run(tx)
+  groups = partition(codec, PARAMS).leaf_groups
+  params = jax.tree.map(np.ones_like, PARAMS)
+
+  @jax.jit
+  def errors(states):
+    return [g.codec.error(s) for g, s in zip(groups, states, strict=True)]
+
+  for step in range(6):
+    updates, state = update(gradients(step), state)
+    params = optax.apply_updates(params, updates)
+    expected = SPARSE_LOCO["params"][step]
+    np.testing.assert_allclose(flatten(params), expected, atol=5e-6)
+    for r in range(4):
+      own = errors(own_errors(state, r))
+      own = np.concatenate([np.asarray(a).reshape(-1) for a in own])
+      np.testing.assert_allclose(own, SPARSE_LOCO[f"error{r}"][step], atol=5e-6)
+
+
+def test_with_all_elements_it_is_plain_sgd():
+  tx = presets.sparse_loco("data", 0.5, count=64 * 64, bits=None)
+  state, update = make_run(tx, pick(PARAMS))
+  for step in range(2):
+    updates, state = update(pick(gradients(step)), state)
+    mean = {k: -0.5 * a.mean(0) for k, a in gradients(step).items()}
+    for k, found in updates.items():
+      np.testing.assert_allclose(found, mean[k], atol=5e-6)
+
+
+def test_sparse_loco_in_two_bits_is_the_reference():
+  """Of a vector, which is cut into chunks."""
+  chunk, count, decay, rate = 8, 3, 0.9, 0.5
+  shapes = {"x": (64,)}
+  tx = presets.sparse_loco(
+    "data", rate, decay=decay, count=count, chunk=chunk, bits=2
+  )
+  state, update = run_on_three(tx, shapes)
+  error = np.zeros((THREE, 8, chunk))
+  for step in range(3):
+    grads = normal_gradients(step, shapes)
+    updates, state = update(grads, state)
+    error = decay * error + grads["x"].reshape(error.shape)
+    sent, senders = np.zeros((2, THREE, 8, chunk))
+    for r in range(THREE):
+      places = np.argsort(-np.abs(error[r]), axis=1)[:, :count]
+      values = np.take_along_axis(error[r], places, 1)
+      centered = values - values.mean()
+      width = 6 * centered.std(ddof=1) / 4
+      bins = np.clip(np.round(centered / width + 2), 0, 3)
+      coded = values.mean() + sum(
+        (bins == b) * centered[bins == b].mean() for b in np.unique(bins)
+      )
+      np.put_along_axis(sent[r], places, coded, 1)
+      np.put_along_axis(senders[r], places, 1, 1)
+    error -= sent
+    mean = sent.sum(0) / np.maximum(senders.sum(0), 1)
+    np.testing.assert_allclose(updates["x"], -rate * mean.ravel(), atol=5e-6)
+
+
+def rate(count):
+  return 0.5 / (1 + count)
+
+
+def cosines(n):
+  k, i = np.ogrid[:n, :n]
+  rows = np.cos(np.pi * (2 * i + 1) * k / (2 * n)) * np.sqrt(2 / n)
+  rows[0] /= np.sqrt(2)
+  return rows
+
+
+def side(n):
+  return min(n, CHUNK)
+
+
+def to_tiles(x):
+  rows, columns = x.shape
+  h, w = side(rows), side(columns)
+  cut = x.reshape(rows // h, h, columns // w, w).transpose(0, 2, 1, 3)
+  return (cosines(h) @ cut @ cosines(w).T).reshape(-1, h * w)
+
+
+def from_tiles(tiles, shape):
+  rows, columns = shape
+  h, w = side(rows), side(columns)
+  cut = tiles.reshape(rows // h, columns // w, h, w)
+  cut = cosines(h).T @ cut @ cosines(w)
+  return cut.transpose(0, 2, 1, 3).reshape(shape)
+
+
+def demo_updates(name, steps):
+  """Signs of the updates of one leaf, in float64."""
+  shape = gradients(0)[name].shape[1:]
+  matrix = shape if len(shape) == 2 else (1, *shape)
+  momenta = np.zeros((4, *matrix))
+  for step in range(steps):
+    total, count = 0, 0
+    for r in range(4):
+      momenta[r] *= DECAY
+      momenta[r] += rate(step) * gradients(step)[name][r].reshape(matrix)
+      tiles = to_tiles(momenta[r])
+      least = np.sort(np.abs(tiles), axis=1)[:, -COUNT:][:, :1]
+      sent = np.where(np.abs(tiles) >= least, tiles, 0)
+      momenta[r] -= from_tiles(sent, matrix)
+      total, count = total + sent, count + (sent != 0)
+    mean = from_tiles(total / np.maximum(count, 1), matrix)
+    yield -rate(step) * (np.sign(mean) + 0.1).reshape(shape), mean
+
+
+def test_demo_updates_are_those_of_the_definition():
+  tx = presets.demo(
+    "data",
+    rate,
+    decay=DECAY,
+    count=COUNT,
+    chunk=CHUNK,
+    weight_decay=0.1,
+  )
+  ones = {k: np.ones(a.shape, np.float32) for k, a in pick(PARAMS).items()}
+  state, update = make_run(tx, ones)
+  expected = {name: demo_updates(name, 6) for name in ones}
+  for step in range(6):
+    updates, state = update(pick(gradients(step)), state)
+    for name, found in updates.items():
+      exact, mean = next(expected[name])
+      # Where float32 decides the sign, it may be the other.
+      clear = np.abs(mean.reshape(exact.shape)) > 1e-5
+      assert clear.mean() > 0.9
+      np.testing.assert_allclose(
+        np.asarray(found)[clear], exact[clear], rtol=1e-5
+      )
+
+
+def test_the_rate_may_be_injected():
+  make = optax.inject_hyperparams(
+    presets.demo, static_args=("axis_name", "decay", "count", "chunk")
+  )
+  state, update = make_run(make("data", 0.25), pick(PARAMS))
+  updates, _ = update(pick(gradients(0)), state)
+  np.testing.assert_allclose(np.abs(updates["a"]), 0.25)
+
+
+def with_zeros(step):
+  """Gradients whose every third element is zero."""
+  grads = pick(gradients(step))
+  for a in grads.values():
+    a.reshape(4, -1)[:, ::3] = 0
+  return grads
+
+
+def lion(step, mu, b1=0.9, b2=0.99):
+  """Signs that the majority has, and the new momenta."""
+  grads = with_zeros(step)
+  votes = jax.tree.map(lambda m, g: np.sign(b1 * m + (1 - b1) * g), mu, grads)
+  mu = jax.tree.map(lambda m, g: b2 * m + (1 - b2) * g, mu, grads)
+  return jax.tree.map(lambda a: np.sign(a.sum(0)), votes), mu
+
+
+def signum(step, mu):
+  mu = jax.tree.map(lambda m, g: 0.9 * m + g, mu, with_zeros(step))
+  return jax.tree.map(lambda a: np.sign(np.sign(a).sum(0)), mu), mu
+
+
+@pytest.mark.parametrize("name", ["lion", "signum"])
+def test_updates_are_the_signs_of_most_workers_momenta(name):
+  tx = getattr(presets, name)("data", 0.5, weight_decay=0.1)
+  ones = jax.tree.map(np.ones_like, pick(PARAMS))
+  state, update = make_run(tx, ones)
+  mu = jax.tree.map(lambda a: np.zeros_like(a, np.float64), with_zeros(0))
+  for step in range(3):
+    updates, state = update(with_zeros(step), state)
+    signs, mu = {"lion": lion, "signum": signum}[name](step, mu)
+    for key, found in updates.items():
+      np.testing.assert_allclose(found, -0.5 * (signs[key] + 0.1), rtol=1e-6)
+
+
+def test_lion_of_equal_workers_is_that_of_optax():
+  ones = jax.tree.map(np.ones_like, pick(PARAMS))
+  state, update = make_run(presets.lion("data", 0.5), ones)
+  plain = optax.lion(0.5)
+  expected_state = plain.init(ones)
+  for step in range(2):
+    own = jax.tree.map(lambda a: a[0], with_zeros(step))
+    same = jax.tree.map(lambda a: np.stack([a] * 4), own)
+    updates, state = update(same, state)
+    expected, expected_state = plain.update(own, expected_state, ones)
+    for key, found in updates.items():
+      np.testing.assert_allclose(found, expected[key], rtol=1e-6)
