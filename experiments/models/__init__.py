@@ -1,8 +1,8 @@
 """Networks of the experiments: pure functions of pytrees.
 
 This folder is the one place where an architecture is described. A network is a
-chain of stages; `make_network` returns it. `reference_network` lists the same
-layers for `jaxmotion.perfmodel`, and `staged` builds Flax modules from them.
+chain of stages; `make_network` returns it. `staged` builds Flax modules
+from the same layers.
 
 A stage's block is `block(params, x) -> x`; one that repeats has stacked
 parameters and is run by `lax.scan`. An experiment that saves memory wraps each
@@ -22,9 +22,6 @@ from experiments.models.network import (
   Wrap as Wrap,
   cross_entropy as cross_entropy,
   scan_block as scan_block,
-)
-from experiments.models.reference import (
-  reference_network as reference_network,
 )
 from experiments.models.resnet import (
   DEPTHS as DEPTHS,

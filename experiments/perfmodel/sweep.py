@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import rich.progress
 
-from experiments import models
+from experiments.perfmodel import reference, split_step
 from jaxmotion import codecs, perfmodel
 
 NETWORKS = (
@@ -126,7 +126,7 @@ def predict_point(
     for name, options in STRATEGIES.items():
       if f"{kind}_axis" not in options:
         continue
-      step = perfmodel.predict_split_step(
+      step = split_step.predict_split_step(
         _load_network(network),
         batch,
         platform,
@@ -142,8 +142,8 @@ def predict_point(
 
 
 @functools.cache
-def _load_network(name: str) -> perfmodel.Network:
-  return models.reference_network(name)
+def _load_network(name: str) -> reference.Network:
+  return reference.reference_network(name)
 
 
 def find_winners(

@@ -1,9 +1,11 @@
-"""Makes probes: operations of known size that run on all devices at once."""
+"""Makes and times probes: operations of known size, on all devices at once."""
 
 import functools
 import math
 import operator
-from collections.abc import Callable
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,33 +35,24 @@ _COLUMNS = 256
 _CHANNELS = 32
 _SMALLEST = 1 << 12
 _DEGREE = 64
-UPDATES = ("update", "one", "two")
-"""First words of the names of whole updates."""
+_LEAST_S = 1e-7
+# First words of the names of whole updates.
+_UPDATES = ("update", "one", "two")
 
 
 class Probe(NamedTuple):
-  """One operation at one size.
+  """One operation at one size."""
 
-  Attributes:
-    curve: name of the curve that the probe is a point of.
-    size: size in the unit of the curve.
-    run: runs the operation once and waits for it.
-  """
-
+  # Name of the curve that the probe is a point of.
   curve: str
+  # In the unit of the curve.
   size: float
+  # Runs the operation once and waits for it.
   run: Callable[[], Any]
 
 
 def make_mesh(workers: int) -> jax.sharding.Mesh:
-  """Returns a mesh of the devices that work at once, with one axis, `axis`.
-
-  Args:
-    workers: number of devices.
-
-  Raises:
-    ValueError: there are fewer devices than workers.
-  """
+  """Returns a mesh of the devices that work at once, with one axis, `axis`."""
   devices = jax.devices()
   if workers > len(devices):
     raise ValueError(
@@ -71,39 +64,32 @@ def make_mesh(workers: int) -> jax.sharding.Mesh:
 
 def compute_probes(
   mesh: jax.sharding.Mesh, largest: int, count: int
-) -> list[Probe]:
-  """Returns float32 matmuls, convolutions, passes, reductions, and copies."""
+) -> Iterator[Probe]:
+  """Yields float32 matmuls, convolutions, passes, reductions, and copies."""
   kernel = random_floats(3, 3, _CHANNELS, _CHANNELS)
-  probes = []
   for side in _spaced_sizes(32, (largest / 4) ** 0.5, count):
-    probes.append(
-      _kernel_probe(mesh, lambda x: x @ x, random_floats(side, side))
-    )
+    yield _kernel_probe(mesh, lambda x: x @ x, random_floats(side, side))
   for side in _spaced_sizes(4, (largest / (8 * _CHANNELS)) ** 0.5, count):
     images = random_floats(4, side, side, _CHANNELS)
-    probes.append(_kernel_probe(mesh, _run_convolution, images, kernel))
+    yield _kernel_probe(mesh, _run_convolution, images, kernel)
   for rows in _row_counts(largest, count):
     x = random_floats(rows, _COLUMNS)
-    probes.append(_kernel_probe(mesh, lambda x: 2 * x + 1, x))
-    probes.append(_kernel_probe(mesh, lambda x: x.sum(-1), x))
+    yield _kernel_probe(mesh, lambda x: 2 * x + 1, x)
+    yield _kernel_probe(mesh, lambda x: x.sum(-1), x)
     # A copy: an array that JAX owns would not be transferred.
     host = np.array(x)
-    probes.append(Probe("copy", host.nbytes, _copy_call(mesh, host)))
+    yield Probe("copy", host.nbytes, _copy_call(mesh, host))
   for size in _spaced_sizes(_SMALLEST, largest / 16, count):
     x = random_floats(size) / 4
     flops = perfmodel.predict_cost(_run_polynomial, x).flops
-    probes.append(
-      Probe("vector", flops, compile_everywhere(mesh, _run_polynomial, x))
-    )
-  return probes
+    yield Probe("vector", flops, compile_everywhere(mesh, _run_polynomial, x))
 
 
 def codec_probes(
   mesh: jax.sharding.Mesh, codec: codecs.Codec, largest: int, count: int
-) -> list[Probe]:
-  """Returns encoding, and parameter updates by one payload and by two."""
+) -> Iterator[Probe]:
+  """Yields encoding, and parameter updates by one payload and by two."""
   # Codec state and parameters are updated in place, as in a step.
-  probes = []
   for rows in _row_counts(largest, count):
     x = random_floats(rows, _COLUMNS)
 
@@ -119,32 +105,28 @@ def codec_probes(
 
     state, payload = jax.jit(encode)(codec.init(x), x)
     run = _compile_in_place(mesh, encode, state, x)
-    probes.append(Probe(f"encode {codec!r}", x.size, run))
+    yield Probe(f"encode {codec!r}", x.size, run)
     for n, what in ((1, "one"), (2, "two")):
       run = _compile_in_place(mesh, update, x, *[payload] * n)
-      probes.append(Probe(f"{what} {codec!r}", x.size, run))
-  return probes
+      yield Probe(f"{what} {codec!r}", x.size, run)
 
 
 def update_probes(
   mesh: jax.sharding.Mesh, largest: int, count: int
-) -> list[Probe]:
-  """Returns in-place parameter updates by uncompressed gradients."""
-  probes = []
+) -> Iterator[Probe]:
+  """Yields in-place parameter updates by uncompressed gradients."""
   for rows in _row_counts(largest, count):
     x = random_floats(rows, _COLUMNS)
     run = _compile_in_place(mesh, lambda p, g: (p - 0.1 * g, ()), x, x)
-    probes.append(Probe("update", x.size, run))
-  return probes
+    yield Probe("update", x.size, run)
 
 
 def collective_probes(
   mesh: jax.sharding.Mesh, largest: int, count: int
-) -> list[Probe]:
-  """Returns collectives of float32 arrays, by payload bytes."""
+) -> Iterator[Probe]:
+  """Yields collectives of float32 arrays, by payload bytes."""
   workers = mesh.size
   sharding = jax.sharding.NamedSharding(mesh, P("axis"))
-  probes = []
   for rows in _row_counts(largest, count):
     own = -(-rows * _COLUMNS // workers) * workers
     x = _put_shards(np.ones(own * workers, np.float32), sharding)
@@ -156,10 +138,7 @@ def collective_probes(
         in_specs=P("axis"),
         out_specs=P() if whole else P("axis"),
       )
-      probes.append(
-        Probe(f"{op} {workers}", 4 * own, _compile_call(program, x))
-      )
-  return probes
+      yield Probe(f"{op} {workers}", 4 * own, _compile_call(program, x))
 
 
 def _kernel_probe(
@@ -263,3 +242,114 @@ def _row_counts(largest: int, count: int) -> list[int]:
   # Other sizes can take three times as long.
   spaced = _spaced_sizes(_SMALLEST / _COLUMNS, largest / _COLUMNS, count)
   return sorted({2 ** round(math.log2(rows)) for rows in spaced})
+
+
+class ProbeTimer:
+  """Times all probes once per round, so that slow minutes fall on all alike."""
+
+  def __init__(
+    self,
+    mesh: jax.sharding.Mesh,
+    probes: Sequence[Probe],
+    barrier: Callable[[], object] = lambda: None,
+  ):
+    self._probes, self._barrier = probes, barrier
+    self._empty = compile_everywhere(mesh, lambda x: x + 1, random_floats(1))
+    self._times: list[list[float]] = []
+    self._time_all()
+
+  def run_round(self) -> None:
+    """Times every probe once; the round at construction is not counted."""
+    self._times.append(self._time_all())
+
+  def _time_all(self) -> list[float]:
+    seconds = []
+    for run in (self._empty, *(probe.run for probe in self._probes)):
+      self._barrier()
+      begin = time.perf_counter()
+      run()
+      seconds.append(time.perf_counter() - begin)
+    return seconds
+
+  def make_curves(self) -> tuple[float, dict[str, perfmodel.Curve]]:
+    """Returns the seconds of calling an empty program, and all curves."""
+    # The time of an empty program is subtracted from every size. Sizes whose
+    # remainder lies within the noise are left out, except for the largest.
+    times = np.array(self._times)
+    call_s, call_noise_s = robust_seconds(times[:, 0])
+    points: dict[str, list[Point]] = {}
+    for probe, column in zip(self._probes, times.T[1:], strict=True):
+      second, spread = robust_seconds(column)
+      point = Point(probe.size, second - call_s, spread / second)
+      points.setdefault(probe.curve, []).append(point)
+    curves = {k: make_curve(v, call_noise_s) for k, v in points.items()}
+    return call_s, subtract_updates(curves, call_noise_s)
+
+
+class Point(NamedTuple):
+  """Size, seconds and relative noise of one probe."""
+
+  size: float
+  seconds: float
+  noise: float
+
+
+def robust_seconds(times: np.ndarray) -> tuple[float, float]:
+  """Returns an operation's seconds, and half their 10 to 90 % spread."""
+  # Other processes only add to a time, so the lower quartile is taken. On an
+  # idle machine the lower quartile is the median up to the noise.
+  low, second, high = np.percentile(times, (10, 25, 90))
+  return float(second), float(high - low) / 2
+
+
+def make_curve(points: list[Point], least_s: float) -> perfmodel.Curve:
+  """Returns the curve through points, without points within the noise."""
+  # `least_s`: seconds of noise; smaller sizes that take no more are left out.
+  *smaller, largest = sorted(points)
+  kept = [point for point in smaller if point.seconds > least_s]
+  sizes, seconds, noise = zip(*kept, largest, strict=True)
+  return perfmodel.Curve(
+    sizes=tuple(map(float, sizes)),
+    seconds=tuple(_pool_violators(np.maximum(seconds, _LEAST_S))),
+    noise=statistics.median(noise),
+  )
+
+
+def _pool_violators(seconds: Iterable[float]) -> list[float]:
+  """Returns the nearest non-decreasing sequence (pool adjacent violators)."""
+  pools: list[tuple[float, int]] = []
+  for second in seconds:
+    mean, count = float(second), 1
+    while pools and pools[-1][0] > mean:
+      before, more = pools.pop()
+      mean = (before * more + mean * count) / (more + count)
+      count += more
+    pools.append((mean, count))
+  return [mean for mean, count in pools for _ in range(count)]
+
+
+def subtract_updates(
+  curves: dict[str, perfmodel.Curve], least_s: float
+) -> dict[str, perfmodel.Curve]:
+  """Replaces curves of whole updates by those of decoding and of adding."""
+  # Decoding is an update by one payload less a plain update. Adding is an
+  # update by two payloads less that by one.
+  # `least_s`: seconds of noise.
+  found = {k: c for k, c in curves.items() if k.split()[0] not in _UPDATES}
+  for name, one in curves.items():
+    what, _, codec = name.partition(" ")
+    if what == "one":
+      two = curves[f"two {codec}"]
+      found[f"decode {codec}"] = _subtract_curve(one, curves["update"], least_s)
+      found[f"add {codec}"] = _subtract_curve(two, one, least_s)
+  return found
+
+
+def _subtract_curve(
+  whole: perfmodel.Curve, part: perfmodel.Curve, least_s: float
+) -> perfmodel.Curve:
+  points = [
+    Point(size, seconds - part.seconds_at(size), whole.noise)
+    for size, seconds in zip(whole.sizes, whole.seconds, strict=True)
+  ]
+  return make_curve(points, least_s)

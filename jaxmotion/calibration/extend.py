@@ -3,11 +3,13 @@
 Users of calibrations need none of these names.
 """
 
-from jaxmotion.calibration._calibrate import prepare_timer as prepare_timer
-from jaxmotion.calibration._fit_platform import make_platform as make_platform
-from jaxmotion.calibration._probes import make_mesh as make_mesh
-from jaxmotion.calibration._timer import (
+from jaxmotion.calibration._calibrate import (
+  make_platform as make_platform,
+  prepare_timer as prepare_timer,
+)
+from jaxmotion.calibration._probes import (
   ProbeTimer as ProbeTimer,
+  make_mesh as make_mesh,
   robust_seconds as robust_seconds,
 )
 from jaxmotion.core import set_public_module as _set_public_module

@@ -24,17 +24,9 @@ _DEVICES = {
 def read_platform(
   name: str, workers: int | None = None, peak_share: float = 1.0
 ) -> perfmodel.Platform:
-  """Returns the platform of a name or of a JSON file.
-
-  Args:
-    name: name of a built-in platform, or path of a file that ends in `.json`.
-    workers: number of workers on its first axis; None keeps that of the
-      platform.
-    peak_share: share in (0, 1] of the stated matmul rates that programs reach.
-
-  Raises:
-    CommandError: there is no such platform, or the file does not hold one.
-  """
+  """Returns the built-in platform of a name, or that of a JSON file."""
+  # `workers` are those of its first axis. `peak_share` is the share of the
+  # stated matmul rates that programs reach.
   try:
     if name.endswith(".json"):
       platform = perfmodel.load_platform(name)
@@ -82,14 +74,10 @@ def _scale_matmuls(device: perfmodel.Device, share: float) -> perfmodel.Device:
 
 
 class _Dialog(NamedTuple):
-  """Questions to a user, each repeated until it has an answer.
-
-  Attributes:
-    ask: function of a question that returns the answer.
-    tell: function of a text that says what is wrong with an answer.
-  """
+  """Questions to a user, each repeated until it has an answer."""
 
   ask: Callable[[str], str]
+  # Says what is wrong with an answer.
   tell: Callable[[str], None]
 
   def read(self, question: str, parse: Callable[[str], T]) -> T:
@@ -168,10 +156,12 @@ def ask_platform(
   )
 
 
-def _ask_device(
-  dialog: _Dialog,
-) -> tuple[perfmodel.Device, perfmodel.Link | None, bool]:
-  """Returns a device, its link to the host, and whether both are measured."""
+# A device, its link to the host, and whether both are measured.
+_Found = tuple[perfmodel.Device, perfmodel.Link | None, bool]
+
+
+def _ask_device(dialog: _Dialog) -> _Found:
+  """Returns the device that a user names or describes."""
   known = ", ".join(_DEVICES)
   found = dialog.read(
     f"Device ({known}, other, or a file of `jaxmotion calibrate`): ",
@@ -180,9 +170,7 @@ def _ask_device(
   return _ask_other_device(dialog) if found is None else found
 
 
-def _parse_device(
-  answer: str,
-) -> tuple[perfmodel.Device, perfmodel.Link | None, bool] | None:
+def _parse_device(answer: str) -> _Found | None:
   """Returns the device that an answer names, None for another one."""
   if answer.endswith(".json"):
     try:
@@ -202,9 +190,7 @@ def _parse_device(
   return None
 
 
-def _ask_other_device(
-  dialog: _Dialog,
-) -> tuple[perfmodel.Device, perfmodel.Link | None, bool]:
+def _ask_other_device(dialog: _Dialog) -> _Found:
   """Returns the device that a user's figures describe."""
   matmul = dialog.read_number("Its matmuls in bfloat16, TFLOP/s: ")
   wide = dialog.read_number("Its matmuls in float32, TFLOP/s: ")
@@ -219,8 +205,5 @@ def _ask_other_device(
     memory_bytes=size * 1e9,
     kernel_s=2e-6,
   )
-  return (
-    device,
-    perfmodel.Link(latency_s=1e-5, rate=perfmodel.gbyte_per_s(host)),
-    False,
-  )
+  link = perfmodel.Link(latency_s=1e-5, rate=perfmodel.gbyte_per_s(host))
+  return device, link, False

@@ -23,13 +23,8 @@ class CommandError(Exception):
 def name_flags(error: Exception, **flags: str) -> CommandError:
   """Returns a library's error in the words of the command line.
 
-  Args:
-    error: names arguments of a function.
-    **flags: the flag that each argument was given as.
-
-  Example:
-    >>> name_flags(ValueError("`rate` must be 1, got 2."), rate="--speed")
-    CommandError('`--speed` must be 1, got 2.')
+  >>> name_flags(ValueError("`rate` must be 1, got 2."), rate="--speed")
+  CommandError('`--speed` must be 1, got 2.')
   """
   text = str(error)
   for argument, flag in flags.items():
@@ -38,13 +33,7 @@ def name_flags(error: Exception, **flags: str) -> CommandError:
 
 
 class UserTask(NamedTuple):
-  """Training task of a user's file.
-
-  Attributes:
-    loss_fn: function (params, batch) -> loss.
-    params: tree of ShapeDtypeStructs.
-    batch: tree of ShapeDtypeStructs.
-  """
+  """Training task of a user's file, its arrays as ShapeDtypeStructs."""
 
   loss_fn: Callable[[PyTree, PyTree], Any]
   params: PyTree
@@ -52,15 +41,8 @@ class UserTask(NamedTuple):
 
 
 def load_function(argument: str, text: str) -> Callable[..., Any]:
-  """Returns the function that a text names.
-
-  Args:
-    argument: what the text was given as, for messages.
-    text: FILE.py:FUNCTION.
-
-  Raises:
-    CommandError: there is no such file or function, or the file raises.
-  """
+  """Returns the function that a text FILE.py:FUNCTION names."""
+  # `argument` is what the text was given as, for messages.
   path, _, name = text.rpartition(":")
   if not path.endswith(".py") or not name:
     raise CommandError(f"`{argument}` must be FILE.py:FUNCTION, got {text!r}.")
@@ -88,17 +70,7 @@ def load_function(argument: str, text: str) -> Callable[..., Any]:
 def call_user(
   text: str, function: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-  """Calls what a user wrote, which can raise anything.
-
-  Args:
-    text: what is called, for messages.
-    function: it.
-    *args: its arguments.
-    **kwargs: its keyword arguments.
-
-  Raises:
-    CommandError: it raises; the message has the error.
-  """
+  """Calls what a user wrote, and names it by `text` if it raises."""
   try:
     return function(*args, **kwargs)
   except Exception as error:
@@ -109,15 +81,7 @@ def call_user(
 
 
 def check_task(text: str, found: Any) -> UserTask:
-  """Returns what a user's function returned, as shapes.
-
-  Args:
-    text: what the user named it.
-    found: what should be (loss_fn, params, batch).
-
-  Raises:
-    CommandError: it is something else.
-  """
+  """Returns what the function that `text` names has returned, as shapes."""
   if not isinstance(found, tuple) or len(found) != 3:
     kind = type(found).__name__
     size = f" of {len(found)}" if isinstance(found, tuple) else ""

@@ -1,18 +1,23 @@
 """Metrics of an optimizer state, as a flat dict of scalars."""
 
+import dataclasses
+import functools
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec as P
 
-from jaxmotion import core, transforms
-from jaxmotion.collectives.extend import as_level
+from jaxmotion import codecs, core, transforms, wire
+from jaxmotion.checkpoint.extend import make_transformation
+from jaxmotion.collectives import extend as collectives
 from jaxmotion.core import Array, PyTree
-from jaxmotion.monitor import _errors, _traffic
-from jaxmotion.wire import Ledger
+from jaxmotion.transforms.extend import Options, ShardedOptions, parts_layout
+
+# Name and length of every axis of the exchanges.
+_Sizes = tuple[tuple[str, int], ...]
 
 _EXCHANGES = (
   transforms.ExchangeState,
@@ -28,7 +33,7 @@ def metrics(
   mesh: Mesh | AbstractMesh | None = None,
   *,
   level: Any = None,
-  sent: Ledger | None = None,
+  sent: wire.Ledger | None = None,
 ) -> dict[str, Any]:
   """Returns what exchanges of an optimizer did, as scalars to log.
 
@@ -108,7 +113,7 @@ def metrics(
   core.check_instance(
     "sent",
     sent,
-    (Ledger, type(None)),
+    (wire.Ledger, type(None)),
     "what `wire.step_bytes` or `wire.compiled_bytes` returned",
   )
   exchanges = list(_find_nodes(opt_state, _EXCHANGES))
@@ -117,7 +122,7 @@ def metrics(
   ]
   if level is not None:
     _check_range(level, known)
-    level = as_level(level)
+    level = collectives.as_level(level)
   counts = [node.count for node in _find_nodes(opt_state, _COUNTED)]
   skipped = [node.skipped for node in _find_nodes(opt_state, _SKIPPED)]
   found: dict[str, Any] = {
@@ -160,7 +165,7 @@ def _largest(counts: list[Array]) -> Array:
 
 def _find_sizes(
   opt_state: PyTree, exchanges: list[Any], mesh: Mesh | AbstractMesh | None
-) -> _traffic.Sizes | None:
+) -> _Sizes | None:
   """Returns the length of every axis of exchanges; None if nothing says it."""
   names = sorted({n for node in exchanges for n in node.made_for.axes})
   if mesh is not None:
@@ -186,22 +191,22 @@ def _find_sizes(
 
 
 def _read_traffic(
-  exchanges: list[Any], sizes: _traffic.Sizes, level: Any
+  exchanges: list[Any], sizes: _Sizes, level: Any
 ) -> dict[str, Any]:
   """Returns bytes and ratio of all exchanges, at a level."""
-  traffic = [_traffic.count_traffic(node.made_for, sizes) for node in exchanges]
+  traffic = [_count_traffic(node.made_for, sizes) for node in exchanges]
   if level is None and any(len(own.wire_bytes) > 1 for own in traffic):
     return {}
-  wire: Any = sum(_pick_level(own.wire_bytes, level) for own in traffic)
+  coded: Any = sum(_pick_level(own.wire_bytes, level) for own in traffic)
   plain = math.fsum(own.plain_bytes for own in traffic)
   elements = sum(own.elements for own in traffic)
   bits = sum(own.element_bits for own in traffic)
   if not plain:  # One worker sends nothing.
-    return {"exchange/wire_bytes": wire}
+    return {"exchange/wire_bytes": coded}
   return {
-    "exchange/wire_bytes": wire,
-    "exchange/ratio": plain / wire,
-    "exchange/bits_per_element": bits / elements * wire / plain,
+    "exchange/wire_bytes": coded,
+    "exchange/ratio": plain / coded,
+    "exchange/bits_per_element": bits / elements * coded / plain,
   }
 
 
@@ -220,11 +225,119 @@ def _pick_level(values: tuple[float, ...], level: Any) -> Any:
   return jnp.asarray(values, jnp.float32)[level]
 
 
-def _read_errors(exchanges: list[Any], sizes: _traffic.Sizes) -> dict[str, Any]:
-  squares = _errors.error_squares(exchanges, sizes)
+def _read_errors(exchanges: list[Any], sizes: _Sizes) -> dict[str, Any]:
+  squares = _error_squares(exchanges, sizes)
   if squares is None:
     return {}
   return {
     "exchange/error_norm": jnp.sqrt(jnp.mean(squares)),
     "exchange/error_norm_max": jnp.sqrt(jnp.max(squares)),
   }
+
+
+class _Traffic(NamedTuple):
+  """Bytes that one worker sends in one exchange."""
+
+  # With the codec of each level.
+  wire_bytes: tuple[float, ...]
+  # Without codecs.
+  plain_bytes: float
+  # Elements that one device exchanges, and their bits in their own dtypes.
+  elements: int
+  element_bits: int
+
+
+# A loop asks at each step.
+@functools.lru_cache(maxsize=256)
+def _count_traffic(options: Options, sizes: _Sizes) -> _Traffic:
+  """Counts the bytes that one worker sends, from the traced exchange."""
+  likes = options.shard_params(dict(sizes))
+  leaves = jax.tree.leaves(likes)
+  *coded, plain = (
+    _trace_bytes(one, likes, dict(sizes)) for one in _list_levels(options)
+  )
+  return _Traffic(
+    tuple(coded),
+    plain,
+    sum(math.prod(x.shape) for x in leaves),
+    sum(8 * math.prod(x.shape) * x.dtype.itemsize for x in leaves),
+  )
+
+
+def _list_levels(
+  options: Options,
+) -> list[Options]:
+  """Returns the options of each level's codec, and those without codecs."""
+  changes: list[dict[str, Any]]
+  plain = codecs.identity()
+  if isinstance(options, ShardedOptions):
+    changes = [{}, {"gradient_codec": plain, "weight_codec": None}]
+  else:
+    changes = [{"codec": codec} for codec in options.codecs]
+    changes.append({"codec": plain, "method": None})
+  return [dataclasses.replace(options, **change) for change in changes]
+
+
+def _trace_bytes(
+  options: Options, likes: PyTree, sizes: dict[str, int]
+) -> float:
+  """Returns the bytes that one worker sends in an exchange of one level."""
+  names = core.axis_names(options.axis_name)
+  mesh = AbstractMesh(
+    tuple(sizes[name] for name in names),
+    names,
+    axis_types=(AxisType.Auto,) * len(names),
+  )
+  tx = make_transformation(options)
+
+  def update(grads: PyTree) -> PyTree:
+    params = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), grads)
+    own = core.to_varying(grads, names)
+    return tx.update(own, tx.init(params), params)[0]
+
+  mapped = jax.shard_map(update, mesh=mesh, in_specs=P(), out_specs=P())
+  with core.without_context_mesh():
+    moves = wire.step_bytes(mapped, likes).moves
+  # What the devices of a host exchange stays within it.
+  inner = set(core.axis_names(core.split_axes(options.axis_name)[1]))
+  return math.fsum(
+    move.wire_bytes for move in moves if not inner & set(move.axes)
+  )
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _error_squares(exchanges: list[Any], sizes: _Sizes) -> Array | None:
+  """Returns the squared norm of each worker's error memory."""
+  # Returns float32[workers]; None if there is no error memory.
+  errors: list[Array] = []
+  for state in exchanges:
+    if isinstance(state, transforms.FullyShardedState):
+      errors += jax.tree.leaves(state.error)
+    else:
+      errors += _find_errors(state, dict(sizes))
+  if not errors:
+    return None
+  return sum(
+    (jnp.sum(e**2, tuple(range(1, e.ndim))) for e in errors),
+    jnp.zeros(()),
+  )
+
+
+def _find_errors(state: Any, sizes: Mapping[str, int]) -> list[Array]:
+  """Returns what is still to be sent, with a leading axis of workers."""
+  options, states = state.made_for, state.codec_state.value
+  if isinstance(state, transforms.ExchangeState):
+    likes, kept = options.shard_params(sizes), options.state_layout(sizes)
+    if (devices := kept.devices) is not None:
+      likes = jax.tree.map(lambda a: collectives.shard_like(a, devices), likes)
+    return collectives.read_pending(states, likes, kept)
+  parts = parts_layout(options, sizes)
+  cut_states, whole_states = states
+  errors = collectives.read_pending(
+    whole_states, parts.whole, parts.whole_layout
+  )
+  cut = [leaf for leaf in parts.leaves if leaf[0].is_cut]
+  for (_, codec, like), rows in zip(cut, cut_states, strict=True):
+    found = collectives.read_states(codec, rows, like, 2)
+    errors += [found[p.name] for p in codec.memory_parts if p.is_pending]
+  return errors

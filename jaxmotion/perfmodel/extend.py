@@ -5,11 +5,14 @@ calls them thousands of times for one plan. Users of the performance model need
 none of these names.
 """
 
-from jaxmotion.perfmodel.predict import (
+from jaxmotion.perfmodel._collectives import move_seconds as move_seconds
+from jaxmotion.perfmodel._exchange import make_layout as make_layout
+from jaxmotion.perfmodel._roofline import (
   decode_seconds as decode_seconds,
   encode_seconds as encode_seconds,
   kernel_curve as kernel_curve,
   kernel_seconds as kernel_seconds,
-  move_seconds as move_seconds,
   operation_seconds as operation_seconds,
+  predict_ready_seconds as predict_ready_seconds,
 )
+from jaxmotion.perfmodel._step import predict_timeline as predict_timeline

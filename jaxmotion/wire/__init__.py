@@ -8,7 +8,9 @@ compiler has changed a dtype or added a collective.
 from jaxmotion.core import set_public_module as _set_public_module
 from jaxmotion.wire._compiled import compiled_bytes as compiled_bytes
 from jaxmotion.wire._ledger import Ledger as Ledger, Move as Move
-from jaxmotion.wire._payload import payload_bytes as payload_bytes
-from jaxmotion.wire._step import step_bytes as step_bytes
+from jaxmotion.wire._step import (
+  payload_bytes as payload_bytes,
+  step_bytes as step_bytes,
+)
 
 _set_public_module(__name__, globals())

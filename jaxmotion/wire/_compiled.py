@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
 import math
 import re
 from collections.abc import Mapping
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from jaxmotion import core, program
-from jaxmotion.wire import _groups, _ledger
+from jaxmotion.wire import _ledger
 
 _OPS = {
   "all-reduce": "all_reduce",
@@ -20,6 +24,15 @@ _OPS = {
   "collective-permute": "collective_permute",
 }
 _UNCOUNTABLE = ("ragged-all-to-all", "collective-broadcast", "send")
+
+_PAIRS = re.compile(r"source_target_pairs=\{(.*?\})\}")
+_LISTED = re.compile(r"replica_groups=\{(\{.*?\})?\}")
+_IOTA = re.compile(
+  r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?"
+)
+_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
+
+_Groups = frozenset[frozenset[int]]
 
 
 def compiled_bytes(
@@ -75,42 +88,38 @@ def compiled_bytes(
   text = compiled.as_text()
   if text is None:
     raise ValueError(f"`compiled` must have a text, got {compiled!r}.")
-  counter = _MoveCounter(program.parse_hlo(text), branch, while_trips, mesh)
-  return _ledger.Ledger(tuple(counter.count_entry()))
+  module = program.parse_hlo(text)
+  counter = _MoveCounter(module, branch, while_trips, mesh)
+  return _ledger.Ledger(tuple(counter.count_computation(module.entry)))
 
 
+@dataclasses.dataclass
 class _MoveCounter:
   """Counts the moves of a compiled program, each computation once."""
 
-  def __init__(
-    self,
-    module: program.HloModule,
-    branch: int | None,
-    while_trips: int | None,
-    mesh: Mesh | None,
-  ) -> None:
-    self._module = module
-    self._branch = branch
-    self._mesh = mesh
-    self._while_trips = while_trips
-    self._counted: dict[str, list[_ledger.Move]] = {}
-    counts = re.findall(
-      r"\b(?:num_partitions|replica_count)=(\d+)", module.header
-    )
-    self._devices = math.prod(map(int, counts))
+  module: program.HloModule
+  branch: int | None
+  while_trips: int | None
+  mesh: Mesh | None
+  counted: dict[str, list[_ledger.Move]] = dataclasses.field(
+    default_factory=dict
+  )
 
-  def count_entry(self) -> list[_ledger.Move]:
-    return self._count_computation(self._module.entry)
+  @functools.cached_property
+  def devices(self) -> int:
+    """Number of devices that the program runs on."""
+    said = r"\b(?:num_partitions|replica_count)=(\d+)"
+    return math.prod(map(int, re.findall(said, self.module.header)))
 
-  def _count_computation(self, name: str) -> list[_ledger.Move]:
-    if name not in self._counted:
-      body = self._module.computations[name]
-      self._counted[name] = [
+  def count_computation(self, name: str) -> list[_ledger.Move]:
+    if name not in self.counted:
+      body = self.module.computations[name]
+      self.counted[name] = [
         move
         for instruction in body.values()
         for move in self._count_instruction(instruction, body)
       ]
-    return self._counted[name]
+    return self.counted[name]
 
   def _count_instruction(
     self,
@@ -125,23 +134,23 @@ class _MoveCounter:
     if instruction.opcode == "while":
       return self._count_while(instruction)
     inner = [
-      self._count_computation(n) for names in called.values() for n in names
+      self.count_computation(n) for names in called.values() for n in names
     ]
     if instruction.opcode == "conditional":
       if "true_computation" in called:  # Indexed as in JAX: false is 0.
         order = ("false_computation", "true_computation")
-        inner = [self._count_computation(called[key][0]) for key in order]
+        inner = [self.count_computation(called[key][0]) for key in order]
       said = f"conditional %{instruction.name}"
-      return _ledger.pick_branch(inner, self._branch, said)
+      return _ledger.pick_branch(inner, self.branch, said)
     return [move for moves in inner for move in moves]
 
   def _count_while(
     self, instruction: program.Instruction
   ) -> list[_ledger.Move]:
     called, stated = instruction.called, instruction.known_trips
-    trips = self._while_trips if stated is None else stated
-    body = self._count_computation(called["body"][0])
-    condition = self._count_computation(called["condition"][0])
+    trips = self.while_trips if stated is None else stated
+    body = self.count_computation(called["body"][0])
+    condition = self.count_computation(called["condition"][0])
     return _ledger.repeat_loop(
       body, condition, trips, f"loop %{instruction.name}"
     )
@@ -152,8 +161,8 @@ class _MoveCounter:
     op: str,
     body: Mapping[str, program.Instruction],
   ) -> list[_ledger.Move]:
-    axes, workers = _groups.parse_group(
-      instruction.attributes, self._devices, self._mesh
+    axes, workers = _parse_group(
+      instruction.attributes, self.devices, self.mesh
     )
     operands = [
       (array.dtype, array.element_bits * array.size)
@@ -186,3 +195,68 @@ def _operand_type(operand: str, body: Mapping[str, program.Instruction]) -> str:
     return written
   defined = body.get(name.removeprefix("%"))
   return "" if defined is None else defined.type
+
+
+def _parse_group(
+  attributes: str, devices: int, mesh: Mesh | None
+) -> tuple[tuple[str, ...], int]:
+  """Returns the mesh axes, where they are known, and the group size."""
+  # XLA writes groups in four forms: pairs of a permutation, an iota, a named
+  # mesh, or a list of lists. Which one depends on the partitioner.
+  if pairs := _PAIRS.search(attributes):
+    numbers = re.findall(r"\{(\d+),(\d+)\}", pairs[1])
+    return (), _ledger.permuted_workers((int(a), int(b)) for a, b in numbers)
+  if named := _MESH.search(attributes):
+    return _parse_mesh_group(*named.groups())
+  if iota := _IOTA.search(attributes):
+    groups = _expand_iota(*iota.groups())
+  elif listed := _LISTED.search(attributes):
+    rows = re.findall(r"\{([\d,]*)\}", listed[1] or "")
+    groups = frozenset(frozenset(_integers(row)) for row in rows)
+  else:
+    raise ValueError(
+      f"`compiled` must state its replica groups, got {attributes!r}."
+    )
+  if not groups:
+    groups = frozenset([frozenset(range(devices))])
+  workers = max(len(group) for group in groups)
+  return () if mesh is None else _find_axes(groups, mesh), workers
+
+
+def _integers(text: str) -> list[int]:
+  return [int(n) for n in text.split(",") if n]
+
+
+def _expand_iota(shape: str, dims: str, order: str | None) -> _Groups:
+  """Returns the groups of devices, of which the text has the layout."""
+  sizes = _integers(dims)
+  ids = np.arange(math.prod(sizes)).reshape(sizes)
+  if order:
+    ids = ids.transpose(_integers(order))
+  rows = ids.reshape(-1, _integers(shape)[-1])
+  return frozenset(frozenset(row.tolist()) for row in rows)
+
+
+def _find_axes(groups: _Groups, mesh: Mesh) -> tuple[str, ...]:
+  """Returns the axes of the mesh that make these groups, or ()."""
+  sizes = mesh.devices.shape
+  ids = np.arange(mesh.size).reshape(sizes)
+  axes = [i for i, n in enumerate(sizes) if n > 1]
+  for count in range(1, len(axes) + 1):
+    for chosen in itertools.combinations(axes, count):
+      last = np.moveaxis(ids, chosen, range(-count, 0))
+      rows = last.reshape(-1, math.prod(sizes[i] for i in chosen))
+      if groups == frozenset(frozenset(row.tolist()) for row in rows):
+        return tuple(mesh.axis_names[i] for i in chosen)
+  return ()
+
+
+def _parse_mesh_group(mesh: str, group: str) -> tuple[tuple[str, ...], int]:
+  sizes = {name: int(n) for name, n in re.findall(r"'([^']*)'=(\d+)", mesh)}
+  # A part of an axis is written with its own size: 'data':(2)4.
+  parts = re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", group)
+  workers = math.prod(int(part) if part else sizes[n] for n, part in parts)
+  names = tuple(name for name, _ in parts)
+  # Shardy invents names like axis_0 where it has lost the mesh: no axis.
+  invented = any(re.fullmatch(r"axis_\d+", name) for name in names)
+  return () if invented else names, workers

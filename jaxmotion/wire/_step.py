@@ -1,4 +1,4 @@
-"""The ledger of a traced function: collectives that a step asks for."""
+"""Bytes of payloads and of the collectives that a traced step asks for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxmotion import core
+from jaxmotion import codecs, core
+from jaxmotion.codecs.extend import check_codec, partition
+from jaxmotion.core import PyTree
 from jaxmotion.program import (
   AXIS_ONLY,
   COLLECTIVES,
@@ -25,16 +27,13 @@ from jaxmotion.wire import _ledger
 
 
 class _Context(NamedTuple):
-  """Choices of the caller, and the mesh axes that are bound.
+  """Choices of the caller, and the mesh axes that are bound."""
 
-  Attributes:
-    sizes: workers along every bound axis.
-    branch: index of the branch that conditionals take; None: the largest.
-    while_trips: trips of loops that do not state them.
-  """
-
+  # Workers along every bound axis.
   sizes: Mapping[Any, int]
+  # Index of the branch that conditionals take; None: the largest.
   branch: int | None
+  # Trips of loops that do not state them.
   while_trips: int | None
 
 
@@ -183,16 +182,13 @@ def _count_collective(step: Step, op: str) -> list[_ledger.Move]:
   # Dimensions that `vmap` made part of the sum do not travel.
   summed = frozenset(axis for axis in axes if isinstance(axis, int))
   labels = tuple(map(str, names))
+  avals: list[Any] = [operand.aval for operand in step.eqn.invars]
   return [
     _ledger.Move(
       op, labels, workers, str(aval.dtype), array_bytes(aval, summed), 1
     )
-    for aval in map(_aval_of, step.eqn.invars)
+    for aval in avals
   ]
-
-
-def _aval_of(operand: Any) -> Any:
-  return operand.aval
 
 
 def _check_no_collective(step: Step) -> None:
@@ -203,3 +199,34 @@ def _check_no_collective(step: Step) -> None:
     raise ValueError(
       f"`fn` must use collectives of known size, got {name} over {axes}."
     )
+
+
+def payload_bytes(codec: codecs.Codec, like: PyTree) -> int:
+  """Returns the bytes of the payloads of a tree, from their traced shapes.
+
+  Args:
+    codec: any codec.
+    like: pytree of floating-point arrays or ShapeDtypeStructs.
+
+  Returns:
+    Bytes of all payload buffers of one worker, scales and indices included.
+
+  Raises:
+    TypeError: `codec` is not a codec, or a leaf is not floating-point.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from jaxmotion import codecs
+    >>> payload_bytes(codecs.uniform(bits=4, block=512), jnp.zeros(4096))
+    2080
+  """
+  check_codec("codec", codec, trees=True)
+  core.check_arrays("like", like, numbers=False)
+  for path, leaf in core.named_leaves(like):
+    core.check_float(f"like/{path}" if path else "like", leaf)
+  cut = partition(codec, like)
+  return sum(
+    math.prod(a.shape) * a.dtype.itemsize
+    for part, array in zip(cut.leaf_groups, cut.array_likes(), strict=True)
+    for a in jax.tree.leaves(part.codec.payload_like(array))
+  )

@@ -4,11 +4,9 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from jaxmotion import codecs, perfmodel
-from jaxmotion.perfmodel import IMAGES, LABELS, Kernel, Layer, Message, Network
 from jaxmotion.wire import Ledger, Move
 from tests.arguments.calls import Call, Lazy
 from tests.paths import ROOT
@@ -20,10 +18,8 @@ W = jax.ShapeDtypeStruct((16, 16), "float32")
 X = jax.ShapeDtypeStruct((8, 16), "float32")
 LEDGER = Ledger((Move("all_reduce", ("data",), 8, "float32", 1000, 1),))
 CURVE = perfmodel.Curve(sizes=(1.0, 2.0), seconds=(1.0, 2.0), noise=0.1)
-KERNEL = Kernel("elementwise", "float32", 0.0, 1000.0)
-MESSAGES = [Message(2.0, 0.0, 3.0, 0.0)]
 PLAIN = perfmodel.platform_to_dict(PLATFORM)
-CPU2 = f"{ROOT}/jaxmotion/perfmodel/platform/cpu2.json"
+CPU2 = f"{ROOT}/jaxmotion/perfmodel/cpu2.json"
 INT8 = codecs.uniform(bits=8)
 
 
@@ -31,21 +27,6 @@ def loss(*trees):
   """Takes whatever has arrays: what it is given is checked before."""
   leaves = jax.tree.leaves(trees)
   return sum(jnp.sum(jnp.asarray(a, jnp.float32)) for a in leaves)
-
-
-def dense(params, x):
-  return x @ params["kernel"]
-
-
-def layer_loss(params, y, labels):
-  return ((y[:, 0] - labels) ** 2).mean()
-
-
-LAYERS = (
-  Layer("dense", dense, {"kernel": W}, (IMAGES,), mixes=True),
-  Layer("loss", layer_loss, {}, (0, LABELS), mixes=True),
-)
-NETWORK = Network("net", LAYERS, image=(16,))
 
 
 @functools.cache
@@ -59,20 +40,7 @@ def cost():
 
 
 CALLS = {
-  "perfmodel.predict_cost": Call(
-    loss, W, X, while_trips={}, branch_shares=None, backend="cpu"
-  ),
-  "perfmodel.Layer": Call("dense", dense, {"kernel": W}, (IMAGES,), True),
-  "perfmodel.Network": Call("net", LAYERS, (16,)),
-  "perfmodel.Network.batch": Call(8, on=NETWORK.batch),
-  "perfmodel.Network.shapes": Call(8, on=NETWORK.shapes),
-  "perfmodel.Network.loss": Call(
-    {"dense": {"kernel": np.ones((16, 16), np.float32)}},
-    np.ones((8, 16), np.float32),
-    np.ones(8, np.int32),
-    on=NETWORK.loss,
-    traced=True,
-  ),
+  "perfmodel.predict_cost": Call(loss, W, X, while_trips=1, backend="cpu"),
   "perfmodel.Axis": Call(name="data", workers=8, link=LINK),
   "perfmodel.Curve": Call(sizes=(1.0, 2.0), seconds=(1.0, 2.0), noise=0.1),
   "perfmodel.Curve.covers": Call(1.5, on=CURVE.covers),
@@ -111,19 +79,12 @@ CALLS = {
   "perfmodel.platform_to_dict": Call(PLATFORM),
   "perfmodel.save_platform": Call(PLATFORM, "/dev/null"),
   "perfmodel.load_platform": Call(CPU2),
-  "perfmodel.blocking_seconds": Call(MESSAGES),
-  "perfmodel.overlapped_seconds": Call(MESSAGES),
   "perfmodel.collective_seconds": Call("all_reduce", 1e6, 8, LINK),
   "perfmodel.collective_traffic": Call("all_reduce", 1e6, 8),
   "perfmodel.exchange_ledger": Call(W, PLATFORM, "data", INT8, method="gather"),
-  "perfmodel.hierarchical_all_reduce_ledger": Call(1000, PLATFORM.axes),
   "perfmodel.ledger_seconds": Call(LEDGER, PLATFORM),
   "perfmodel.predict_exchange": Call(W, PLATFORM, "data", INT8),
-  "perfmodel.predict_ready_seconds": Call(Lazy(cost), DEVICE),
   "perfmodel.predict_seconds": Call(Lazy(cost), DEVICE),
-  "perfmodel.predict_split_step": Call(
-    NETWORK, 16, PLATFORM, data_axis="data", codec=INT8, bucket_bytes=1000
-  ),
   "perfmodel.predict_step": Call(
     Lazy(step_cost),
     PLATFORM,
@@ -170,17 +131,6 @@ ACCEPTED = {
   ("perfmodel.Platform", "from_host"): {"none": "no link to a host"},
   ("perfmodel.Platform", "axes"): {"empty": "one device alone"},
   ("perfmodel.save_platform", "path"): {"misspelt": "a path like any other"},
-  ("perfmodel.hierarchical_all_reduce_ledger", "dtype"): {
-    "misspelt": "a name for the ledger, such as 'words'"
-  },
-  ("perfmodel.Network.batch", "images"): _LARGE,
-  ("perfmodel.Network.shapes", "images"): _LARGE,
-  ("perfmodel.Layer", "inputs"): {"empty": "a layer may read nothing"},
-  ("perfmodel.Network", "image"): {"empty": "an image may be one number"},
-  ("perfmodel.blocking_seconds", "messages"): {"empty": "no message"},
-  ("perfmodel.overlapped_seconds", "messages"): {"empty": "no message"},
-  ("perfmodel.predict_split_step", "state_copies"): _LARGE,
-  ("perfmodel.predict_split_step", "batch"): _LARGE,
   ("perfmodel.predict_step", "base_step_s"): _LARGE,
 }
 KNOWN_BAD = set()

@@ -12,11 +12,11 @@ from experiments.perfmodel.rows import calibration_rows
 from experiments.perfmodel.tables import calibration_table
 from jaxmotion import codecs, perfmodel
 from jaxmotion.calibration import (
-  _fit_platform as platforms,
+  _calibrate as platforms,
   _probes as perfmodel_probes,
   calibrate_platform,
 )
-from jaxmotion.calibration._timer import Point, make_curve
+from jaxmotion.calibration._probes import Point, make_curve
 from jaxmotion.perfmodel import Curve
 
 WORKERS = 2
@@ -79,7 +79,7 @@ def test_every_figure_says_when_and_how_well_it_was_measured(platform):
   missing = {"device.measured", "axes.data.measured"} | {
     f"{link}.{field}"
     for link in ("to_host", "from_host", "axes.data")
-    for field in ("full_duplex", "shared_by", "efficiency", "measured")
+    for field in ("shared_by", "efficiency", "measured")
   }
   missing |= {"to_host.latency_s", "from_host.latency_s"}
   assert set(platform.figure_paths()) - set(platform.sources) == missing

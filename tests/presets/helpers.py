@@ -6,7 +6,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxmotion import HostAxes, perfmodel
-from jaxmotion.perfmodel.predict._layout import make_layout
+from jaxmotion.perfmodel.extend import make_layout
 
 AXES = HostAxes("host", "device")
 MESH = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), AXES.names)

@@ -13,6 +13,7 @@ import numpy as np
 from jaxmotion import codecs, core, perfmodel
 from jaxmotion.collectives.extend import shard_like
 from jaxmotion.core import PyTree
+from jaxmotion.perfmodel import extend
 from jaxmotion.planner.exchange import _errors
 
 
@@ -37,7 +38,7 @@ def schedule_buckets(
   bucket_bytes: int | None,
 ) -> BucketSchedule:
   """Returns the buckets that `perfmodel.predict_step` exchanges."""
-  ready = perfmodel.predict_ready_seconds(step_cost.gradient, device)[1:]
+  ready = extend.predict_ready_seconds(step_cost.gradient, device)[1:]
   leaves = jax.tree.leaves(step_cost.params)
   order = sorted(range(len(leaves)), key=lambda i: ready[i])
   threshold = math.inf if bucket_bytes is None else bucket_bytes

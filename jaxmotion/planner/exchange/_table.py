@@ -1,6 +1,6 @@
 """Tables of what every codec on every tensor adds to the step, and pipelines.
 
-A pipeline vectorizes the recurrence of `perfmodel.overlapped_seconds`. With
+A pipeline vectorizes the recurrence of `perfmodel.predict_step`. With
 device time `D`, arrival `L` and decoding `T` of message `i`,
 
     D_i = D_{i-1} + device_s

@@ -4,7 +4,7 @@ import pytest
 
 from experiments import models
 from experiments.common.console import JobError
-from experiments.models import reference_network
+from experiments.perfmodel.reference import reference_network
 from experiments.perfmodel.sweep import NETWORKS
 from experiments.residuals.model_names import check_model, list_networks
 

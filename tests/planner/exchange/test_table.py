@@ -7,12 +7,8 @@ import pytest
 
 import jaxmotion
 from jaxmotion import codecs, perfmodel
-from jaxmotion.perfmodel import (
-  Curve,
-  Message,
-  overlapped_seconds,
-  predict_step,
-)
+from jaxmotion.perfmodel import Curve, predict_step
+from jaxmotion.perfmodel._step import Message, overlapped_seconds
 from jaxmotion.planner.exchange._table import (
   EMPTY_SUFFIX,
   StageTimes,

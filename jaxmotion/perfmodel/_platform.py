@@ -1,0 +1,378 @@
+"""Describes the hardware of a training job: devices, memory and links."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxmotion import core
+from jaxmotion.perfmodel import _figures, _ops
+
+COLLECTIVES = (
+  "all_reduce",
+  "reduce_scatter",
+  "all_gather",
+  "all_to_all",
+  "collective_permute",
+  "broadcast",
+)
+_CODING = ("encode", "decode", "add")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Device:
+  """One processor with its memory, as rates and measured curves.
+
+  Args:
+    name: name of the device, for reports.
+    matmul_flops_per_s: FLOP/s of matmuls and convolutions, by dtype of their
+      operands ("bfloat16"). Matmuls of other dtypes cannot be predicted.
+    vector_flops_per_s: FLOP/s of all other operations.
+    memory_rate: rate between memory and processor.
+    memory_bytes: size of the memory in bytes.
+    kernel_s: seconds of an empty kernel.
+    call_s: seconds of calling a compiled program, once a step.
+    measured: measured curves, which replace the rates. Their names are "matmul
+      DTYPE" and "convolution DTYPE" by FLOPs; other classes of `Cost.totals` by
+      bytes; "encode CODEC", "decode CODEC" and "add CODEC" by elements. "add"
+      is decoding one more payload and adding it.
+
+  Raises:
+    TypeError: `memory_rate` is not a `Rate`, or a figure not a number.
+    ValueError: a figure is not positive, or so small or large that it must
+      have been given in another unit. Or a name is that of no dtype or curve.
+
+  Example:
+    >>> import dataclasses
+    >>> from jaxmotion.perfmodel import gbyte_per_s
+    >>> device = Device(
+    ...   name="example",
+    ...   matmul_flops_per_s={"float32": 1e12},
+    ...   vector_flops_per_s=1e11,
+    ...   memory_rate=gbyte_per_s(50),
+    ...   memory_bytes=16e9,
+    ...   kernel_s=1e-6,
+    ... )
+    >>> dataclasses.replace(device, memory_bytes=16)
+    Traceback (most recent call last):
+    ...
+    ValueError: `memory_bytes` must be a number in [1e+06, 1e+15], got 16. \
+Its unit is bytes, not GB.
+  """
+
+  name: str
+  matmul_flops_per_s: Mapping[str, float]
+  vector_flops_per_s: float
+  memory_rate: _figures.Rate
+  memory_bytes: float
+  kernel_s: float
+  call_s: float = 0.0
+  measured: Mapping[str, _figures.Curve] = dataclasses.field(
+    default_factory=dict
+  )
+
+  def __post_init__(self) -> None:
+    core.check_text("name", self.name)
+    rates = core.check_mapping(
+      "matmul_flops_per_s", self.matmul_flops_per_s, "dtypes to FLOP/s"
+    )
+    object.__setattr__(self, "matmul_flops_per_s", MappingProxyType(rates))
+    for name in _freeze_curves(self):
+      _check_kernel_name(f"measured[{name!r}]", name)
+    unit = "FLOP/s, not GFLOP/s or TFLOP/s"
+    if not rates:
+      raise ValueError("`matmul_flops_per_s` must have a dtype, got none.")
+    for dtype, rate in rates.items():
+      _check_dtype_name(f"matmul_flops_per_s[{dtype!r}]", dtype)
+      _figures.check_quantity(
+        f"matmul_flops_per_s[{dtype!r}]", rate, 1e6, 1e18, unit
+      )
+    _figures.check_quantity(
+      "vector_flops_per_s", self.vector_flops_per_s, 1e6, 1e18, unit
+    )
+    _figures.check_rate("memory_rate", self.memory_rate, 1e6, 1e15)
+    _figures.check_quantity(
+      "memory_bytes", self.memory_bytes, 1e6, 1e15, "bytes, not GB"
+    )
+    unit = "seconds, not microseconds"
+    _figures.check_quantity("kernel_s", self.kernel_s, 0, 0.1, unit)
+    _figures.check_quantity("call_s", self.call_s, 0, 1, unit)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Link:
+  """One connection between two workers, or between a device and its host.
+
+  Args:
+    latency_s: seconds from sending to arrival of an empty message.
+    rate: rate in each direction.
+    shared_by: number of workers that send over the link at the same time.
+    efficiency: shares of `rate` in (0, 1] that collectives reach, by name
+      ("all_gather"); 1 for all others.
+    measured: measured curves "OP WORKERS" ("all_reduce 4") by payload bytes,
+      which replace the rate for that number of workers.
+
+  Raises:
+    TypeError: `rate` is not a `Rate`: a plain number may be bits or bytes.
+    ValueError: a figure is out of range, or a name is that of no collective.
+
+  Example:
+    >>> from jaxmotion.perfmodel import gbit_per_s
+    >>> Link(latency_s=5e-5, rate=1e9)
+    Traceback (most recent call last):
+    ...
+    TypeError: `rate` must be a Rate, made by gbit_per_s(...) or \
+gbyte_per_s(...), got 1000000000.0: are these bits or bytes?
+    >>> Link(latency_s=5e-5, rate=gbit_per_s(1)).transfer_seconds(125e6)
+    1.00005
+  """
+
+  latency_s: float
+  rate: _figures.Rate
+  shared_by: int = 1
+  efficiency: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  measured: Mapping[str, _figures.Curve] = dataclasses.field(
+    default_factory=dict
+  )
+
+  def __post_init__(self) -> None:
+    shares = core.check_mapping(
+      "efficiency", self.efficiency, "collectives to shares"
+    )
+    object.__setattr__(self, "efficiency", MappingProxyType(shares))
+    for name in _freeze_curves(self):
+      _check_collective_name(f"measured[{name!r}]", name)
+    unit = "seconds, not microseconds"
+    _figures.check_quantity("latency_s", self.latency_s, 0, 1, unit)
+    _figures.check_rate("rate", self.rate, 1e3, 1e13)
+    core.check_int("shared_by", self.shared_by, 1)
+    for op, share in shares.items():
+      core.check_choice(f"efficiency[{op!r}]", op, COLLECTIVES)
+      core.check_number(f"efficiency[{op!r}]", share, 0, 1, open_low=True)
+
+  def transfer_seconds(self, nbytes: float) -> float:
+    """Returns the seconds until the last of `nbytes` has arrived.
+
+    Args:
+      nbytes: number of bytes that one worker sends.
+
+    Raises:
+      TypeError: `nbytes` is not a number.
+      ValueError: `nbytes` is negative, infinite or NaN.
+    """
+    core.check_number("nbytes", nbytes, 0)
+    return self.latency_s + nbytes * self.shared_by / self.rate.bytes_per_s
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Axis:
+  """Workers along one axis of the mesh, and the link between neighbors.
+
+  Args:
+    name: name of the mesh axis.
+    workers: number of workers along it.
+    link: link from each worker to the next.
+
+  Raises:
+    TypeError: `name` is not a string, `workers` not an integer, or `link` not
+      a `Link`.
+    ValueError: `workers` is not positive.
+
+  Example:
+    >>> from jaxmotion.perfmodel import gbit_per_s
+    >>> ethernet = Link(latency_s=5e-5, rate=gbit_per_s(10))
+    >>> Axis(name="data", workers=8, link=ethernet).workers
+    8
+  """
+
+  name: str
+  workers: int
+  link: Link
+
+  def __post_init__(self) -> None:
+    core.check_text("name", self.name)
+    core.check_int("workers", self.workers, 1)
+    core.check_instance("link", self.link, Link, "a Link")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Platform:
+  """Devices of one kind, and the links between them and to their hosts.
+
+  Args:
+    name: name of the platform, for reports.
+    device: the device of every worker.
+    to_host: link from a device to the memory of its host, or None.
+    from_host: link from the host's memory to the device, or None.
+    axes: axes of the mesh, outermost (slowest) first.
+    sources: origin of each figure, as text, by its path
+      ("device.memory_rate", "axes.data.rate").
+
+  Raises:
+    TypeError: an argument is of another class.
+    ValueError: two axes have one name, or `sources` names a figure that the
+      platform does not have.
+
+  Example:
+    >>> from jaxmotion.perfmodel import builtin_platform
+    >>> cluster = builtin_platform("ethernet_10gbit").resize(data=64)
+    >>> cluster.axis("data").workers
+    64
+    >>> print(cluster.axis("data").link.rate)
+    1.25 GB/s = 10 Gbit/s
+  """
+
+  name: str
+  device: Device
+  to_host: Link | None
+  from_host: Link | None
+  axes: tuple[Axis, ...]
+  sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self) -> None:
+    core.check_text("name", self.name)
+    core.check_instance("device", self.device, Device, "a Device")
+    for name in ("to_host", "from_host"):
+      kinds = (Link, type(None))
+      core.check_instance(name, getattr(self, name), kinds, "a Link or None")
+    axes = core.check_sequence("axes", self.axes, "Axis objects")
+    for i, axis in enumerate(axes):
+      core.check_instance(f"axes[{i}]", axis, Axis, "an Axis")
+    object.__setattr__(self, "axes", axes)
+    sources = core.check_mapping(
+      "sources", self.sources, "figures to their origin"
+    )
+    object.__setattr__(self, "sources", MappingProxyType(sources))
+    names = [axis.name for axis in self.axes]
+    if len(set(names)) < len(names):
+      raise ValueError(f"`axes` must have names of their own, got {names}.")
+    paths = self.figure_paths()
+    for path, source in sources.items():
+      core.check_choice(f"sources[{path!r}]", path, paths)
+      core.check_text(f"sources[{path!r}]", source)
+
+  def figure_paths(self) -> list[str]:
+    """Returns the paths of all figures, which `sources` may explain."""
+    parts: dict[str, Any] = {
+      "device": self.device,
+      "to_host": self.to_host,
+      "from_host": self.from_host,
+      **{f"axes.{axis.name}": axis.link for axis in self.axes},
+    }
+    return [
+      f"{path}.{field.name}"
+      for path, part in parts.items()
+      if part is not None  # A device may have no link to a host.
+      for field in dataclasses.fields(part)
+      if field.name != "name"
+    ]
+
+  def axis(self, name: str) -> Axis:
+    """Returns the mesh axis of a name.
+
+    Args:
+      name: name of one of `axes`.
+
+    Raises:
+      TypeError: `name` is not a string.
+      ValueError: the platform has no such axis.
+    """
+    return find_axis(self, "name", name)
+
+  def resize(self, **workers: int) -> Platform:
+    """Returns the same platform with other numbers of workers.
+
+    Args:
+      **workers: new number of workers of each axis that changes.
+
+    Raises:
+      TypeError: a number of workers is not an integer.
+      ValueError: the platform has no such axis, or a number is not positive.
+    """
+    for name, number in workers.items():
+      find_axis(self, name, name)
+      core.check_int(name, number, 1)
+    axes = tuple(
+      dataclasses.replace(axis, workers=workers.get(axis.name, axis.workers))
+      for axis in self.axes
+    )
+    return dataclasses.replace(self, axes=axes)
+
+
+def find_axis(platform: Platform, argument: str, name: Any) -> Axis:
+  """Returns the axis called `name`, or raises an error about `argument`."""
+  core.check_text(argument, name)
+  found = next((axis for axis in platform.axes if axis.name == name), None)
+  if found is None:
+    names = ", ".join(repr(axis.name) for axis in platform.axes)
+    raise ValueError(f"`{argument}` must be one of {names}, got {name!r}.")
+  return found
+
+
+def _freeze_curves(part: Device | Link) -> list[str]:
+  """Makes `measured` read-only, checks its curves, and returns their names."""
+  curves = core.check_mapping("measured", part.measured, "names to curves")
+  object.__setattr__(part, "measured", MappingProxyType(curves))
+  for name, curve in curves.items():
+    if not isinstance(curve, _figures.Curve):
+      raise TypeError(f"`measured[{name!r}]` must be a Curve, got {curve!r}.")
+  return list(curves)
+
+
+def _check_dtype_name(name: str, value: Any) -> None:
+  """Raises unless `value` is the name that JAX gives a dtype."""
+  # "f4" is another name of "float32": no curve would be found by it.
+  try:
+    known = isinstance(value, str) and jnp.dtype(value).name == value
+  except TypeError:
+    known = False
+  if not known:
+    raise ValueError(f"`{name}` must be the name of a dtype, got {value!r}.")
+
+
+def _check_kernel_name(name: str, value: str) -> None:
+  """Raises unless curves of a device are looked up by this name."""
+  kind, _, rest = value.partition(" ")
+  if kind in _ops.MATMULS and rest:
+    _check_dtype_name(name, rest)
+    return
+  if kind in _CODING and rest:
+    return
+  kinds = [k for k in _ops.KINDS if k not in _ops.MATMULS]
+  if value not in kinds:
+    shown = [f"{k} DTYPE" for k in _ops.MATMULS]
+    shown += [f"{k} CODEC" for k in _CODING]
+    raise ValueError(
+      f"`{name}` must be one of {(*shown, *kinds)}, got {value!r}."
+    )
+
+
+def _check_collective_name(name: str, value: str) -> None:
+  """Raises unless curves of a link are looked up by this name."""
+  op, _, workers = value.partition(" ")
+  if op not in COLLECTIVES or not workers.isdecimal():
+    raise ValueError(
+      f"`{name}` must be a collective and its number of workers, such as "
+      f"'all_reduce 4', got {value!r}: collectives are {COLLECTIVES}."
+    )
+
+
+def check_platform(value: Any) -> None:
+  """Raises unless `value` is a platform."""
+  noun = "a Platform, from `builtin_platform` or `load_platform`"
+  core.check_instance("platform", value, Platform, noun)
+
+
+def named_axes(
+  platform: Platform, mesh_axis: str | core.HostAxes
+) -> tuple[Axis, Axis | None]:
+  """Returns the axes of hosts and their devices, or of workers and None."""
+  hosts, devices = core.split_axes(mesh_axis)
+  return (
+    find_axis(platform, "mesh_axis", hosts),
+    find_axis(platform, "mesh_axis", devices) if devices else None,
+  )
