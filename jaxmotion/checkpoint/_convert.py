@@ -1,42 +1,34 @@
-"""Conversion of one exchange's state to the layout of today."""
+"""Conversion of one exchange's state to the layout of today.
+
+Masters and moments are arrays of the parameters' shapes, in which other workers
+cut other dimensions and have other padding. Error memory is each worker's own:
+it is read from the old rows, mixed, and cut into the new rows.
+"""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxmotion import core, transforms
-from jaxmotion.checkpoint import _layout, _parts
+from jaxmotion.checkpoint import _layout
 from jaxmotion.codecs import MemoryPart
 from jaxmotion.codecs.extend import partition
-from jaxmotion.collectives.extend import convert_states
-from jaxmotion.core import Array, PyTree
-from jaxmotion.transforms.extend import (
-  ExchangeOptions,
-  Options,
-  ShardedOptions,
-  parts_layout,
-)
+from jaxmotion.collectives import extend as collective
+from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.transforms import extend
 
 
 class Converter(NamedTuple):
-  """Converts the state of one exchange to the layout of today.
+  """Converts the state of one exchange to the layout of today."""
 
-  Attributes:
-    old: what the saved state is made for.
-    like: shapes of the state of today.
-    old_layout: the saved layout.
-    new_layout: the layout of today.
-    reset_memory: whether error memory starts from zero.
-  """
-
-  old: Options
-  like: Any
+  old: extend.Options  # What the saved state is made for.
+  like: Any  # Shapes of the state of today.
   old_layout: _layout.Layout
   new_layout: _layout.Layout
-  reset_memory: bool
+  reset_memory: bool  # Whether error memory starts from zero.
 
   @property
   def keeps_all(self) -> bool:
@@ -75,8 +67,8 @@ class Converter(NamedTuple):
     if isinstance(state, transforms.ShardedState):
       like, params = self.like, new.params
       state = state._replace(
-        master=_parts.fit_parts("master", state.master, like.master, params),
-        inner=_parts.fit_parts("inner", state.inner, like.inner, params),
+        master=fit_parts("master", state.master, like.master, params),
+        inner=fit_parts("inner", state.inner, like.inner, params),
       )
     return state._replace(codec_state=self._convert_memory(state.codec_state))
 
@@ -95,13 +87,13 @@ class Converter(NamedTuple):
   def _convert_shard(self, states: PyTree) -> PyTree:
     old, new = self.old, self.like.made_for
     before, after = self.old_layout.sizes, self.new_layout.sizes
-    if isinstance(old, ShardedOptions):
-      found = _parts.read_parts(states, parts_layout(old, before))
-      return _parts.write_parts(
-        found, parts_layout(new, after), reset_memory=self.reset_memory
+    if isinstance(old, extend.ShardedOptions):
+      found = read_parts(states, extend.parts_layout(old, before))
+      return write_parts(
+        found, extend.parts_layout(new, after), reset_memory=self.reset_memory
       )
-    assert isinstance(old, ExchangeOptions)
-    states = convert_states(
+    assert isinstance(old, extend.ExchangeOptions)
+    states = collective.convert_states(
       states,
       new.shard_params(after),
       old.state_layout(before),
@@ -120,32 +112,11 @@ def convert_fully_sharded(
   reset_memory: bool,
 ) -> transforms.FullyShardedState:
   """Returns the state of `fully_sharded` for other workers."""
-  if state.made_for == like.made_for and not reset_memory:
+  old, new = state.made_for, like.made_for
+  if old == new and not reset_memory:
     return state
   memory = {} if reset_memory else _list_errors(state)
-  errors = list(_convert_errors(memory, state, like))
-  treedef: Any = jax.tree.structure(like.error)
-  return state._replace(
-    inner=_parts.fit_parts("inner", state.inner, like.inner, params),
-    error=treedef.unflatten(errors),
-    made_for=like.made_for,
-  )
-
-
-def _list_errors(state: transforms.FullyShardedState) -> dict[int, Any]:
-  """Returns the error memory of leaves that have one, by their positions."""
-  cut = [i for i, cut in enumerate(state.made_for.cuts) if cut.is_cut]
-  # There is no memory at all without error feedback.
-  return dict(zip(cut, jax.tree.leaves(state.error), strict=False))
-
-
-def _convert_errors(
-  memory: dict[int, Array],
-  state: transforms.FullyShardedState,
-  like: transforms.FullyShardedState,
-) -> Iterator[Array]:
-  """Yields the error memory of leaves with the padding of other workers."""
-  old, new, likes = state.made_for, like.made_for, _list_errors(like)
+  likes, errors = _list_errors(like), []
   by_device = any(one.hosts != one.workers for one in (old, new))
   if memory and likes and by_device:
     raise ValueError(
@@ -163,10 +134,23 @@ def _convert_errors(
   for i, shape in likes.items():
     if i in memory:
       rows = jax.vmap(old.cuts[i].trim_leaf)(memory[i])
-      rows = _parts.resize_rows(rows, new.workers)
-      yield jax.vmap(new.cuts[i].pad_leaf)(rows)
+      rows = resize_rows(rows, new.workers)
+      errors.append(jax.vmap(new.cuts[i].pad_leaf)(rows))
     else:  # All workers held the leaf whole: nothing is still to be sent.
-      yield jnp.zeros(shape.shape, shape.dtype)
+      errors.append(jnp.zeros(shape.shape, shape.dtype))
+  treedef: Any = jax.tree.structure(like.error)
+  return state._replace(
+    inner=fit_parts("inner", state.inner, like.inner, params),
+    error=treedef.unflatten(errors),
+    made_for=new,
+  )
+
+
+def _list_errors(state: transforms.FullyShardedState) -> dict[int, Any]:
+  """Returns the error memory of leaves that have one, by their positions."""
+  cut = [i for i, cut in enumerate(state.made_for.cuts) if cut.is_cut]
+  # There is no memory at all without error feedback.
+  return dict(zip(cut, jax.tree.leaves(state.error), strict=False))
 
 
 def convert_local(
@@ -197,7 +181,7 @@ def convert_delayed(
   if weight is None or weight.shape[0] == workers:
     return state
   mixed = jax.tree.map(lambda g: _mix_weighted(g, weight, workers), grads)
-  pending = core.PerWorker((mixed, _parts.resize_rows(weight, workers)))
+  pending = core.PerWorker((mixed, resize_rows(weight, workers)))
   return state._replace(pending=pending)
 
 
@@ -205,17 +189,17 @@ def _mix_weighted(rows: Array, weight: Array, workers: int) -> Array:
   """Returns what each worker has for other workers, mixed by weights."""
   # `weight`: float32[old workers].
   weight = weight.reshape(-1, *[1] * (rows.ndim - 1))
-  total = _parts.resize_rows(weight, workers)
+  total = resize_rows(weight, workers)
   # What a worker without a weight has counts for nothing, were it not finite.
-  heavy = _parts.resize_rows(jnp.where(weight > 0, weight * rows, 0), workers)
+  heavy = resize_rows(jnp.where(weight > 0, weight * rows, 0), workers)
   moved = heavy / jnp.where(total > 0, total, 1)
   # Right after an exchange nobody has a weight.
-  return jnp.where(total > 0, moved, _parts.resize_rows(rows, workers)).astype(
+  return jnp.where(total > 0, moved, resize_rows(rows, workers)).astype(
     rows.dtype
   )
 
 
-def _list_parts(options: Options) -> dict[str, tuple[MemoryPart, ...]]:
+def _list_parts(options: extend.Options) -> dict[str, tuple[MemoryPart, ...]]:
   """Returns what a codec remembers of each leaf, by the path of the leaf."""
   arrays = partition(options.codecs[0], options.params)
   found = {
@@ -224,3 +208,155 @@ def _list_parts(options: Options) -> dict[str, tuple[MemoryPart, ...]]:
     for i in group.leaves
   }
   return dict(sorted(found.items()))
+
+
+def fit_parts(
+  name: str, state: core.Split, like: core.Split, params: PyTree
+) -> core.Split:
+  """Returns arrays that workers cut, with the padding of other workers."""
+  of_path = dict(jax.tree.leaves_with_path(params))
+  treedef: Any = jax.tree.structure(like)
+  named = jax.tree.leaves_with_path(state.value)
+  news = jax.tree.leaves_with_path(like.value)
+  if [path for path, _ in named] != [path for path, _ in news]:
+    remedy = "Keep the chain inside of `sharded`."
+    if name == "master":
+      remedy = (
+        "A `weight_codec` keeps a master; `codecs.identity()` does too."
+        if named
+        else "Give `weight_codec=None`, which keeps no master."
+      )
+    raise ValueError(
+      f"`tx` must have the `{name}` arrays of the saved state: "
+      f"{len(named)} of them, got {len(news)}. {remedy}"
+    )
+  leaves = []
+  for (path, x), (_, new), *cut in zip(
+    named, news, state.dimensions, like.dimensions, strict=True
+  ):
+    is_kept = cut == [None, None] and x.shape == new.shape
+    if not is_kept and not _is_like_parameter(path, x, cut, of_path):
+      raise ValueError(
+        "`tx` must keep arrays of the parameters' shapes inside of `sharded` to"
+        f" be continued by other workers, got `{name}/{core.leaf_path(path)}` "
+        f"of shape {x.shape}: continue it by as many workers, or without what "
+        "encodes moments, such as `memory.compress_state`."
+      )
+    leaves.append(x if x.shape == new.shape else _fit_shape(x, new.shape))
+  return treedef.unflatten(leaves)
+
+
+def _is_like_parameter(
+  path: Any, x: ShapedLike, cut: list[int | None], params: dict[Any, Any]
+) -> bool:
+  """Returns whether an array has a parameter's shape, but for padding."""
+  if not jnp.issubdtype(x.dtype, jnp.floating):
+    return False
+  for start in range(len(path) + 1):
+    like = params.get(tuple(path[start:]))
+    if like is not None and len(like.shape) == len(x.shape):
+      return all(
+        n == m or (i == cut[0] and n > m)
+        for i, (n, m) in enumerate(zip(x.shape, like.shape, strict=True))
+      )
+  return False
+
+
+def _fit_shape(x: Array, shape: tuple[int, ...]) -> Array:
+  """Returns an array without its old padding, and with that of a new shape."""
+  for axis, length in enumerate(shape):
+    x = jax.lax.slice_in_dim(x, 0, min(x.shape[axis], length), axis=axis)
+  # Gradients of padding are zero, so its moments are.
+  padding = [(0, n - m) for n, m in zip(shape, x.shape, strict=True)]
+  return jnp.pad(x, padding)
+
+
+def read_parts(
+  states: PyTree, layout: extend.PartsLayout
+) -> list[dict[str, Array]]:
+  """Returns the parts of each leaf's memory: float32[workers, ...]."""
+  cut_states, whole_states = states
+  memory = collective.read_memory(
+    whole_states, layout.whole, layout.whole_layout
+  )
+  whole_parts = {name: iter(jax.tree.leaves(a)) for name, a in memory.items()}
+  remaining = iter(cut_states)
+  found = []
+  for cut, codec, like in layout.leaves:
+    if cut.dimension is None:
+      found.append({name: next(a) for name, a in whole_parts.items()})
+      continue
+    parts = collective.read_states(codec, next(remaining), like, 2)
+    found.append(
+      {name: _join_rows(rows, cut, layout) for name, rows in parts.items()}
+    )
+  return found
+
+
+def write_parts(
+  found: list[dict[str, Array]],
+  layout: extend.PartsLayout,
+  *,
+  reset_memory: bool,
+) -> PyTree:
+  """Returns the states of workers that remember these parts of each leaf."""
+  cut_states, whole_parts = [], []
+  for parts, (cut, codec, like) in zip(found, layout.leaves, strict=True):
+    if cut.dimension is None:
+      whole_parts.append(parts)
+      continue
+    resized = collective.resize_parts(
+      codec, parts, cut.shape, layout.hosts, reset_memory=reset_memory
+    )
+    rows = {name: _cut_rows(a, cut, layout) for name, a in resized.items()}
+    lead = layout.hosts * layout.devices, layout.hosts
+    cut_states.append(collective.write_states(codec, rows, like, lead))
+  shapes = jax.tree.leaves(layout.whole)
+  treedef: Any = jax.tree.structure(layout.whole)
+  memory = {
+    name: treedef.unflatten(
+      [
+        parts.get(name, jnp.zeros((1, *x.shape), jnp.float32))
+        for parts, x in zip(whole_parts, shapes, strict=True)
+      ]
+    )
+    for name in sorted(set().union(*whole_parts))
+  }
+  return cut_states, collective.write_memory(
+    memory, layout.whole, layout.whole_layout, reset_memory=reset_memory
+  )
+
+
+def _join_rows(
+  rows: Array, cut: extend.LeafCut, layout: extend.PartsLayout
+) -> Array:
+  """Returns every host's error of the leaf, from rows of all workers."""
+  # Device d of a host has the rows of the devices d of all hosts.
+  hosts, devices = layout.hosts, layout.devices
+  parts = rows.reshape(hosts, devices, hosts, *rows.shape[2:])
+  parts = parts.swapaxes(1, 2).reshape(hosts, hosts * devices, *rows.shape[2:])
+  return jax.vmap(cut.join_rows)(parts)
+
+
+def _cut_rows(
+  errors: Array, cut: extend.LeafCut, layout: extend.PartsLayout
+) -> Array:
+  """Returns the rows of all workers: inverts `_join_rows`."""
+  hosts, devices = layout.hosts, layout.devices
+  parts = jax.vmap(cut.cut_rows)(errors)
+  shape = parts.shape[2:]
+  parts = parts.reshape(hosts, hosts, devices, *shape).swapaxes(1, 2)
+  return parts.reshape(hosts * devices, hosts, *shape)
+
+
+def resize_rows(rows: Array, workers: int) -> Array:
+  """Returns a leaf of per-worker state for another number of workers."""
+  old = rows.shape[0]
+  if old == workers:
+    return rows
+  if jnp.issubdtype(rows.dtype, jnp.floating):
+    return collective.mix_rows(rows, workers).astype(rows.dtype)
+  nearest = rows[jnp.asarray([j * old // workers for j in range(workers)])]
+  if extend.is_key(rows):
+    return jax.vmap(jax.random.fold_in)(nearest, jnp.arange(workers))
+  return nearest

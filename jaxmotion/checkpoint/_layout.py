@@ -15,17 +15,12 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from jaxmotion import core, transforms
 from jaxmotion.codecs import Codec
 from jaxmotion.core import AxisName, PyTree
-from jaxmotion.transforms.extend import (
-  ExchangedLeaf,
-  ExchangeOptions,
-  Options,
-  ShardedOptions,
-  find_exchanges,
-  trace_state,
-)
+from jaxmotion.transforms import extend
 
 _VERSION = 4
-_KINDS = {kind.kind: kind for kind in (ExchangeOptions, ShardedOptions)}
+_KINDS = {
+  kind.kind: kind for kind in (extend.ExchangeOptions, extend.ShardedOptions)
+}
 
 Trained: TypeAlias = optax.GradientTransformation | Callable[..., Any]
 
@@ -56,7 +51,7 @@ class Layout(NamedTuple):
 
   workers: tuple[tuple[str, int], ...]
   model: tuple[tuple[str, int], ...]
-  exchanges: tuple[Options, ...]
+  exchanges: tuple[extend.Options, ...]
 
   @property
   def sizes(self) -> dict[str, int]:
@@ -112,17 +107,17 @@ def layout_mesh(
 
 
 def make_transformation(
-  options: Options, tx: optax.GradientTransformation | None = None
+  options: extend.Options, tx: optax.GradientTransformation | None = None
 ) -> optax.GradientTransformation:
   """Makes the exchange of some options, or `sharded` around `tx`."""
-  if isinstance(options, ShardedOptions):
+  if isinstance(options, extend.ShardedOptions):
     return transforms.sharded(
       options.axis_name,
       optax.identity() if tx is None else tx,
       gradient_codec=options.gradient_codec,
       weight_codec=options.weight_codec,
     )
-  assert isinstance(options, ExchangeOptions)
+  assert isinstance(options, extend.ExchangeOptions)
   return transforms.exchange(
     options.axis_name, options.codec, op=options.op, method=options.method
   )
@@ -171,7 +166,7 @@ def describe_state(
     >>> checkpoint.Layout.from_dict(layout.to_dict()) == layout
     True
   """
-  state = trace_state(tx, params, mesh, axis_name, specs)
+  state = extend.trace_state(tx, params, mesh, axis_name, specs)
   return make_layout(state, mesh, axis_name, specs)
 
 
@@ -190,18 +185,20 @@ def make_layout(
     tuple(
       (n, size) for n, size in others.items() if n not in names and size > 1
     ),
-    tuple(_drop_functions(node.made_for) for node in find_exchanges(state)),
+    tuple(
+      _drop_functions(node.made_for) for node in extend.find_exchanges(state)
+    ),
   )
 
 
-def _drop_functions(options: Options) -> Options:
+def _drop_functions(options: extend.Options) -> extend.Options:
   """Returns options as a file would hold them."""
   fields = dataclasses.fields(options)
   unset: dict[str, Any] = {f.name: f.default for f in fields if not f.compare}
   return dataclasses.replace(options, **unset)
 
 
-def _write_options(options: Options) -> dict[str, Any]:
+def _write_options(options: extend.Options) -> dict[str, Any]:
   """Returns the arguments of an exchange, and its tree, as plain data."""
   return {"kind": options.kind} | {
     field.name: _write_value(getattr(options, field.name))
@@ -218,10 +215,10 @@ def _write_value(value: Any) -> Any:
   return list(map(_write_value, value)) if isinstance(value, tuple) else value
 
 
-def _read_options(data: Mapping[str, Any]) -> Options:
+def _read_options(data: Mapping[str, Any]) -> extend.Options:
   """Returns what `_write_options` wrote, after a way through JSON too."""
   values = {name: _read_value(value) for name, value in data.items()}
-  leaves = tuple(ExchangedLeaf(*leaf) for leaf in values.pop("leaves"))
+  leaves = tuple(extend.ExchangedLeaf(*leaf) for leaf in values.pop("leaves"))
   return _KINDS[values.pop("kind")](leaves=leaves, **values)
 
 

@@ -7,28 +7,17 @@ layout. Averages of two and copies are exact but for one rounding.
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import jax
-from jax.sharding import (
-  AbstractMesh,
-  AxisType,
-  Mesh,
-  NamedSharding,
-  PartitionSpec as P,
-)
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from jaxmotion import core, transforms
-from jaxmotion.checkpoint import _convert, _layout, _parts
+from jaxmotion.checkpoint import _convert, _layout
 from jaxmotion.core import AxisName, PyTree
-from jaxmotion.transforms.extend import (
-  Shardings,
-  count_devices,
-  find_exchanges,
-  find_maker,
-  is_exchange,
-  trace_state,
-)
+from jaxmotion.transforms import extend
 
 
 def saved_like(
@@ -78,19 +67,17 @@ def saved_like(
   )
   core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
   axis_name = core.flatten_axes("axis_name", axis_name)
-  today = trace_state(tx, params, mesh, axis_name, specs)
-  saved = _trace_saved(tx, params, layout, today, mesh, axis_name, specs)
-  shardings = Shardings(mesh, axis_name, specs)
-  return _place_like(saved, params, layout, mesh, axis_name, shardings)
+  _, saved = _trace_both(tx, params, layout, mesh, axis_name, specs)
+  of_state = extend.Shardings(mesh, axis_name, specs).state(saved, params)
+  return _place_like(saved, of_state, layout, mesh, axis_name)
 
 
 def _place_like(
   state: PyTree,
-  params: PyTree,
+  specs: PyTree,
   layout: _layout.Layout,
   mesh: Mesh,
   axis_name: AxisName,
-  shardings: Shardings,
 ) -> PyTree:
   """Returns shapes with shardings that split per-worker arrays if they can."""
   workers = core.axis_names(axis_name)
@@ -99,7 +86,7 @@ def _place_like(
   def size_of(names: tuple[Any, ...]) -> int:
     return math.prod(mesh.shape[name] for name in names)
 
-  def place(spec: P, leaf: Any) -> jax.ShapeDtypeStruct:
+  def place(spec: jax.P, leaf: Any) -> jax.ShapeDtypeStruct:
     entries = list(map(core.spec_axes, spec))
     entries += [()] * (leaf.ndim - len(entries))
     used = {name for entry in entries for name in entry}
@@ -109,15 +96,10 @@ def _place_like(
       if n and n % size_of((*workers, *kept[i])) == 0:
         kept[i] = (*workers, *kept[i])
         break
-    sharding = NamedSharding(mesh, P(*(names or None for names in kept)))
+    sharding = NamedSharding(mesh, jax.P(*(names or None for names in kept)))
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-  specs = jax.tree.map(
-    lambda spec, branch: jax.tree.map(lambda _: spec, branch),
-    shardings.state(state, params),
-    state,
-  )
-  return jax.tree.map(place, specs, state)
+  return jax.tree.map(place, jax.tree.broadcast(specs, state), state)
 
 
 def resize(
@@ -193,19 +175,18 @@ def resize(
   )
   core.check_bool("reset_memory", reset_memory)
   axis_name = core.flatten_axes("axis_name", axis_name)
-  today = trace_state(tx, params, mesh, axis_name, specs)
-  saved = _trace_saved(tx, params, layout, today, mesh, axis_name, specs)
+  today, saved = _trace_both(tx, params, layout, mesh, axis_name, specs)
   new_layout = _layout.make_layout(today, mesh, axis_name, specs)
   converters = [
     _convert.Converter(old.made_for, like, layout, new_layout, reset_memory)
     for old, like in zip(
-      find_exchanges(saved), find_exchanges(today), strict=True
+      extend.find_exchanges(saved), extend.find_exchanges(today), strict=True
     )
   ]
   for converter in converters:
     converter.check()
   state = _check_saved(state, saved)
-  workers = count_devices(core.axis_names(axis_name), new_layout.sizes)
+  workers = extend.count_devices(core.axis_names(axis_name), new_layout.sizes)
 
   def convert(state: PyTree) -> PyTree:
     if isinstance(state, transforms.FullyShardedState):
@@ -213,7 +194,7 @@ def resize(
         state, today, params, reset_memory=reset_memory
       )
     if isinstance(state, transforms.LocalState):
-      divide = find_maker(tx).divide
+      divide = extend.find_maker(tx).divide
       assert divide is not None
       owners = divide(params).owners
       state = _convert.convert_local(state, owners, workers)
@@ -222,11 +203,11 @@ def resize(
     remaining = iter(converters)
 
     def convert_node(node: Any) -> Any:
-      if is_exchange(node):
+      if extend.is_exchange(node):
         return next(remaining).convert(node)
       if isinstance(node, core.PerWorker):
         return core.PerWorker(
-          jax.tree.map(lambda a: _parts.resize_rows(a, workers), node.value)
+          jax.tree.map(lambda a: _convert.resize_rows(a, workers), node.value)
         )
       return node
 
@@ -234,7 +215,7 @@ def resize(
       convert_node,
       state,
       is_leaf=lambda node: (
-        is_exchange(node) or isinstance(node, core.PerWorker)
+        extend.is_exchange(node) or isinstance(node, core.PerWorker)
       ),
     )
 
@@ -244,8 +225,9 @@ def resize(
       return jax.jit(convert)(state)
   # Explicit axes would want to know how every reshaped array is sharded.
   plain = Mesh(mesh.devices, mesh.axis_names)
-  shardings = Shardings(plain, axis_name, specs)
-  like = _place_like(saved, params, layout, plain, axis_name, shardings)
+  shardings = extend.Shardings(plain, axis_name, specs)
+  of_state = shardings.state(saved, params)
+  like = _place_like(saved, of_state, layout, plain, axis_name)
   with core.without_context_mesh():
     state = jax.device_put(state, jax.tree.map(lambda a: a.sharding, like))
     new_specs = shardings.state(jax.eval_shape(convert, state), params)
@@ -269,19 +251,19 @@ def _forget_types(x: Any) -> Any:
   return jax.device_put(x, NamedSharding(plain, sharding.spec))
 
 
-def _trace_saved(
+def _trace_both(
   tx: _layout.Trained,
   params: PyTree,
   layout: _layout.Layout,
-  today: PyTree,
   mesh: Mesh | AbstractMesh,
   axis_name: AxisName,
   specs: PyTree | None,
-) -> PyTree:
-  """Returns the shapes of the saved state; raises if it is of another chain."""
-  # today: shapes of the state of today.
+) -> tuple[PyTree, PyTree]:
+  """Returns the shapes of the states of today and of the layout."""
+  # Raises if the layout is of another chain.
+  today = extend.trace_state(tx, params, mesh, axis_name, specs)
   _check_layout(layout, _layout.make_layout(today, mesh, axis_name, specs))
-  specs = Shardings(mesh, axis_name, specs).specs  # without single axes
+  specs = extend.Shardings(mesh, axis_name, specs).specs  # without single axes
   saved_axes = tuple(name for name, _ in layout.workers)
   # The chain names today's axes. All else depends on the workers' number alone,
   # but for memory of `fully_sharded`, which depends on that of the hosts.
@@ -293,24 +275,24 @@ def _trace_saved(
     _layout.layout_mesh(layout, workers, mesh)
     for workers in (layout.workers, tuple(zip(axes, lengths, strict=True)))
   )
-  made = zip(layout.exchanges, find_exchanges(today), strict=True)
+  made = zip(layout.exchanges, extend.find_exchanges(today), strict=True)
 
   def replace_node(node: Any) -> Any:
-    if not is_exchange(node):
+    if not extend.is_exchange(node):
       return node
     old, like = next(made)
     new = like.made_for
     own = _layout.make_transformation(old, getattr(new, "tx", None))
-    return trace_state(own, new.params, old_mesh, saved_axes, new.specs)
+    return extend.trace_state(own, new.params, old_mesh, saved_axes, new.specs)
 
-  state = trace_state(tx, params, renamed, axis_name, specs)
-  state = jax.tree.map(replace_node, state, is_leaf=is_exchange)
+  state = extend.trace_state(tx, params, renamed, axis_name, specs)
+  state = jax.tree.map(replace_node, state, is_leaf=extend.is_exchange)
   if isinstance(state, transforms.FullyShardedState):
     state = state._replace(
       inner=dataclasses.replace(state.inner, axes=saved_axes),
       made_for=dataclasses.replace(state.made_for, axis_name=saved_axes),
     )
-  return state
+  return today, state
 
 
 def _check_layout(layout: _layout.Layout, today: _layout.Layout) -> None:
@@ -348,10 +330,10 @@ def _check_layout(layout: _layout.Layout, today: _layout.Layout) -> None:
 
 def _check_saved(state: PyTree, saved: PyTree) -> PyTree:
   """Returns a state as that of its layout; raises unless the shapes fit."""
-  likes = iter(find_exchanges(saved))
+  likes = iter(extend.find_exchanges(saved))
 
   def check_node(node: Any) -> Any:
-    like = next(likes, None) if is_exchange(node) else None
+    like = next(likes, None) if extend.is_exchange(node) else None
     if like is None:
       return node
     # A map of one's own may have shown `init` the shards of arrays.
@@ -363,7 +345,7 @@ def _check_saved(state: PyTree, saved: PyTree) -> PyTree:
       )
     return node._replace(made_for=like.made_for)
 
-  state = jax.tree.map(check_node, state, is_leaf=is_exchange)
+  state = jax.tree.map(check_node, state, is_leaf=extend.is_exchange)
   if isinstance(saved, transforms.FullyShardedState):
     _check_cuts(state, saved)
   if not core.same_shapes(state, saved):
@@ -385,3 +367,67 @@ def _check_cuts(state: PyTree, saved: transforms.FullyShardedState) -> None:
         f"{own!r:.200}, got {other!r:.200}: give the layout of this state, and "
         "the parameters that `jaxmotion.read_params` returns."
       )
+
+
+def check_workers(state: PyTree) -> None:
+  """Raises if all workers have the per-worker state of one of them.
+
+  `flax.jax_utils.unreplicate` keeps the state of the first worker, and
+  `replicate` gives it to all. What the others had still to send is lost. What
+  the first had is then sent by all. Call this function after you restored a
+  state, or put it back by code of others. It reads the state from the device,
+  once, and adds nothing to a step.
+
+  A state that no step has changed yet is accepted: its memory is zero. Memory
+  is rightly equal, and refused, where workers trained on equal batches, and
+  where `resize` has just continued the state of one worker.
+
+  Args:
+    state: state of an optimizer, or of a whole training, with its `PerWorker`
+      nodes. Of several processes, each looks at its own workers.
+
+  Raises:
+    TypeError: a leaf is no array with values.
+    ValueError: workers share a memory that is not zero; its path is named.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from jaxmotion import PerWorker
+    >>> check_workers({"error": PerWorker(jnp.arange(3.0)[:, None])})
+    >>> check_workers({"error": PerWorker(jnp.ones((3, 1)))})
+    Traceback (most recent call last):
+    ...
+    ValueError: `state` must have error memory of each worker's own, got one \
+memory for all 3 at 'error': keep per-worker state whole, also in a \
+checkpoint, in the place of jax_utils.unreplicate.
+  """
+  core.check_arrays("state", state)
+
+  def is_own(node: Any) -> bool:
+    return isinstance(node, core.PerWorker)
+
+  for path, node in jax.tree.leaves_with_path(state, is_leaf=is_own):
+    if not is_own(node):
+      continue
+    rows = list(zip(*map(_worker_rows, jax.tree.leaves(node)), strict=False))
+    memory = [a for a in rows[0] if a.dtype.kind not in "iub"] if rows else []
+    if len(rows) < 2 or not any(map(np.any, memory)):
+      continue
+    first = [a.tobytes() for a in rows[0]]
+    if all([a.tobytes() for a in row] == first for row in rows[1:]):
+      raise ValueError(
+        "`state` must have error memory of each worker's own, got one memory "
+        f"for all {len(rows)} at {core.leaf_path(path)!r}: keep per-worker "
+        "state whole, also in a checkpoint, in the place of "
+        "jax_utils.unreplicate."
+      )
+
+
+def _worker_rows(leaf: Any) -> Iterable[np.ndarray]:
+  """Returns the rows of the workers that this process has."""
+  if isinstance(leaf, jax.core.Tracer | jax.ShapeDtypeStruct):
+    raise TypeError(f"`state` must have arrays with values, got {leaf!r:.200}.")
+  if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+    return np.asarray(leaf)
+  shards = {s.index[0].start or 0: s.data for s in leaf.addressable_shards}
+  return np.concatenate([np.asarray(shards[i]) for i in sorted(shards)])

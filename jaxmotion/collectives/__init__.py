@@ -4,28 +4,21 @@ Call them inside `shard_map` or `pmap`. Each takes an axis name and a codec, and
 returns its result and the codec's new state.
 """
 
-from jaxmotion.collectives._adaptive import (
-  all_reduce_adaptive as all_reduce_adaptive,
-  all_reduce_adaptive_init as all_reduce_adaptive_init,
-  max_over_workers as max_over_workers,
-)
 from jaxmotion.collectives._all_reduce import (
   all_reduce as all_reduce,
   all_reduce_init as all_reduce_init,
+)
+from jaxmotion.collectives._arguments import (
+  max_over_workers as max_over_workers,
 )
 from jaxmotion.collectives._byte_planes import (
   all_gather_planes as all_gather_planes,
   broadcast_planes as broadcast_planes,
 )
-from jaxmotion.collectives._hierarchical import (
-  all_reduce_hierarchical as all_reduce_hierarchical,
-  all_reduce_hierarchical_init as all_reduce_hierarchical_init,
-)
 from jaxmotion.collectives._moves import (
   all_gather as all_gather,
   all_gather_init as all_gather_init,
   all_to_all as all_to_all,
-  all_to_all_init as all_to_all_init,
   permute as permute,
   reduce_scatter as reduce_scatter,
   reduce_scatter_init as reduce_scatter_init,

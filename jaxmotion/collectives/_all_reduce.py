@@ -1,20 +1,21 @@
 """All-reduce of a tree through a codec: the mean or sum over workers.
 
-The tree is first partitioned into arrays, each with its codec. Every array is
-then reduced by one of the methods of `_methods`, chosen in `_layout`. All
-arrays advance in lockstep (`_rounds`) and share their collectives. Unless a
-codec needs rounds of its own, a step takes at most one sum, one all-to-all and
-one gather, whatever the tree.
+The tree is partitioned into arrays, each with its codec and one of the methods
+of `_methods`. All arrays advance in lockstep (`_rounds`) and share their
+collectives: unless a codec needs rounds of its own, a step takes at most one
+sum, one all-to-all and one gather. With `HostAxes` each device first gets a
+shard of the host's sum, so the host sends one payload over its link.
 
 Invariant: all workers decode the same payloads in the same order, so the result
-has the same bits everywhere. No worker uses its own elements unencoded.
-Parameters would otherwise drift apart.
+has the same bits everywhere. Parameters would otherwise drift apart.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion import codecs, core, hosts
@@ -23,32 +24,34 @@ from jaxmotion.collectives import (
   _arguments,
   _layout,
   _methods,
+  _moves,
+  _rounds,
   _states,
-  _straight_through,
 )
 from jaxmotion.core import Array, AxisName, PyTree
 
+Codecs = codecs.Codec | Sequence[codecs.Codec]
+
 
 def all_reduce_init(
-  x: PyTree,
-  axis_name: AxisName,
-  codec: codecs.Codec,
-  *,
-  method: str | None = None,
+  x: PyTree, axis_name: AxisName, codec: Codecs, *, method: str | None = None
 ) -> list[PyTree]:
   """Returns the codec state for `all_reduce` of a tree like `x`.
 
   Args:
     x: pytree of arrays or ShapeDtypeStructs of the shapes to be reduced.
-    axis_name: the workers' axis.
-    codec: codec that `all_reduce` will be given.
+    axis_name: the workers' axis, a tuple of axes, or `HostAxes`.
+    codec: codec that `all_reduce` will be given, or a sequence with one codec
+      for each level.
     method: "gather", "two_phase" or None, as `all_reduce` will be given.
 
   Returns:
-    This worker's state, one entry for each array that is encoded.
+    This worker's state, one entry for each array that is encoded: of its
+    shards with `HostAxes`. Codecs of several levels share it.
 
   Raises:
-    ValueError: the codec has state and the axis is not bound here.
+    ValueError: the codec has state and an axis is not bound here, no codecs, or
+      codecs whose states differ in shape.
 
   Example:
     >>> from jaxmotion import codecs
@@ -64,20 +67,47 @@ def all_reduce_init(
     (4,)
   """
   core.check_arrays("x", x, numbers=False)
-  core.check_axis_name("axis_name", axis_name)
-  check_codec("codec", codec, trees=True)
+  core.flatten_axes("axis_name", axis_name)
+  _arguments.check_codecs("codec", codec)
   core.check_choice("method", method, _layout.METHODS)
   return init_tree(x, axis_name, codec, method)
 
 
 def init_tree(
+  x: PyTree, axis_name: AxisName, codec: Codecs, method: str | None
+) -> list[PyTree]:
+  """Returns the codec state for `reduce_tree` with the same arguments."""
+  workers, devices = core.split_axes(axis_name)
+  if devices:
+    # If the codec has no state, no shape depends on the number of devices.
+    count = core.axis_size(devices) if core.axis_is_bound(devices) else 1
+    x = jax.tree.map(lambda a: _layout.shard_like(a, count), x)
+  if isinstance(codec, codecs.Codec):
+    states = _init_states(x, workers, codec, method)
+  else:
+    states, *others = (
+      _init_states(x, workers, one, method, canonical=True) for one in codec
+    )
+    for one, other in zip(codec[1:], others, strict=True):
+      if not core.same_shapes(other, states):
+        raise ValueError(
+          "`codec` must have codecs with states of the same shapes (wrap them "
+          f"all in feedback, or none), got {codec[0]!r} and {one!r}."
+        )
+  if not devices or not jax.tree.leaves(states):
+    return states
+  core.axis_size(devices)
+  return core.settle_state(states, axis_name)
+
+
+def _init_states(
   x: PyTree,
   axis_name: AxisName,
   codec: codecs.Codec,
   method: str | None,
   canonical: bool = False,
 ) -> list[PyTree]:
-  """Returns the codec state for `reduce_tree` with the same arguments."""
+  """Returns the state of one codec, in the form of levels if `canonical`."""
   arrays = partition(codec, x)
   # Without state, no shape depends on the number of workers.
   if not _has_state(arrays) and not core.axis_is_bound(axis_name):
@@ -94,28 +124,53 @@ def init_tree(
 def all_reduce(
   x: PyTree,
   axis_name: AxisName,
-  codec: codecs.Codec | None = None,
+  codec: Codecs | None = None,
   *,
   state: PyTree | None = None,
   key: core.Key | None = None,
   op: str = "mean",
   weight: Array | float | None = None,
   method: str | None = None,
+  level: Any = None,
+  local_codec: codecs.Codec | None = None,
   sending: hosts.Sending | None = None,
 ) -> tuple[PyTree, PyTree]:
-  """Returns the mean (or with `op="sum"` the sum) of a tree over workers.
+  r"""Returns the mean (or with `op="sum"` the sum) of a tree over workers.
 
   Call it inside `shard_map` or `pmap`. All payloads travel in one collective
   for each word width (two for the two-phase method). The result has the same
   bits on every worker and is typed as not varying. Its gradient is that of the
   uncompressed collective.
 
+  With a sequence of codecs, `level` selects one of them at run time. The
+  program compiles once for all levels and sends only the chosen codec's bytes,
+  because the branch is around the collective.
+
+  With `HostAxes` only hosts compress. Of `H` hosts of `L` devices, device `d`
+  of every host gets its `L`-th of the host's sum, by a reduce-scatter over the
+  devices. It exchanges that shard with the devices `d` of the other hosts
+  through the codec. Then it gathers the other shards of the result, by an
+  all-gather over the devices:
+
+  .. math::
+    y = gather_d \; allreduce_h \; scatter_d \; x
+
+  What a device sends between hosts is `1 / L` of what it would send without
+  the other devices, and error memory is `1 / L` of the size. Arrays of fewer
+  than 64 elements per device are not sharded. Every device exchanges the host's
+  whole mean, and all keep what the first one received. Within the host, sums
+  are made in float32 and rounded once to the dtype of `x`. With `identity()`
+  the result is `lax.pmean` over both axes but for the order of the sum: within
+  `2 H L eps mean(abs(x))`, with the `eps` of `x`.
+
   Args:
     x: pytree of floating-point arrays, this worker's own.
-    axis_name: the workers' axis, or a tuple of axes.
+    axis_name: the workers' axis, a tuple of axes, or `HostAxes`.
     codec: codec of the payloads; None is `identity()`, which makes this
       `lax.pmean` (or `psum`) bit for bit. Only float16 is added up in
-      float32, because a sum overflows where the mean does not.
+      float32, because a sum overflows where the mean does not. A sequence has
+      one codec for each level; their states must have the same shapes. Between
+      hosts, rules see the paths of `x` and the shapes of the shards.
     state: what `all_reduce_init` or the last call returned.
     key: randomness for codecs that need it; its `worker` word should differ
       between workers and its `shared` word must not.
@@ -134,6 +189,11 @@ def all_reduce(
       summed, but small ones beside others are gathered between 2 workers.
       Arrays of fewer than 64 elements per worker are always gathered. A codec
       of rounds, such as `low_rank`, has messages of its own.
+    level: int32[], equal on all workers; given for a sequence of codecs only. A
+      traced level out of range is clamped to the nearest one.
+    local_codec: codec within a host, of the shards of the reduce-scatter and,
+      again, of the shards of the result; None is full precision. It must be
+      without state; `rules` are for leaves of `x`.
     sending: what the `update` of a transformation is given by
       `make_train_step`: how a step of several programs sends. None: the step is
       one program.
@@ -143,55 +203,142 @@ def all_reduce(
     float32; finite ones that a narrower dtype does not hold saturate.
 
   Raises:
-    ValueError: an unbound axis, a state of other shapes, an unknown `op`.
-    TypeError: a leaf that is not floating-point.
+    ValueError: an unbound axis, a state of other shapes, an unknown `op`. A
+      level that may differ between workers, that is given for one codec, or is
+      missing for several. A `local_codec` without hosts, that has state, or
+      that joins leaves.
+    TypeError: a leaf that is not floating-point, a level that is no integer.
 
   Example:
     >>> import jax.numpy as jnp
-    >>> from jaxmotion import codecs
-    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> from jaxmotion import HostAxes, codecs
+    >>> int8, axes = codecs.uniform(bits=8), HostAxes("host", "device")
+    >>> mesh = jax.sharding.Mesh([jax.devices()[:1]], axes.names)
     >>> def mean(x):
-    ...   return all_reduce(x, "data", codecs.uniform(bits=8))[0]
+    ...   return all_reduce(x, axes, int8)[0]  # Or one axis, such as "host".
     >>> f = jax.shard_map(
-    ...   mean, mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P()
+    ...   mean, mesh=mesh, in_specs=jax.P(axes.names), out_specs=jax.P()
     ... )
     >>> jax.jit(f)(jnp.array([0.0, 127.0])).tolist()
     [0.0, 127.0]
+    >>> levels = [codecs.uniform(bits=2), codecs.identity()]
+    >>> f = jax.jit(jax.shard_map(
+    ...   lambda x, level: all_reduce(x, axes, levels, level=level)[0],
+    ...   mesh=mesh, in_specs=(jax.P(axes.names), jax.P()), out_specs=jax.P(),
+    ... ))
+    >>> x = jnp.array([1.0, 0.25])
+    >>> f(x, 0).tolist(), f(x, 1).tolist()
+    ([1.0, 0.0], [1.0, 0.25])
   """
   codec = codecs.identity() if codec is None else codec
-  check_codec("codec", codec, trees=True)
-  options = check_options(x, axis_name, state, key, op, weight, method, sending)
-  return reduce_tree(x, axis_name, codec, state=state, **options)
-
-
-def check_options(
-  x: PyTree,
-  axis_name: AxisName,
-  state: PyTree | None,
-  key: core.Key | None = None,
-  op: str = "mean",
-  weight: Array | float | None = None,
-  method: str | None = None,
-  sending: hosts.Sending | None = None,
-) -> dict[str, Any]:
-  """Returns options of `reduce_tree`, or raises."""
   core.check_arrays("x", x, numbers=False)
-  core.check_axis_name("axis_name", axis_name)
+  core.flatten_axes("axis_name", axis_name)
+  _arguments.check_codecs("codec", codec)
   core.check_arrays("state", state)
   _arguments.check_key(key)
   core.check_choice("op", op, ("mean", "sum"))
   _arguments.check_weight(weight)
   core.check_choice("method", method, _layout.METHODS)
-  return dict(
+  _arguments.check_level_given(level, codec)
+  if local_codec is not None:
+    check_codec("local_codec", local_codec, trees=True)
+  _arguments.check_local_codec(axis_name, local_codec)
+  return reduce_tree(
+    x,
+    axis_name,
+    codec,
+    state=state,
     key=key,
     op=op,
     weight=weight,
     method=method,
+    level=level,
+    local_codec=local_codec,
     sending=hosts.check_sending(sending),
   )
 
 
 def reduce_tree(
+  x: PyTree,
+  axis_name: AxisName,
+  codec: Codecs,
+  *,
+  level: Any = None,
+  local_codec: codecs.Codec | None = None,
+  **options: Any,
+) -> tuple[PyTree, PyTree]:
+  """Does what `all_reduce` does, with arguments that are checked."""
+  if isinstance(axis_name, core.HostAxes):
+    return _reduce_by_hosts(x, axis_name, codec, level, local_codec, **options)
+  if isinstance(codec, codecs.Codec):
+    return _reduce_arrays(x, axis_name, codec, **options)
+  return _reduce_at_level(x, axis_name, codec, level, **options)
+
+
+def _reduce_by_hosts(
+  x: PyTree,
+  axes: core.HostAxes,
+  codec: Codecs,
+  level: Any,
+  local_codec: codecs.Codec | None,
+  *,
+  key: core.Key | None = None,
+  op: str = "mean",
+  weight: Array | float | None = None,
+  sending: hosts.Sending = hosts.AT_ONCE,
+  **options: Any,
+) -> tuple[PyTree, PyTree]:
+  """Reduces within hosts, then between hosts, then shares the result."""
+  both, local_axis = axes.names, axes.devices
+  core.axis_size(both)
+  # Other keys than those of the exchange between hosts, so that roundings are
+  # independent. The prefix is part of every random bit: do not rename it.
+  local_codecs = _rounds.find_leaf_codecs(
+    "local_codec", local_codec, x, key, prefix="within/", stateless=True
+  )
+  own = core.to_varying(jax.tree.map(lax.stop_gradient, x), both)
+  own = _arguments.apply_weight(own, weight, both, op)
+  treedef: Any = jax.tree.structure(x)
+  reduce = functools.partial(_reduce_locally, local_axis=local_axis, op=op)
+  tree = jax.tree.map(reduce, own, x, treedef.unflatten(local_codecs))
+  # Typed as varying over both axes; otherwise the branches of the levels would
+  # differ in type.
+  tree = core.to_varying(tree, both)
+  if not isinstance(codec, codecs.Codec):
+    level = _arguments.check_level(level, len(codec), both)
+  options |= dict(key=key, op=op, sending=sending, level=level)
+  tree, state = reduce_tree(tree, axes.hosts, codec, **options)
+  reduced, leaves = treedef.flatten_up_to(tree), jax.tree.leaves(x)
+  y = _gather_shards(reduced, leaves, local_axis, local_codecs, sending)
+  reference_op = _arguments.reference_reduce(both, op, weight)
+  return _arguments.straight_through(
+    reference_op, x, treedef.unflatten(y)
+  ), state
+
+
+def _reduce_at_level(
+  x: PyTree,
+  axis_name: AxisName,
+  levels: Sequence[codecs.Codec],
+  level: Any,
+  state: PyTree,
+  **options: Any,
+) -> tuple[PyTree, PyTree]:
+  """Reduces a tree through the codec that a level selects at run time."""
+  level = _arguments.check_level(level, len(levels), axis_name)
+  fresh = init_tree(x, axis_name, levels, options["method"])
+  options |= dict(canonical=bool(jax.tree.leaves(fresh)))
+
+  def reduce(codec: codecs.Codec, x: PyTree, state: PyTree) -> Any:
+    y, state = _reduce_arrays(x, axis_name, codec, state=state, **options)
+    return core.to_varying_like(y, x, axis_name), state
+
+  branches = [functools.partial(reduce, codec) for codec in levels]
+  level = options["sending"].order_branch(level)
+  return lax.switch(level, branches, x, state)
+
+
+def _reduce_arrays(
   x: PyTree,
   axis_name: AxisName,
   codec: codecs.Codec,
@@ -204,7 +351,7 @@ def reduce_tree(
   sending: hosts.Sending = hosts.AT_ONCE,
   canonical: bool = False,
 ) -> tuple[PyTree, PyTree]:
-  """Does what `all_reduce` does, with arguments that are checked."""
+  """Reduces the arrays of a tree through one codec."""
   # canonical: whether codecs of several levels share the state. Payloads are
   # divided otherwise by each codec, and the error memory of a part's mean would
   # be of other elements at another level. So such codecs encode rows.
@@ -219,11 +366,7 @@ def reduce_tree(
   reductions = [
     _methods.Reduction(plan, core.saturate_cast(a, plan.like.dtype), s, k)
     for plan, a, s, k in zip(
-      plans,
-      arrays.split(own),
-      states,
-      arrays.array_keys(key),
-      strict=True,
+      plans, arrays.split(own), states, arrays.array_keys(key), strict=True
     )
   ]
   results = _methods.reduce_arrays(reductions, axis_name, sending)
@@ -233,20 +376,16 @@ def reduce_tree(
       for (total, _), like in zip(results, arrays.array_likes(), strict=True)
     ]
   )
-  _check_equal(y, codec, axis_name)
-  states = core.settle_state([state for _, state in results], axis_name)
-  if canonical:
-    states = list(map(_states.canonical_state, plans, states))
-  reference_op = _straight_through.reference_reduce(axis_name, op, weight)
-  return _straight_through.straight_through(reference_op, x, y), states
-
-
-def _check_equal(y: PyTree, codec: codecs.Codec, axis_name: AxisName) -> None:
   if any(core.is_varying(leaf, axis_name) for leaf in jax.tree.leaves(y)):
     raise ValueError(
       "`codec` must make the mean of replies and of `Shared` state alone, so "
       f"that it is equal on all workers, got {codec!r}, whose mean varies."
     )
+  states = core.settle_state([state for _, state in results], axis_name)
+  if canonical:
+    states = list(map(_states.canonical_state, plans, states))
+  reference_op = _arguments.reference_reduce(axis_name, op, weight)
+  return _arguments.straight_through(reference_op, x, y), states
 
 
 def _has_state(arrays: Partition) -> bool:
@@ -282,3 +421,55 @@ def _plan_tree(
   found = jax.eval_shape(make_states)
   # The types of a map's mesh belong to this call; the shapes hold for all.
   return plans, *jax.tree.map(core.shape_dtype, found)
+
+
+def _reduce_locally(
+  x: Array, like: Array, local: _rounds.LeafCodec, local_axis: AxisName, op: str
+) -> Array:
+  """Returns this device's shard of the host's result; a small array whole."""
+  devices = core.axis_size(local_axis)
+  wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+  if not _layout.is_sharded(x, devices):
+    y = _arguments.reference_reduce(local_axis, op, None)(wide)
+    return core.saturate_cast(y, like.dtype)
+  rows = _layout.pad_to_rows(wide, devices)
+  (shard,), _ = _moves.reduce_scatter(
+    rows, local_axis, local.codec, key=local.key, op=op
+  )
+  return core.saturate_cast(shard, like.dtype)
+
+
+def _gather_shards(
+  reduced: list[Array],
+  leaves: list[Array],
+  local_axis: AxisName,
+  local_codecs: list[_rounds.LeafCodec],
+  sending: hosts.Sending,
+) -> list[Array]:
+  """Returns whole leaves from the shards that the devices of a host hold."""
+  devices = core.axis_size(local_axis)
+  gathered, whole = list(reduced), []
+  for i, (like, local) in enumerate(zip(leaves, local_codecs, strict=True)):
+    if not _layout.is_sharded(like, devices):
+      whole.append(i)
+      continue
+    key = local.key
+    if key is not None:
+      # Equal on all hosts, which each encode the same shard: otherwise the
+      # result would have other bits on another host.
+      own = core.combine_seeds(key.shared, core.worker_index(local_axis))
+      key = core.Key(key.shared, own).fold(devices)
+    rows, _ = _moves.all_gather(
+      reduced[i], local_axis, local.codec, key=key, sending=sending
+    )
+    gathered[i] = _layout.join_flat(rows, like.shape)
+  if whole:
+    # Each device encoded the same mean with its own key, so the results may
+    # differ by their rounding: all take the first device's.
+    is_first = core.worker_index(local_axis) == 0
+    kept = lax.psum(
+      [jnp.where(is_first, reduced[i], 0) for i in whole], local_axis
+    )
+    for i, y in zip(whole, kept, strict=True):
+      gathered[i] = y
+  return gathered

@@ -1,5 +1,6 @@
-"""Arguments of collectives: their checks, weights, and what is not finite."""
+"""Arguments of collectives: their checks, weights, levels and gradients."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -126,10 +127,10 @@ def keep_update(
   return updates, state
 
 
-def count_workers(axis_name: AxisName, name: str = "axis_name") -> int:
+def count_workers(axis_name: AxisName) -> int:
   """Returns the number of workers along an axis; raises unless it is bound."""
-  core.check_axis_name(name, axis_name)
-  return core.axis_size(axis_name, name)
+  core.check_axis_name("axis_name", axis_name)
+  return core.axis_size(axis_name)
 
 
 def check_local_codec(axis_name: AxisName, local_codec: Any) -> None:
@@ -179,10 +180,11 @@ def as_level(level: Any) -> Any:
   return value
 
 
-def check_codecs(name: str, levels: Any) -> None:
-  """Raises unless an argument is a sequence with one codec for each level."""
+def check_codecs(name: str, codec: Any) -> None:
+  """Raises unless an argument is a codec, or a sequence of one a level."""
+  levels = (codec,) if isinstance(codec, codecs.Codec) else codec
   if not isinstance(levels, list | tuple) or not all(
-    isinstance(codec, codecs.Codec) for codec in levels
+    isinstance(one, codecs.Codec) for one in levels
   ):
     raise TypeError(
       f"`{name}` must be a codec, such as codecs.uniform(bits=8), or a list of "
@@ -194,9 +196,111 @@ def check_codecs(name: str, levels: Any) -> None:
 
 def check_level_given(level: Any, codec: Any) -> None:
   """Raises unless `level` is given for a sequence of codecs, and only then."""
-  has_levels = codec is not None and not isinstance(codec, codecs.Codec)
-  if (level is not None) != has_levels:
+  if (level is None) != isinstance(codec, codecs.Codec):
     raise ValueError(
       "`level` must be given if `codec` is a sequence of codecs, and only then,"
       f" got {level!r} for codec {codec!r}."
     )
+
+
+def max_over_workers(level: Array, axis_name: AxisName) -> Array:
+  """Returns the highest level of any worker, equal on all of them.
+
+  Args:
+    level: int32[], this worker's own.
+    axis_name: the workers' axis, or `HostAxes`.
+
+  Example:
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> f = jax.shard_map(
+    ...   lambda x: max_over_workers(x[0], "data"),
+    ...   mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P(),
+    ... )
+    >>> int(jax.jit(f)(jnp.array([2])))
+    2
+  """
+  names = core.flatten_axes("axis_name", axis_name)
+  count_workers(names)
+  return lax.pmax(as_level(level), names)
+
+
+def check_level(level: Any, num_levels: int, axis_name: AxisName) -> Array:
+  """Returns a level that is safe to branch on; raises if it is not."""
+  # Workers that take different branches wait for each other forever, so the
+  # level must be equal on all of them.
+  if isinstance(level, bool):
+    raise TypeError(f"`level` must be an integer scalar, got {level!r}.")
+  if isinstance(level, int) and not 0 <= level < num_levels:
+    raise ValueError(f"`level` must be in [0, {num_levels - 1}], got {level}.")
+  value = as_level(level)
+  # Inside `shard_map` types record variation: a level that may differ is an
+  # error.
+  if core.is_varying(value, axis_name):
+    raise ValueError(
+      "`level` must be equal on all workers, got a value that varies over "
+      f"{core.axis_names(axis_name)}: make it so with "
+      "jaxmotion.collectives.max_over_workers(level, axis_name)."
+    )
+  # Inside `pmap` they do not, so the workers agree on the highest level.
+  if not core.tracks_varying(axis_name):
+    value = max_over_workers(value, axis_name)
+  return value
+
+
+def straight_through(
+  reference_op: Callable[[PyTree], PyTree], x: PyTree, y: PyTree
+) -> PyTree:
+  """Returns `y` with the gradient that `reference_op(x)` would have."""
+  types = jax.tree.map(jax.typeof, x)
+
+  # Transposed only when it is needed: a transpose made here would hold tracers
+  # of this call, which `jax.checking_leaks` reports.
+  def pull_back(ct: PyTree, key: core.Key | None) -> PyTree:
+    del key
+    (x_ct,) = jax.linear_transpose(reference_op, types)(ct)
+    return x_ct
+
+  return with_gradient(pull_back, x, y, None)
+
+
+def with_gradient(
+  pull_back: Callable[[PyTree, core.Key | None], PyTree],
+  x: PyTree,
+  y: PyTree,
+  key: core.Key | None,
+) -> PyTree:
+  """Returns `y` with the gradient that `pull_back` makes of its own."""
+
+  @jax.custom_vjp
+  def through(x: PyTree, y: PyTree, key: core.Key | None) -> PyTree:
+    del x, key
+    return y
+
+  def forward(
+    x: PyTree, y: PyTree, key: core.Key | None
+  ) -> tuple[PyTree, core.Key | None]:
+    del x
+    return y, key
+
+  def backward(
+    key: core.Key | None, ct: PyTree
+  ) -> tuple[PyTree, PyTree, core.Key | None]:
+    zeros = jax.custom_derivatives.zero_from_primal(key)
+    return pull_back(ct, key), jax.tree.map(jnp.zeros_like, ct), zeros
+
+  through.defvjp(forward, backward)
+  return through(x, y, key)
+
+
+def reference_reduce(
+  axis_name: AxisName, op: str, weight: Array | float | None
+) -> Callable[[PyTree], PyTree]:
+  """Returns the uncompressed all-reduce: `lax.pmean` or `psum`, weighted."""
+  collective = lax.pmean if op == "mean" else lax.psum
+
+  def reduce(x: PyTree) -> PyTree:
+    weighted = apply_weight(x, weight, axis_name, op)
+    weighted = jax.tree.map(lambda w, a: w.astype(a.dtype), weighted, x)
+    return collective(weighted, axis_name)
+
+  return reduce

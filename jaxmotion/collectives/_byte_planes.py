@@ -1,16 +1,9 @@
 """Collectives of float32 weights at a precision that changes at run time.
 
 A float32 element is four bytes, from the sign and exponent down to the last
-bits of the mantissa. Byte plane i holds byte i of every element. At level l the
-first l + 1 planes travel and the others are zero. The codec
-`truncate(bytes=l + 1)` does the same: both share its code, so both have its
-bits.
-
-A collective's shapes are static, so one program that serves all levels needs
-one branch of a `lax.switch` for each. Only the branch that is taken sends
-anything. Workers in different branches would wait for each other forever, so
-`check_level` makes sure that the level is equal on all of them. The cost is
-four copies of the exchange in the program.
+bits of the mantissa. Byte plane i holds byte i of every element. At level l
+the first l + 1 planes travel and the others are zero (`codecs.truncate`). One
+program serves all levels, by one branch with a copy of the exchange for each.
 
 Weights need no error memory: the next step sends the current ones again. A lost
 part of a gradient would stay lost.
@@ -26,12 +19,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from jaxmotion import codecs, core
-from jaxmotion.collectives import (
-  _adaptive,
-  _arguments,
-  _shards,
-  _straight_through,
-)
+from jaxmotion.collectives import _arguments, _rounds
 from jaxmotion.core import Array, AxisName, PyTree
 
 _ELEMENT_BYTES = 4
@@ -98,8 +86,8 @@ def all_gather_planes(
   join = jnp.concatenate if tiled else jnp.stack
 
   def gather(codec: codecs.Codec, leaves: list[Array]) -> list[Array]:
-    each = [_shards.LeafCodec(codec, None)] * len(leaves)
-    decoded = _shards.gather_shards(leaves, each, axis_name)
+    each = [_rounds.LeafCodec(codec, None)] * len(leaves)
+    decoded = _rounds.gather_shards(leaves, each, axis_name)
     return [
       join(list(rows), axis=position)
       for rows, position in zip(decoded, axes, strict=True)
@@ -188,7 +176,7 @@ def _send_planes(
       raise TypeError(
         f"`{name}` must be a float32 array, got {core.shape_string(a)}."
       )
-  level = _adaptive.check_level(level, _ELEMENT_BYTES, axis_name)
+  level = _arguments.check_level(level, _ELEMENT_BYTES, axis_name)
   leaves, treedef = jax.tree.flatten(x)
   leaves = core.to_varying(leaves, axis_name)
 
@@ -198,5 +186,5 @@ def _send_planes(
   ]
   y = lax.switch(level, branches, lax.stop_gradient(leaves))
   return jax.tree.unflatten(
-    treedef, _straight_through.straight_through(reference_op, leaves, y)
+    treedef, _arguments.straight_through(reference_op, leaves, y)
   )

@@ -147,20 +147,14 @@ def choose_methods(
 
 
 class ArrayPlan(NamedTuple):
-  """Method that reduces one array over workers, and how it divides the array.
-
-  Attributes:
-    like: shape of the array, and the dtype that it is encoded in.
-    division: how two phases divide payloads, or None if they encode rows.
-    op: "mean" or "sum" over workers.
-  """
+  """Method that reduces one array over workers, and its division."""
 
   codec: codecs.Codec
-  like: jax.ShapeDtypeStruct
+  like: jax.ShapeDtypeStruct  # Shape, and the dtype that it is encoded in.
   method: str
   workers: int
-  division: Division | None
-  op: str
+  division: Division | None  # Of payloads in two phases; None encodes rows.
+  op: str  # "mean" or "sum" over workers.
 
   @property
   def encodes_rows(self) -> bool:
@@ -226,8 +220,7 @@ def encode_shards(
   state: PyTree,
   key: core.Key | None,
 ) -> tuple[PyTree, PyTree]:
-  """Splits `x` into rows of `row_like(x, workers)` and encodes each by
-  itself."""
+  """Splits `x` into rows of `row_like` and encodes each by itself."""
   # Returns payload and state, whose leaves have a leading axis of rows.
   row = row_like(x, workers)
   is_apart = x.size >= _MIN_PARTED and x.size < workers * row.size
@@ -246,10 +239,7 @@ def encode_shards(
     encode(
       part.reshape(-1, *row.shape), jax.tree.map(lambda a, i=i: a[i], keys)
     )
-    for i, part in (
-      (slice(full), flat[:start]),
-      (slice(full, workers), left),
-    )
+    for i, part in ((slice(full), flat[:start]), (slice(full, workers), left))
   ]
   return jax.tree.map(lambda *a: jnp.concatenate(a), *payloads), state
 

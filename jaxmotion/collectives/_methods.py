@@ -40,23 +40,16 @@ _MAX_SIZE = 1 << 14
 
 
 class Reduction(NamedTuple):
-  """One array to reduce over workers.
-
-  Attributes:
-    x: the array, in the dtype that it is encoded in.
-    state: this worker's state.
-  """
+  """One array to reduce over workers."""
 
   plan: ArrayPlan
-  x: Array
-  state: ReduceState
+  x: Array  # In the dtype that it is encoded in.
+  state: ReduceState  # This worker's.
   key: core.Key | None
 
 
 def reduce_arrays(
-  reductions: Sequence[Reduction],
-  axis_name: AxisName,
-  sending: hosts.Sending,
+  reductions: Sequence[Reduction], axis_name: AxisName, sending: hosts.Sending
 ) -> list[tuple[Array, ReduceState]]:
   """Reduces arrays together; returns each one's result and new state."""
   stacks = find_stacks(reductions, sending)
@@ -152,8 +145,7 @@ def _reduce_array(
 def _reduce_stack(
   stack: Sequence[Reduction],
 ) -> Rounds[list[tuple[Array, ReduceState]]]:
-  """Reduces arrays of one shape together; returns each one's result and
-  state."""
+  """Reduces arrays of one shape together; returns the result of each."""
   plan = stack[0].plan
   kinds = _KINDS[plan.method]
   begin, *others = _bind_stages(plan)

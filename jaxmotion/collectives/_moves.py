@@ -18,9 +18,7 @@ from jaxmotion.collectives import (
   _arguments,
   _layout,
   _rounds,
-  _shards,
   _states,
-  _straight_through,
   _transport,
 )
 from jaxmotion.core import Array, AxisName, PyTree, ShapedLike
@@ -106,7 +104,7 @@ def all_gather(
   expected = jax.eval_shape(lambda: all_gather_init(x, axis_name, codec))
   state = _arguments.check_state(expected, state)
   own = core.to_varying(lax.stop_gradient(x), axis_name)
-  rounds = _shards.gather_array(codec, own, state, key)
+  rounds = _rounds.gather_array(codec, own, state, key)
   sending = hosts.check_sending(sending)
   rows, state = _rounds.run_one(rounds, "gather", axis_name, sending)
   join = jnp.concatenate if tiled else jnp.stack
@@ -114,7 +112,7 @@ def all_gather(
   reference_op = functools.partial(
     core.gather_replicated, axis_name=axis_name, axis=axis, tiled=tiled
   )
-  return _straight_through.straight_through(
+  return _arguments.straight_through(
     reference_op, core.to_varying(x, axis_name), y
   ), state
 
@@ -122,12 +120,12 @@ def all_gather(
 def reduce_scatter_init(
   x: ShapedLike, axis_name: AxisName, codec: codecs.Codec, *, axis: int = 0
 ) -> PyTree:
-  """Returns the codec state for `reduce_scatter` of an array like `x`.
+  """Returns the codec state for `reduce_scatter`, or `all_to_all`, of an `x`.
 
   Args:
     x: array or ShapeDtypeStruct of this worker's array.
     axis_name: the workers' axis, bound here.
-    codec: codec that `reduce_scatter` will be given.
+    codec: codec that the collective will be given.
     axis: position of the axis that is split.
 
   Returns:
@@ -207,7 +205,7 @@ def reduce_scatter(
   rows = _own_rows(x, codec, axis, workers, axis_name)
   row = jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
   kind = "scatter" if _layout.is_summed(codec, x) else "all_to_all"
-  rounds = _shards.sum_rows(codec, rows, row, state, key, kind)
+  rounds = _rounds.sum_rows(codec, rows, row, state, key, kind)
   total, _, state = _rounds.run_one(rounds, kind, axis_name)
 
   def reference_op(x: Array) -> Array:
@@ -215,44 +213,9 @@ def reduce_scatter(
     return y / workers if op == "mean" else y
 
   y = core.saturate_cast(total / workers if op == "mean" else total, x.dtype)
-  return _straight_through.straight_through(
+  return _arguments.straight_through(
     reference_op, core.to_varying(x, axis_name), y
   ), state
-
-
-def all_to_all_init(
-  x: ShapedLike,
-  axis_name: AxisName,
-  codec: codecs.Codec,
-  *,
-  split_axis: int = 0,
-) -> PyTree:
-  """Returns the codec state for `all_to_all` of an array like `x`.
-
-  Args:
-    x: array or ShapeDtypeStruct of this worker's array.
-    axis_name: the workers' axis, bound here.
-    codec: codec that `all_to_all` will be given.
-    split_axis: position of the axis that is split.
-
-  Returns:
-    This worker's state, typed as varying.
-
-  Example:
-    >>> from jaxmotion import codecs
-    >>> codec = codecs.feedback(codecs.uniform(bits=8))
-    >>> def run(x):
-    ...   state = all_to_all_init(x, "data", codec)
-    ...   return all_to_all(x, "data", codec, state=state)[0]
-    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
-    >>> f = jax.shard_map(
-    ...   run, mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P("data")
-    ... )
-    >>> jax.eval_shape(f, jnp.ones(4)).shape
-    (4,)
-  """
-  _check_rows("split_axis", x, split_axis, axis_name)
-  return reduce_scatter_init(x, axis_name, codec, axis=split_axis)
 
 
 def all_to_all(
@@ -278,7 +241,8 @@ def all_to_all(
     codec: codec of each slice; None is `identity()`.
     backward: codec of each slice of the gradient, which travels back, without
       state; None sends it at full precision.
-    state: what `all_to_all_init` or the last call returned.
+    state: what `reduce_scatter_init`, with `split_axis` as its `axis`, or the
+      last call returned.
     key: randomness for codecs that need it; the same in both passes.
     split_axis: position of the axis that is split; the workers must divide its
       length.
@@ -306,11 +270,11 @@ def all_to_all(
   workers, split_axis = _check_rows("split_axis", x, split_axis, axis_name)
   concat_axis = _arguments.check_position("concat_axis", concat_axis, x.ndim)
   expected = jax.eval_shape(
-    lambda: all_to_all_init(x, axis_name, codec, split_axis=split_axis)
+    lambda: reduce_scatter_init(x, axis_name, codec, axis=split_axis)
   )
   state = _arguments.check_state(expected, state)
   rows = _own_rows(x, codec, split_axis, workers, axis_name)
-  rounds = _shards.exchange_rows(codec, rows, state, key)
+  rounds = _rounds.exchange_rows(codec, rows, state, key)
   slices, state = _rounds.run_one(rounds, "all_to_all", axis_name)
   y = core.saturate_cast(
     jnp.concatenate(list(slices), axis=concat_axis), x.dtype
@@ -334,8 +298,8 @@ def all_to_all(
 
   x = core.to_varying(x, axis_name)
   if backward is None:
-    return _straight_through.straight_through(reference_op, x, y), state
-  return _straight_through.with_gradient(
+    return _arguments.straight_through(reference_op, x, y), state
+  return _arguments.with_gradient(
     send_back, x, y, core.to_varying(key, axis_name)
   ), state
 
@@ -406,7 +370,7 @@ def permute(
 
   x, key = core.to_varying((x, key), axis_name)
   y = _send(lax.stop_gradient(x), axis_name, forth, codec, key)
-  return _straight_through.with_gradient(send_back, x, y, key)
+  return _arguments.with_gradient(send_back, x, y, key)
 
 
 def _send(
@@ -429,11 +393,6 @@ def _send(
 
 def _check_pairs(pairs: Sequence[tuple[int, int]], workers: int) -> Pairs:
   """Returns pairs of workers as tuples; raises unless each is one transfer."""
-  problem = (
-    f"`pairs` must be (source, destination) pairs of workers in [0, "
-    f"{workers - 1}], each at most once a source and once a destination, got "
-    f"{pairs!r}."
-  )
 
   def is_pair(pair: Any) -> bool:
     return (
@@ -442,13 +401,18 @@ def _check_pairs(pairs: Sequence[tuple[int, int]], workers: int) -> Pairs:
       and all(type(w) is int and 0 <= w < workers for w in pair)
     )
 
-  if not isinstance(pairs, list | tuple) or not pairs:
-    raise ValueError(problem)
-  if not all(map(is_pair, pairs)):
-    raise ValueError(problem)
-  # No worker is twice a source, or twice a destination.
-  if any(len(set(ends)) < len(pairs) for ends in zip(*pairs, strict=True)):
-    raise ValueError(problem)
+  if not (
+    isinstance(pairs, list | tuple)
+    and pairs
+    and all(map(is_pair, pairs))
+    # No worker is twice a source, or twice a destination.
+    and all(len(set(ends)) == len(pairs) for ends in zip(*pairs, strict=True))
+  ):
+    raise ValueError(
+      f"`pairs` must be (source, destination) pairs of workers in [0, "
+      f"{workers - 1}], each at most once a source and once a destination, got "
+      f"{pairs!r}."
+    )
   return tuple((source, target) for source, target in pairs)
 
 

@@ -6,16 +6,8 @@ from typing import Any
 import jax
 import optax
 
-from jaxmotion import core
+from jaxmotion import core, program
 from jaxmotion.core import AxisName, PyTree
-from jaxmotion.program import (
-  COLLECTIVES,
-  Operand,
-  Order,
-  Step,
-  flatten,
-  inner_jaxprs,
-)
 
 _LINE_SEARCHES = (
   optax.ScaleByBacktrackingLinesearchState,
@@ -91,45 +83,31 @@ def _type_equal(
   ]
   if not typed:
     return results
-  inputs, structure = jax.tree.flatten(args)
 
-  def run_flat(*inputs: Any) -> list[Any]:
-    again = run(*jax.tree.unflatten(structure, inputs))
-    outputs = jax.tree.leaves(again, is_leaf=_is_own)
+  def run_typed(*args: PyTree) -> list[Any]:
+    outputs = jax.tree.leaves(run(*args), is_leaf=_is_own)
     return [outputs[i] for i in typed]
 
-  program = flatten(jax.make_jaxpr(run_flat)(*inputs))
-  values = {v for step in program.steps for v in (*step.reads, *step.outs)}
-  equal = {v for v in values if not _varies(v, axis_name)}
-  order = Order(program.steps)
-  for i, output in zip(typed, program.outputs, strict=True):
-    steps = order.leading_to([output], equal)
-    made = {v for step in steps for v in step.outs}
-    read = {v for step in steps for v in step.reads} | {output}
-    own = any(_varies(v, axis_name) for v in read - made)
-    if not own and not any(map(_tells_workers_apart, steps)):
+  closed = jax.make_jaxpr(run_typed)(*args)
+  jaxpr = closed.jaxpr
+  # What the update closes over may vary as well.
+  invars = [*jaxpr.constvars, *jaxpr.invars]
+  inputs = [core.varying_axes(x) for x in (*closed.consts, *closed.in_avals)]
+  found = program.find_varying(
+    jaxpr.replace(invars=invars, constvars=[]),
+    inputs,
+    frozenset(core.axis_names(axis_name)),
+  )
+  for i, axes in zip(typed, found, strict=True):
+    if not axes:
       leaves[i] = core.assert_replicated(leaves[i], axis_name)
   return jax.tree.unflatten(treedef, leaves)
-
-
-def _varies(value: Operand, axis_name: AxisName) -> bool:
-  """Says whether a value is typed as varying over the workers."""
-  return core.is_varying(value.aval, axis_name)
-
-
-def _tells_workers_apart(step: Step) -> bool:
-  """Says whether equal operands may have results that differ."""
-  if step.name == "axis_index" or step.name in COLLECTIVES:
-    return True
-  inner = [flatten(j, calls="all") for j in inner_jaxprs(step.eqn)]
-  return any(_tells_workers_apart(s) for p in inner for s in p.steps)
 
 
 def check_exchanged(
   params: PyTree, opt_state: PyTree, axis_name: AxisName
 ) -> None:
-  """Raises if an update left parameters or state that differ between
-  workers."""
+  """Raises if an update left workers with different parameters or state."""
   # Types record whether they may differ. State that is marked as `PerWorker` or
   # `Split` is meant to.
   named = [("params", params), ("opt_state", opt_state)]

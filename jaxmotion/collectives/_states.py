@@ -1,12 +1,9 @@
 """State of an all-reduce: how it is made, read, and continued elsewhere.
 
-The state of `all_reduce` depends on the codec, the method and the number of
-workers. What it stands for does not: for each part of a codec's memory, the
-mean over workers. The second encoding of two phases has memory of the mean, of
-which each worker keeps one row for all. It counts as part of every worker's.
-
-`convert_states` reads the parts from one layout and writes them in another, so
-that a state can be continued by other workers or by another codec.
+The state depends on the codec, the method and the number of workers. What it
+stands for does not: for each part of a codec's memory, the mean over workers.
+The second encoding of two phases has memory of the mean, of which each worker
+keeps one row for all. It counts as part of every worker's.
 """
 
 import functools
@@ -24,15 +21,11 @@ from jaxmotion.core import Array, PyTree, ShapedLike
 
 
 class ReduceState(NamedTuple):
-  """Codec state of the reduction of one array.
+  """Codec state of the reduction of one array."""
 
-  Attributes:
-    first: of this worker's own elements; stacked where rows are encoded.
-    second: of the mean of a part; `()` unless the method is "two_phase".
-  """
-
+  # Of this worker's own elements; stacked where rows are encoded.
   first: PyTree
-  second: PyTree
+  second: PyTree  # Of the mean of a part; `()` unless "two_phase".
 
 
 def init_rows(codec: codecs.Codec, rows: int, like: ShapedLike) -> PyTree:
@@ -66,20 +59,13 @@ def canonical_state(plan: _layout.ArrayPlan, state: ReduceState) -> ReduceState:
 
 
 class StateLayout(NamedTuple):
-  """Choices that determine how an all-reduce keeps its state.
+  """Choices that determine how an all-reduce keeps its state."""
 
-  Attributes:
-    codec: codec of the exchange; the first one of several levels.
-    workers: number of workers, or of hosts if devices of a host reduce first.
-    devices: devices of one host that reduce first, or None.
-    canonical: whether codecs of several levels share the state.
-  """
-
-  codec: codecs.Codec
-  workers: int
+  codec: codecs.Codec  # Of the exchange; the first one of several levels.
+  workers: int  # Or hosts, if devices of a host reduce first.
   method: str | None = None
-  devices: int | None = None
-  canonical: bool = False
+  devices: int | None = None  # Of one host that reduce first, or None.
+  canonical: bool = False  # Whether codecs of several levels share the state.
 
 
 def convert_states(
@@ -92,34 +78,10 @@ def convert_states(
   reset_memory: bool = False,
 ) -> PyTree:
   """Returns states of another layout that remember the same."""
-  # states: of `all_reduce` or `all_reduce_hierarchical`. Their leaves have a
-  # leading axis of workers, and so do those of the result.
-  core.check_arrays("states", states)
-  core.check_arrays("x", x, numbers=False)
-  core.check_instance("source", source, StateLayout, "a StateLayout")
-  core.check_instance("target", target, StateLayout, "a StateLayout")
-  core.check_choice("op", op, ("mean", "sum"))
-  core.check_bool("reset_memory", reset_memory)
-  groups = len(partition(source.codec, x).leaf_groups)
-  if not isinstance(states, list | tuple) or len(states) != groups:
-    raise ValueError(
-      f"`states` must be a list with the state of each of {groups} arrays, got "
-      f"{states!r:.200}."
-    )
+  # states: of `all_reduce`. Their leaves have a leading axis of workers, and so
+  # do those of the result.
   memory = read_memory(states, x, source)
   new = write_memory(memory, x, target, op=op, reset_memory=reset_memory)
-  return _keep_shared(new, states, x, source, target)
-
-
-def _keep_shared(
-  new: PyTree,
-  old: PyTree,
-  x: PyTree,
-  source: StateLayout,
-  target: StateLayout,
-) -> PyTree:
-  """Returns new states with the old `Shared` parts, which do not depend on
-  workers."""
 
   def list_keys(layout: StateLayout) -> list[tuple[Any, ...]]:
     # Equal where the codec and its array are.
@@ -130,7 +92,8 @@ def _keep_shared(
       for key in zip(arrays.leaf_groups, likes, strict=True)
     ]
 
-  known = dict(zip(list_keys(source), old, strict=True))
+  # `Shared` parts do not depend on workers: the old ones are kept.
+  known = dict(zip(list_keys(source), states, strict=True))
   kept = []
   for key, state in zip(list_keys(target), new, strict=True):
     parts = iter(core.shared_parts(known.get(key, state)))
@@ -183,10 +146,7 @@ def _read_devices(
 
 
 def write_memory(
-  memory: Mapping[str, PyTree],
-  x: PyTree,
-  layout: StateLayout,
-  **options: Any,
+  memory: Mapping[str, PyTree], x: PyTree, layout: StateLayout, **options: Any
 ) -> PyTree:
   """Returns states of all workers that remember these parts."""
   # memory: trees of float32[old workers, ...] by name. options: of
@@ -263,8 +223,7 @@ def _plan_kept(
 def _read_array(
   plan: _layout.ArrayPlan, state: ReduceState
 ) -> list[dict[str, Array]]:
-  """Returns the parts of the first state, and of the second if there is
-  one."""
+  """Returns the parts of the first state, and of a second one."""
   read = functools.partial(read_states, plan.codec)
   if plan.encodes_rows:
     found = [read(state.first, plan.part, axes=2)]
@@ -388,25 +347,20 @@ def resize_parts(
 def mix_rows(rows: Array, count: int) -> Array:
   """Returns rows of new workers, averages of the old rows they take over."""
   # rows: floating-point [old workers, ...].
-  core.check_float("rows", rows)
-  if not jnp.ndim(rows):
-    raise ValueError(f"`rows` must have an axis of workers, got {rows!r}.")
-  core.check_int("count", count, 1, 2**31 - 1)
-  if rows.shape[0] == count:
-    return rows
-  return jnp.stack([_mix_row(rows, new, count) for new in range(count)])
-
-
-def _mix_row(rows: Array, new: int, count: int) -> Array:
-  """Returns the average of old rows that one of the new workers takes over."""
   old = rows.shape[0]
-  terms = []
-  for r in range(old):
-    # In units of 1 / (old * count), so that shares are exact.
-    share = min((new + 1) * old, (r + 1) * count) - max(new * old, r * count)
-    if share > 0:
-      terms.append(rows[r] * (share / old))
-  while len(terms) > 1:  # In pairs: a mean of 2^n copies has no rounding.
-    pairs = [a + b for a, b in zip(terms[::2], terms[1::2], strict=False)]
-    terms = pairs + terms[2 * len(pairs) :]
-  return terms[0]
+  if old == count:
+    return rows
+
+  def mix(new: int) -> Array:
+    terms = []
+    for r in range(old):
+      # In units of 1 / (old * count), so that shares are exact.
+      share = min((new + 1) * old, (r + 1) * count) - max(new * old, r * count)
+      if share > 0:
+        terms.append(rows[r] * (share / old))
+    while len(terms) > 1:  # In pairs: a mean of 2^n copies has no rounding.
+      pairs = [a + b for a, b in zip(terms[::2], terms[1::2], strict=False)]
+      terms = pairs + terms[2 * len(pairs) :]
+    return terms[0]
+
+  return jnp.stack([mix(new) for new in range(count)])

@@ -1,23 +1,17 @@
 """All-gather of sharded weights, whose gradient is a reduce-scatter."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import PartitionSpec, PartitionSpec as P
+from jax.sharding import PartitionSpec
 
 from jaxmotion import core
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.codecs.extend import check_codec
-from jaxmotion.collectives import (
-  _arguments,
-  _layout,
-  _rounds,
-  _shards,
-)
+from jaxmotion.collectives import _arguments, _layout, _rounds
 from jaxmotion.core import Array, AxisName, PyTree
 
 PACKED_WEIGHTS = "jaxmotion/packed"
@@ -123,25 +117,35 @@ def unshard(
         f"`error` must have the shape {tuple(remembered)} of the weights that "
         f"this worker sends, got {core.shape_string(error)}."
       )
-  spec = check_shard(spec, axis, x.ndim)
+  if spec is not None:
+    core.check_instance("spec", spec, PartitionSpec, "a PartitionSpec or None")
+    if len(spec) > x.ndim or (len(spec) > axis and spec[axis] is not None):
+      raise ValueError(
+        f"`spec` must shard other axes than {axis}, which workers cut, of "
+        f"{x.ndim} axes, got {spec}: its rows would be in another order."
+      )
+    spec = spec if any(entry is not None for entry in spec) else None
   how = _How(axis_name, axis, spec, **codecs)
-  return _unshard(how, *core.to_varying((x, error, key), workers))
 
+  def gather(part: Array, key: core.Key | None) -> Array:
+    return how.map_model(how.gather_shard, (spec, jax.P()), spec)(part, key)
 
-def check_shard(
-  spec: PartitionSpec | None, axis: int, ndim: int
-) -> PartitionSpec | None:
-  """Returns the spec of an array over axes of a model, or None if it is
-  whole."""
-  if spec is None:
-    return None
-  core.check_instance("spec", spec, PartitionSpec, "a PartitionSpec or None")
-  if len(spec) > ndim or (len(spec) > axis and spec[axis] is not None):
-    raise ValueError(
-      f"`spec` must shard other axes than {axis}, which workers cut, of "
-      f"{ndim} axes, got {spec}: its rows would be in another order."
-    )
-  return spec if any(entry is not None for entry in spec) else None
+  @jax.custom_vjp
+  def run(part: Array, error: Array | None, key: core.Key | None) -> Array:
+    del error
+    return gather(part, key)
+
+  def forward(part: Array, *kept: Any) -> tuple[Array, Any]:
+    return gather(part, kept[1]), kept
+
+  def backward(kept: Any, ct: Array) -> tuple[Any, Any, Any]:
+    specs = spec, spec
+    reduce = how.map_model(how.reduce_shard, (*specs, jax.P()), specs)
+    zeros = jax.custom_derivatives.zero_from_primal(kept[1])
+    return *reduce(ct, *kept), zeros
+
+  run.defvjp(forward, backward)
+  return run(*core.to_varying((x, error, key), workers))
 
 
 class _How(NamedTuple):
@@ -154,20 +158,7 @@ class _How(NamedTuple):
   gradient_codec: Codec
   local_codec: Codec
 
-  def gather(self, part: Array, key: core.Key | None) -> Array:
-    """Returns the whole weights."""
-    gather = self._map_model(self._gather_shard, (self.spec, P()), self.spec)
-    return gather(part, key)
-
-  def reduce(
-    self, ct: Array, error: Array | None, key: core.Key | None
-  ) -> tuple[Array, Array | None]:
-    """Returns this worker's part of the mean, and the memory's change."""
-    specs = self.spec, self.spec
-    reduce = self._map_model(self._reduce_shard, (*specs, P()), specs)
-    return reduce(ct, error, key)
-
-  def _map_model(
+  def map_model(
     self, fun: Callable[..., Any], in_specs: Any, out_specs: Any
   ) -> Callable[..., Any]:
     """Maps a function over the shards of a model, which are encoded alone."""
@@ -182,10 +173,11 @@ class _How(NamedTuple):
       check_vma=core.tracks_varying(core.axis_names(self.axis_name)),
     )
 
-  def _gather_shard(self, part: Array, key: core.Key | None) -> Array:
-    (rows,) = _shards.gather_shards(
+  def gather_shard(self, part: Array, key: core.Key | None) -> Array:
+    """Returns the whole weights."""
+    (rows,) = _rounds.gather_shards(
       [part],
-      [_shards.LeafCodec(self.weight_codec, key)],
+      [_rounds.LeafCodec(self.weight_codec, key)],
       self.axis_name,
       mark=self._name_words,
     )
@@ -199,9 +191,10 @@ class _How(NamedTuple):
     words = core.to_varying(words, self.axis_name)
     return jax.tree.map(lambda a: checkpoint_name(a, name), words)
 
-  def _reduce_shard(
+  def reduce_shard(
     self, ct: Array, error: Array | None, key: core.Key | None
   ) -> tuple[Array, Array | None]:
+    """Returns this worker's part of the mean, and the memory's change."""
     codec = self.gradient_codec
     wide = _layout.to_encode_dtype(codec, ct)
     if error is not None:
@@ -211,10 +204,10 @@ class _How(NamedTuple):
     # Another key than that of the weights.
     own = None if key is None else key.fold(workers)
     if isinstance(self.axis_name, core.HostAxes):
-      local = _shards.LeafCodec(
+      local = _rounds.LeafCodec(
         self.local_codec, None if own is None else own.fold(0)
       )
-      (rows,) = _shards.average_locally([rows], [local], self.axis_name)
+      (rows,) = _rounds.average_locally([rows], [local], self.axis_name)
       rows = _layout.to_encode_dtype(codec, rows)
       own = None if own is None else own.fold(1)
     value = rows
@@ -222,9 +215,9 @@ class _How(NamedTuple):
       wide = error.astype(jnp.float32)
       value = rows + _layout.to_rows(wide, self.axis, len(rows))
     row = jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
-    kind = _shards.choose_kind(codec, row)
+    kind = _rounds.choose_kind(codec, row)
     senders, _ = core.split_axes(self.axis_name)
-    rounds = _shards.sum_rows(codec, value, row, (), own, kind)
+    rounds = _rounds.sum_rows(codec, value, row, (), own, kind)
     total, payload, _ = _rounds.run_one(rounds, kind, senders)
     mean = (total / len(rows)).astype(ct.dtype)
     if error is None:
@@ -233,26 +226,3 @@ class _How(NamedTuple):
     # (value - sent) - error, which is what must be added to the memory.
     change = jnp.concatenate(list(rows - sent), axis=self.axis)
     return mean, change.astype(error.dtype)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _unshard(
-  how: _How, part: Array, error: Array | None, key: core.Key | None
-) -> Array:
-  del error
-  return how.gather(part, key)
-
-
-def _forward(
-  how: _How, part: Array, error: Array | None, key: core.Key | None
-) -> tuple[Array, Any]:
-  return how.gather(part, key), (error, key)
-
-
-def _backward(how: _How, kept: Any, ct: Array) -> tuple[Any, Any, Any]:
-  error, key = kept
-  mean, change = how.reduce(ct, error, key)
-  return mean, change, jax.custom_derivatives.zero_from_primal(key)
-
-
-_unshard.defvjp(_forward, _backward)

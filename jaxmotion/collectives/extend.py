@@ -3,7 +3,6 @@
 Users of the collectives need none of these names.
 """
 
-from jaxmotion.collectives._adaptive import check_level as check_level
 from jaxmotion.collectives._all_reduce import (
   init_tree as init_tree,
   reduce_tree as reduce_tree,
@@ -38,13 +37,13 @@ from jaxmotion.collectives._replicated import (
   check_rows as check_rows,
   update_params as update_params,
 )
-from jaxmotion.collectives._rounds import schedule_rounds as schedule_rounds
-from jaxmotion.collectives._shards import (
+from jaxmotion.collectives._rounds import (
   LeafCodec as LeafCodec,
   average_locally as average_locally,
   find_leaf_codecs as find_leaf_codecs,
   gather_shards as gather_shards,
   scatter_means as scatter_means,
+  schedule_rounds as schedule_rounds,
 )
 from jaxmotion.collectives._states import (
   StateLayout as StateLayout,

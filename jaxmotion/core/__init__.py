@@ -7,10 +7,10 @@ from jaxmotion.core._bits import (
   to_bits as to_bits,
   word_dtype as word_dtype,
 )
-from jaxmotion.core._buffers import check_buffers as check_buffers
 from jaxmotion.core._checks import (
   check_arrays as check_arrays,
   check_bool as check_bool,
+  check_buffers as check_buffers,
   check_callable as check_callable,
   check_choice as check_choice,
   check_float as check_float,
@@ -38,11 +38,13 @@ from jaxmotion.core._compat import (
   is_compiler_partitioned as is_compiler_partitioned,
   is_inexact as is_inexact,
   is_varying as is_varying,
+  jax_core as jax_core,
   list_platforms as list_platforms,
   place_tree as place_tree,
   put_on_mesh as put_on_mesh,
   scan_parts as scan_parts,
   shape_varying_like as shape_varying_like,
+  source_info_util as source_info_util,
   spec_axes as spec_axes,
   to_varying as to_varying,
   to_varying_like as to_varying_like,
@@ -52,10 +54,6 @@ from jaxmotion.core._compat import (
   without_context_mesh as without_context_mesh,
   worker_index as worker_index,
 )
-from jaxmotion.core._jax_extend import (
-  jax_core as jax_core,
-  source_info_util as source_info_util,
-)
 from jaxmotion.core._key import (
   Key as Key,
   combine_seeds as combine_seeds,
@@ -63,7 +61,6 @@ from jaxmotion.core._key import (
   random_words as random_words,
   random_words_at as random_words_at,
 )
-from jaxmotion.core._path_rules import PathRules as PathRules
 from jaxmotion.core._per_worker import (
   PerWorker as PerWorker,
   Shared as Shared,
@@ -77,12 +74,11 @@ from jaxmotion.core._per_worker import (
   state_specs as state_specs,
   unpack_worker as unpack_worker,
 )
-from jaxmotion.core._public import set_public_module as set_public_module
-from jaxmotion.core._text_table import text_table as text_table
 from jaxmotion.core._tree import (
   Array as Array,
   AxisName as AxisName,
   HostAxes as HostAxes,
+  PathRules as PathRules,
   PyTree as PyTree,
   ShapedLike as ShapedLike,
   axis_names as axis_names,
@@ -93,8 +89,10 @@ from jaxmotion.core._tree import (
   leaf_path as leaf_path,
   named_leaves as named_leaves,
   same_structure as same_structure,
+  set_public_module as set_public_module,
   shape_dtype as shape_dtype,
   split_axes as split_axes,
+  text_table as text_table,
   tree_bytes as tree_bytes,
 )
 

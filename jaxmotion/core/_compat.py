@@ -13,23 +13,47 @@ import difflib
 import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.interpreters import batching, mlir
-from jax.sharding import (
-  AbstractMesh,
-  AxisType,
-  ManualAxisType,
-  Mesh,
-  NamedSharding,
-  PartitionSpec,
-)
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxmotion.core import _tree
-from jaxmotion.core._jax_extend import jax_core
+
+
+class _LateModule:
+  """Stands for a module of `jax.extend` until one of its names is used.
+
+  >>> _LateModule("core").Literal.__name__
+  'Literal'
+  """
+
+  # `import jax.extend` loads Pallas, which takes as long as all modules of the
+  # quickstart together. Only programs that are traced need it.
+
+  def __init__(self, module: str):
+    self._module = module
+
+  def __getattr__(self, name: str) -> Any:
+    """Loads the module and returns one of its names."""
+    from jax import extend
+
+    value = getattr(getattr(extend, self._module), name)
+    # The next use finds the name without this function.
+    setattr(self, name, value)
+    return value
+
+
+if TYPE_CHECKING:
+  from jax.extend import core, source_info_util as source_info_util
+
+  jax_core = core
+else:
+  jax_core = _LateModule("core")
+  source_info_util = _LateModule("source_info_util")
 
 
 def spec_axes(entry: Any) -> tuple[Any, ...]:
@@ -52,13 +76,13 @@ def axis_is_bound(axis_name: _tree.AxisName) -> bool:
   return True
 
 
-def axis_size(axis_name: _tree.AxisName, name: str = "axis_name") -> int:
+def axis_size(axis_name: _tree.AxisName) -> int:
   """Returns the number of workers along the axis (a static int)."""
   try:
     return math.prod(map(lax.axis_size, _tree.axis_names(axis_name)))
   except NameError:
     raise ValueError(
-      f"`{name}` must name an axis of the enclosing shard_map or pmap, "
+      "`axis_name` must name an axis of the enclosing shard_map or pmap, "
       f"{_describe_unbound(axis_name)}"
     ) from None
 
@@ -112,7 +136,9 @@ def shape_varying_like(
   # The result varies over all axes of any of its sources.
   axes = frozenset().union(*map(varying_axes, jax.tree.leaves(sources)))
   return jax.ShapeDtypeStruct(
-    tuple(shape), dtype, manual_axis_type=ManualAxisType(varying=axes)
+    tuple(shape),
+    dtype,
+    manual_axis_type=jax.sharding.ManualAxisType(varying=axes),
   )
 
 
@@ -373,7 +399,7 @@ def place_tree(
   # JAX moves arrays to the sharding of a map by itself, but for explicit axes,
   # where it raises an error instead.
   # specs: a prefix of the tree.
-  if AxisType.Explicit not in mesh.axis_types:
+  if jax.sharding.AxisType.Explicit not in mesh.axis_types:
     return tree
   shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
   return jax.sharding.reshard(tree, shardings)

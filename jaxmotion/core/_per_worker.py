@@ -40,9 +40,7 @@ class Shared:
 
 
 def map_shared(
-  own: Callable[[Any], Any],
-  shared: Callable[[Shared], Any],
-  tree: _tree.PyTree,
+  own: Callable[[Any], Any], shared: Callable[[Shared], Any], tree: _tree.PyTree
 ) -> _tree.PyTree:
   """Maps the leaves of a state, and the `Shared` parts of it as a whole."""
   # own: leaf -> leaf, outside of `Shared`; shared: Shared -> subtree.

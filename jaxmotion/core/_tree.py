@@ -1,10 +1,12 @@
-"""Types of the library, names of mesh axes, and parts of trees."""
+"""Types, names of mesh axes, trees, rules for their paths, and text tables."""
 
 import dataclasses
+import inspect
 import math
+import re
 import sys
-from collections.abc import Hashable
-from typing import Any, TypeAlias
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import jax
 
@@ -12,6 +14,7 @@ Array: TypeAlias = jax.Array
 # An array or a jax.ShapeDtypeStruct: only `.shape` and `.dtype` are read.
 ShapedLike: TypeAlias = Any
 PyTree: TypeAlias = Any
+Value = TypeVar("Value")
 _Names: TypeAlias = Hashable | tuple[Hashable, ...]
 
 
@@ -154,3 +157,110 @@ def know_in_flax(cls: type) -> None:
     serialization.register_serialization_state(
       cls, lambda node: {}, lambda node, _: node, override=True
     )
+
+
+def set_public_module(name: str, namespace: dict[str, Any]) -> None:
+  """Makes the public classes of a room name the room as their module."""
+  # Python prints `__module__` in tracebacks. It would name the private file in
+  # which a class is written, from which nobody should import it.
+  # name, namespace: `__name__` and `globals()` of the room.
+  for key, value in namespace.items():
+    if (
+      inspect.isclass(value)
+      and not key.startswith("_")
+      and value.__module__.startswith(f"{name}.")
+    ):
+      value.__module__ = name
+
+
+def text_table(
+  rows: Sequence[Sequence[str]], right: Collection[int] = ()
+) -> str:
+  """Aligns cells into columns that are two blanks apart.
+
+  >>> print(text_table([("name", "bytes"), ("w", "4"), ("b", "16")], right=[1]))
+  name  bytes
+  w         4
+  b        16
+  """
+  # rows: all of equal lengths, the header first. right: positions of the
+  # columns whose cells are aligned to the right.
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  return "\n".join(
+    "  ".join(
+      cell.rjust(width) if index in right else cell.ljust(width)
+      for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+    ).rstrip()
+    for row in rows
+  )
+
+
+class Match(NamedTuple, Generic[Value]):
+  """Describes the first rule that matches a path."""
+
+  rule: int  # Position of the rule.
+  found: re.Match[str]  # Where in the path the pattern matches.
+  value: Value  # The thing that the rule pairs with its pattern.
+
+
+class PathRules(Generic[Value]):
+  """Pairs regular expressions with values and tries them in order on a path."""
+
+  def __init__(
+    self,
+    rules: Iterable[tuple[str, Value]],
+    name: str = "rules",
+    value: str = "value",
+  ):
+    # name: the caller's argument; value: noun for its values.
+    self._name = name
+    self._pairs: list[tuple[re.Pattern[str], Value]] = []
+    for rule in rules:
+      if (
+        not isinstance(rule, tuple | list)
+        or len(rule) != 2
+        or not isinstance(rule[0], str)
+      ):
+        raise TypeError(
+          f"`{name}` must be pairs of a pattern and a {value}, got {rule!r}."
+        )
+      try:
+        self._pairs.append((re.compile(rule[0]), rule[1]))
+      except re.error as e:
+        raise ValueError(
+          f"`{name}` must have regular expressions, got {rule[0]!r} ({e})."
+        ) from e
+
+  def __iter__(self) -> Iterator[tuple[str, Value]]:
+    return ((pattern.pattern, value) for pattern, value in self._pairs)
+
+  def first_match(self, path: str) -> Match[Value] | None:
+    """Returns the first rule that matches the path, or None."""
+    for index, (pattern, value) in enumerate(self._pairs):
+      # A pattern matches anywhere in a path, which is one of `leaf_path`.
+      if found := pattern.search(path):
+        return Match(index, found, value)
+    return None
+
+  def require_match(self, path: str, default: str) -> Match[Value]:
+    """Returns the first rule that matches the path, or raises."""
+    # default: the rule to end with, for the message.
+    if match := self.first_match(path):
+      return match
+    patterns = ", ".join(repr(pattern) for pattern, _ in self)
+    raise ValueError(
+      f"`{self._name}` must cover every leaf, got {path!r}, which matches none "
+      f"of {patterns}: end with {default}."
+    )
+
+  def require_use(self, paths: Iterable[str], leaf: str = "leaf") -> None:
+    """Raises unless every pattern matches one of the paths at least."""
+    # leaf: noun for what has a path, for the message.
+    every: list[Any] = list(paths)
+    for pattern, _ in self._pairs:
+      if not any(pattern.search(path) for path in every):
+        listed = ", ".join(map(repr, every))
+        raise ValueError(
+          f"`{self._name}` must match a {leaf} each, got {pattern.pattern!r}, "
+          f"which matches none of {listed or f'no {leaf}'}."
+        )

@@ -6,11 +6,6 @@ other names write values apart, in place or in an order that XLA:CPU keeps.
 """
 
 from jaxmotion.core import set_public_module as _set_public_module
-from jaxmotion.hosts._sender import (
-  OVERLAPS as OVERLAPS,
-  Sender as Sender,
-  choose_overlap as choose_overlap,
-)
 from jaxmotion.hosts._sending import (
   AT_ONCE as AT_ONCE,
   Sending as Sending,
@@ -18,8 +13,13 @@ from jaxmotion.hosts._sending import (
   mark_computed as mark_computed,
   mark_received as mark_received,
 )
-from jaxmotion.hosts._staged_step import StagedStep as StagedStep
-from jaxmotion.hosts._steps_in_flight import StepsInFlight as StepsInFlight
+from jaxmotion.hosts._staged_step import (
+  OVERLAPS as OVERLAPS,
+  Sender as Sender,
+  StagedStep as StagedStep,
+  StepsInFlight as StepsInFlight,
+  choose_overlap as choose_overlap,
+)
 from jaxmotion.hosts._xla_cpu import (
   RUN_ONCE as RUN_ONCE,
   choose_by_platform as choose_by_platform,

@@ -40,21 +40,17 @@ _MIN_PIECE_BYTES = 1 << 17
 )
 @dataclasses.dataclass(frozen=True)
 class Sending:
-  """Says how the collectives of a step send.
+  """Says how the collectives of a step send."""
 
-  Attributes:
-    most_pieces: number of pieces that a large payload is sent in; 0: the step
-      is one program.
-    swap_bytes: up to this many, two CPU workers swap the words of a piece and
-      do not add them. A swap takes one round trip and a sum two.
-    phase: number of a step that does what this one does, if the host knows it;
-      None: the program finds out what to do.
-    sums: arrays that sums over workers made, for which branches that send wait.
-  """
-
+  # Pieces that a large payload is sent in; 0: the step is one program.
   most_pieces: int = 0
+  # Up to so many bytes, two CPU workers swap the words of a piece and do not
+  # add them. A swap takes one round trip and a sum two.
   swap_bytes: float = 0.0
+  # Number of a step that does what this one does, if the host knows it; None:
+  # the program finds out what to do.
   phase: int | None = None
+  # What sums over workers made, for which branches that send wait.
   sums: tuple[Array, ...] = ()
 
   @property

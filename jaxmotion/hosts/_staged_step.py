@@ -1,40 +1,201 @@
 """Step of several programs, which sends gradients while it computes others.
 
-The traced step is cut at its collectives. This thread dispatches the programs
-that compute, and second threads those that send. The gradients of the last
-layers are on the link while those of earlier layers are computed and encoded.
+XLA:CPU runs the programs that one thread has dispatched one after the other. A
+collective and independent computations of one program take the sum of their
+times. The programs of two threads run beside one another and take the longer of
+both times. So a step that overlaps on CPU hosts dispatches what sends from a
+thread of its own, and what computes from the caller's thread.
 
-A step may also be cut in two: this thread computes what the next step needs,
-and a second one all else. That may be in flight when the step returns.
+The traced step is cut at its collectives. The gradients of the last layers are
+on the link while those of earlier layers are computed and encoded. A step may
+also be cut in two: the caller's thread computes what the next step needs, and
+the second one all else. That may be in flight when the step returns.
 """
 
+import collections
+import concurrent.futures
 import functools
+import math
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
+from jax import lax
 from jax.sharding import Mesh, NamedSharding
 
-from jaxmotion.hosts import _sender, _sending, _stages, _swap_bytes
+from jaxmotion import core
+from jaxmotion.core import AxisName, PyTree
+from jaxmotion.hosts import _sending, _stages
 
+OVERLAPS = (None, "program", "thread")
 # More pieces hide more of the link, and cost more messages.
 _MOST_PIECES = 3
+# Bytes of the messages that are timed. A router's buffer may take some 100 KB
+# of the medium one at once, so the long one follows unless the link is slow.
+_SHORT, _MEDIUM, _LONG = 4, 1 << 18, 1 << 21
+_SLOW = 8
+# The first messages open connections and widen TCP's windows.
+_WARM_UP, _REPEATS = 2, 4
+# Shortest difference of two times, in seconds, that is no noise.
+_LEAST = 1e-4
+# So few bytes are gathered otherwise, in one round trip, too. Gathers take one
+# queue. On busy cores a step with swaps in two queues took up to 4 ms longer.
+_GATHERED = 1 << 18
+# XLA:CPU allows 32 programs in flight on each device. A loop may run programs
+# of its own between two steps, such as a sum of losses. Fewer steps are slower:
+# the host could not prepare the next step during the last.
+_MAX_STEPS = 4
+
+
+class Sender:
+  """Dispatches programs that send, from the second thread of this process."""
+
+  # There is one such thread in a process. Two programs that send, of two
+  # threads, could run in another order on another host and then wait for each
+  # other. The thread only dispatches. It never waits for other hosts, so that
+  # an error or the end of the process does not wait for it.
+
+  def __init__(self, mesh: Mesh, queue: int = 0):
+    # 0, or the number of another thread, which may only send over connections
+    # that no other queue uses.
+    self._queue = queue
+    # This process has one CPU device of the mesh.
+    own = Mesh(_own_devices(mesh)[:1], ("own",))
+    # JAX refuses arrays of one device in a function that it compiles under
+    # `jax.set_mesh` of several, but takes a function that is compiled already.
+    with jax.set_mesh(own):
+      self._start = jax.device_put(np.int32(0), own.devices[0])
+      follow = jax.jit(lambda token: token + 1)
+      self._follow = follow.lower(self._start).compile()
+
+  def send(self, program: Callable[..., Any], *args: Any) -> Any:
+    """Returns a program's results: arrays that may not be computed yet."""
+    # A program runs after everything that the calling thread had dispatched
+    # before, which may send too, and after what any `Sender` had dispatched.
+    # What the calling thread dispatches later, and does not depend on its
+    # results, may run beside it, and so must not send.
+    # The token is computed after all that this thread has dispatched so far.
+    token = self._follow(self._start)
+
+    def dispatch() -> Any:
+      self._follow(token)
+      return program(*args)
+
+    return _start_thread(self._queue).submit(dispatch).result()
+
+
+@functools.cache
+def _start_thread(queue: int) -> concurrent.futures.ThreadPoolExecutor:
+  name = f"jaxmotion-sender-{queue}"
+  return concurrent.futures.ThreadPoolExecutor(1, name)
+
+
+def choose_overlap(mesh: Mesh, axis_name: AxisName, overlap: str | None) -> str:
+  """Returns how a step hides its exchange: "program" or "thread"."""
+  own = _own_devices(mesh)
+  workers = math.prod(mesh.shape[name] for name in core.axis_names(axis_name))
+  refusal = None
+  if len(own) > 1:
+    refusal = f"a process with several devices, got 'thread' for {len(own)}"
+  elif mesh.size > workers:
+    refusal = (
+      f"a model that is sharded over processes, got 'thread' for {mesh.size} "
+      f"devices of {workers} workers"
+    )
+  if overlap == "thread" and refusal is not None:
+    raise ValueError(f"`overlap` must be 'program' for {refusal}.")
+  if overlap is not None:
+    return overlap
+  has_hosts = mesh.size > 1 and own[0].platform == "cpu"
+  return "thread" if has_hosts and refusal is None else "program"
+
+
+def _own_devices(mesh: Mesh) -> list[jax.Device]:
+  process = jax.process_index()
+  return [d for d in mesh.devices.flat if d.process_index == process]
+
+
+def measure_swap_bytes(mesh: Mesh, sender: Sender) -> float:
+  """Returns up to how many bytes two workers swap faster than they add."""
+  # It is what the link carries in two round trips. A sum takes two of them, and
+  # uses the link in both directions at once. A swap takes one, and sends first
+  # in one direction and then in the other. A link that carries 256 KiB at most
+  # has fast round trips, and no message is swapped.
+  if mesh.size != 2 or jax.process_count() != 2:
+    return 0.0
+  axes = tuple(mesh.axis_names)
+  rows = NamedSharding(mesh, jax.P(axes))
+
+  @jax.jit
+  @jax.shard_map(mesh=mesh, in_specs=jax.P(axes), out_specs=jax.P())
+  def add(own: jax.Array) -> jax.Array:
+    return lax.psum(own, axes)
+
+  def add_up(values: np.ndarray) -> np.ndarray:
+    own = jax.make_array_from_process_local_data(rows, values)
+    total = jax.block_until_ready(sender.send(add, own))
+    return np.asarray(total.addressable_data(0))
+
+  def time_sum(nbytes: int) -> float:
+    words, times = np.zeros(nbytes // 4, np.float32), []
+    for _ in range(_WARM_UP + _REPEATS):
+      begin = time.perf_counter()
+      add_up(words)
+      times.append(time.perf_counter() - begin)
+    least = np.array([min(times[_WARM_UP:])], np.float32)
+    # The mean of both processes: if they chose differently, they would wait for
+    # each other.
+    return float(add_up(least)[0]) / 2
+
+  # One element is sent whole, in one round trip.
+  round_trip, sent = time_sum(_SHORT), _MEDIUM
+  sending = time_sum(sent) - 2 * round_trip
+  if sending < _SLOW * round_trip:
+    sent = _LONG
+    sending = time_sum(sent) - 2 * round_trip
+  swapped = 2 * round_trip * sent / max(sending, _LEAST)
+  return swapped if swapped > _GATHERED else 0.0
+
+
+class StepsInFlight:
+  """Waits before a loop runs too many steps ahead of emulated devices."""
+
+  # Programs beyond XLA:CPU's limit wait, and on several devices of one process
+  # they wait in the threads that run the programs. Some devices may have no
+  # thread left for the oldest program. Those that have started it then wait in
+  # its collective until a timeout ends the process.
+
+  def __init__(self, mesh: Mesh) -> None:
+    # Nothing waits on accelerators, nor on a process with one CPU device.
+    own = _own_devices(mesh)
+    self._is_limited = sum(d.platform == "cpu" for d in own) > 1
+    self._results: collections.deque[jax.Array] = collections.deque()
+
+  def wait(self, args: PyTree) -> None:
+    """Waits until one more step may be dispatched."""
+    while len(self._results) >= _MAX_STEPS:
+      result = self._results.popleft()
+      # Where the caller has deleted the result, the arguments of the next step
+      # are waited for instead.
+      jax.block_until_ready(args if result.is_deleted() else result)
+
+  def add(self, results: PyTree) -> None:
+    """Remembers a step that was dispatched by a result that is not donated."""
+    # The first array stands for all.
+    for leaf in jax.tree.leaves(results)[:1]:
+      if self._is_limited and not isinstance(leaf, jax.core.Tracer):
+        self._results.append(leaf)
 
 
 class _Program(NamedTuple):
-  """Describes one jitted program of a step.
+  """Describes one jitted program of a step."""
 
-  Attributes:
-    stage: the stage of the step, which says what it reads, makes and sends.
-    run: the program.
-    queue: which sender dispatches it; None is this thread.
-    drops: the arrays that no later program reads.
-  """
-
-  stage: Any
+  stage: _stages.Stage
   run: Callable[..., Any]
-  queue: int | None
-  drops: tuple[Any, ...]
+  queue: int | None  # Which sender dispatches it; None is this thread.
+  drops: tuple[Any, ...]  # The arrays that no later program reads.
 
 
 class _Plan(NamedTuple):
@@ -74,7 +235,7 @@ class StagedStep:
       self._meshes.append(
         Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
       )
-    self._senders = [_sender.Sender(mesh, q) for q in range(len(self._meshes))]
+    self._senders = [Sender(mesh, q) for q in range(len(self._meshes))]
     self._plans: dict[Any, _Plan | None] = {}
 
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -147,8 +308,7 @@ class StagedStep:
     # The link is measured before the first step, because short messages over a
     # slow round trip are swapped and not added.
     return _sending.Sending(
-      _MOST_PIECES,
-      _swap_bytes.measure_swap_bytes(self._mesh, self._senders[0]),
+      _MOST_PIECES, measure_swap_bytes(self._mesh, self._senders[0])
     )
 
   def _jit_all(

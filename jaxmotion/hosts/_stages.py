@@ -10,12 +10,17 @@ needs, what is sent at once, and what is sent beside the steps that follow.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from jaxmotion import program
-from jaxmotion.hosts import _sending, _stage_run
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec as P
+
+from jaxmotion import core, program
+from jaxmotion.hosts import _sending
 
 # Collectives of fewer bytes travel with the next one, if they can.
 _MIN_GROUP_BYTES = 1 << 16
@@ -26,22 +31,163 @@ _NAMES = frozenset(
   "assert_replicated expand_dims pcast pvary reshape squeeze".split()
 )
 _FILLS = frozenset("broadcast_in_dim iota".split())
+_SUMS = frozenset("psum psum2 psum_invariant".split())
+
+
+class Map(NamedTuple):
+  """Describes a `shard_map` over all axes of workers."""
+
+  step: program.Step  # The map, seen from outside.
+  body: program.Program  # Its function, flat.
+
+  @property
+  def axis_names(self) -> frozenset[Any]:
+    """Axes that the map is over, as the arrays inside tell."""
+    return frozenset(self.body.inputs[0].aval.sharding.mesh.manual_axes)
+
+  def stacked_axes(self, value: program.Value) -> tuple[Any, ...]:
+    """Returns the axes over which a value of the inside may differ."""
+    # Another program gets it with a leading axis of the workers along these.
+    params, axes = self.step.params, self.axis_names
+    if params["check_vma"]:
+      axes = core.varying_axes(value.aval)
+    return tuple(name for name in params["mesh"].axis_names if name in axes)
+
+
+class Leave(NamedTuple):
+  """Describes a result of a map, as the inside and the outside see it."""
+
+  position: int
+  inner: program.Operand
+  outer: program.Value
+
+
+class Node(NamedTuple):
+  """Describes a step of a program, or a result that a map hands out."""
+
+  home: Map | None  # The map that it is in; None outside of maps.
+  step: program.Step  # The map itself if the node hands out a result.
+  leave: Leave | None = None
+
+  @property
+  def reads(self) -> tuple[program.Value, ...]:
+    """Values that the node reads."""
+    if self.leave is None:
+      return self.step.reads
+    inner = self.leave.inner
+    return (inner,) if isinstance(inner, program.Value) else ()
+
+  @property
+  def outs(self) -> tuple[program.Value, ...]:
+    """Values that it makes."""
+    return self.step.outs if self.leave is None else (self.leave.outer,)
+
+  @property
+  def sends(self) -> bool:
+    """Whether it is a collective, or holds one."""
+    return self.leave is None and program.is_sending(self.step.eqn)
+
+  def is_marked(self, name: str) -> bool:
+    """Says whether it marks its result by a name."""
+    return self.leave is None and self.step.params.get("name") == name
+
+
+@dataclasses.dataclass(eq=False)
+class Stage:
+  """Holds one program of a step, over the mesh of its maps."""
+
+  nodes: Sequence[Node]  # In the order in which they run.
+  reads: list[program.Value]  # Arguments, in their order.
+  makes: list[program.Value]  # Results, in their order.
+  sends: bool  # Whether a thread that sends dispatches it.
+  # What each argument of a map's function is outside.
+  origin: dict[program.Value, program.Operand]
+
+  @property
+  def is_symmetric(self) -> bool:
+    """Whether all it sends is the same in any order of two workers."""
+    return all(_is_symmetric(node.step) for node in self.nodes if node.sends)
+
+  def run(self, *arrays: Any, mesh: Mesh | None = None) -> list[Any]:
+    """Returns what it makes, on the mesh of its maps or on another order."""
+    env: dict[program.Value, Any] = dict(zip(self.reads, arrays, strict=True))
+    for _, group in itertools.groupby(self.nodes, lambda n: id(n.home)):
+      nodes = list(group)
+      home = nodes[0].home
+      if home is None:
+        program.evaluate([node.step for node in nodes], env)
+      else:
+        self._run_map(home, nodes, env, mesh or home.step.params["mesh"])
+    return [env[value] for value in self.makes]
+
+  def _run_map(
+    self,
+    home: Map,
+    nodes: Sequence[Node],
+    env: dict[program.Value, Any],
+    mesh: Mesh,
+  ) -> None:
+    """Runs steps of one map, and adds what they make to `env`."""
+    params = home.step.params
+    steps = [node.step for node in nodes if node.leave is None]
+    leaves = [node.leave for node in nodes if node.leave is not None]
+    made = {v for step in steps for v in step.outs}
+    read = dict.fromkeys(v for n in nodes for v in n.reads if v not in made)
+    specs = dict(zip(home.body.inputs, params["in_specs"], strict=True))
+    specs |= dict.fromkeys(home.body.constants, P())
+    handed = [v for v in self.makes if v in made]
+
+    def spec_of(value: program.Value) -> P:
+      axes = home.stacked_axes(value)
+      return P(axes) if axes else P()
+
+    def run_own(*own: Any) -> tuple[list[Any], list[Any]]:
+      inner: dict[program.Value, Any] = {}
+      for value, x in zip(read, own, strict=True):
+        is_row = value not in specs and home.stacked_axes(value)
+        inner[value] = jnp.squeeze(x, 0) if is_row else x
+      program.evaluate(steps, inner)
+      results = [program.read_operand(inner, leave.inner) for leave in leaves]
+      rows = [
+        jnp.expand_dims(inner[v], 0) if home.stacked_axes(v) else inner[v]
+        for v in handed
+      ]
+      return results, rows
+
+    outside = {v: self.origin.get(v, v) for v in read}
+    operands = [program.read_operand(env, outside[v]) for v in read]
+    results, rows = jax.shard_map(
+      run_own,
+      mesh=mesh,
+      in_specs=tuple(specs[v] if v in specs else spec_of(v) for v in read),
+      out_specs=(
+        [params["out_specs"][leave.position] for leave in leaves],
+        [spec_of(v) for v in handed],
+      ),
+      axis_names=home.axis_names,
+      check_vma=params["check_vma"],
+    )(*operands)
+    env.update(
+      (leave.outer, x) for leave, x in zip(leaves, results, strict=True)
+    )
+    env.update(zip(handed, rows, strict=True))
+
+
+def _is_symmetric(step: program.Step) -> bool:
+  """Says whether a collective is a sum or a swap of two workers."""
+  if step.name == "ppermute":
+    return sorted(step.params["perm"]) == [(0, 1), (1, 0)]
+  groups = step.params.get("axis_index_groups")
+  return step.name in _SUMS and groups is None
 
 
 class Stages(NamedTuple):
-  """Lists the programs of a step, in an order in which they can run.
+  """Lists the programs of a step, in an order in which they can run."""
 
-  Attributes:
-    programs: the programs.
-    inputs: the step's arguments.
-    outputs: the step's results.
-    constants: arrays of the step's text, by their values.
-  """
-
-  programs: tuple[_stage_run.Stage, ...]
-  inputs: tuple[program.Value, ...]
-  outputs: tuple[program.Value, ...]
-  constants: dict[program.Value, Any]
+  programs: tuple[Stage, ...]
+  inputs: tuple[program.Value, ...]  # The step's arguments.
+  outputs: tuple[program.Value, ...]  # The step's results.
+  constants: dict[program.Value, Any]  # Arrays of the step's text.
 
 
 def cut_at_collectives(closed: Any) -> Stages | None:
@@ -69,13 +215,13 @@ class _Cut:
   def __init__(self, closed: Any):
     self._top = program.flatten(closed)
     self._constants = dict(self._top.constants)
-    self._nodes: list[_stage_run.Node] = []
+    self._nodes: list[Node] = []
     self._origin: dict[program.Value, program.Operand] = {}
     for step in self._top.steps:
       if step.name == "shard_map":
         self._add_map(step)
       else:
-        self._nodes.append(_stage_run.Node(None, step))
+        self._nodes.append(Node(None, step))
     self._maker = {v: i for i, n in enumerate(self._nodes) for v in n.outs}
     # As they are outside of maps.
     self._reads = [
@@ -94,7 +240,7 @@ class _Cut:
     """Returns the programs of the stages that have any node."""
     outputs = self._outputs
     last = max(self._stage_of.values())
-    stages: dict[int, _stage_run.Stage] = {}
+    stages: dict[int, Stage] = {}
     made_last = [
       v for v in outputs if v in self._maker and self._is_free[self._maker[v]]
     ]
@@ -108,7 +254,7 @@ class _Cut:
       # the order of the step. In another order, a parameter would be written
       # where another one is still read, and be copied before.
       reads.sort(key=in_order)
-      stages[number] = _stage_run.Stage(
+      stages[number] = Stage(
         nodes, reads, list(wanted), number in self._sending, self._origin
       )
     asked = [v for stage in stages.values() for v in stage.reads]
@@ -124,13 +270,13 @@ class _Cut:
   def _add_map(self, step: program.Step) -> None:
     """Adds the steps of a map, and one that hands out each of its results."""
     body = program.flatten(step.params["jaxpr"], calls="sending", backend="cpu")
-    home = _stage_run.Map(step, body)
+    home = Map(step, body)
     self._origin.update(zip(body.inputs, step.ins, strict=True))
     self._constants |= body.constants
-    self._nodes += [_stage_run.Node(home, inner) for inner in body.steps]
+    self._nodes += [Node(home, inner) for inner in body.steps]
     pairs = zip(body.outputs, step.outs, strict=True)
     self._nodes += [
-      _stage_run.Node(home, step, _stage_run.Leave(i, inner, outer))
+      Node(home, step, Leave(i, inner, outer))
       for i, (inner, outer) in enumerate(pairs)
     ]
 
@@ -151,11 +297,7 @@ class _Cut:
       makers = [self._maker.get(v) for v in reads]
       is_known = all(m is None or free[m] for m in makers)
       # A worker has another index in another order of the devices.
-      is_plain = name not in (
-        *program.LOOPS,
-        *program.CALLS,
-        "axis_index",
-      )
+      is_plain = name not in (*program.LOOPS, *program.CALLS, "axis_index")
       free.append(
         name in _NAMES
         or (is_known and is_plain and (is_small or name in _FILLS))
@@ -343,7 +485,7 @@ class _Cut:
 
   def _collect(
     self, own: list[int], wanted: list[program.Value], stage: int
-  ) -> tuple[list[_stage_run.Node], list[program.Value]]:
+  ) -> tuple[list[Node], list[program.Value]]:
     """Returns the nodes of a stage in order, and what it reads."""
     nodes, reads = set(own), dict[program.Value, None]()
     todo = [v for i in own for v in self._reads[i]] + list(wanted)

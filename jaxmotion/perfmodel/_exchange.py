@@ -239,9 +239,8 @@ def _exchange_moves(
   messages = [collectives.plan_messages(array.plan) for array in arrays]
   left = [iter(own) for own in messages]
   moves = []
-  for kind, members in collectives.schedule_rounds(
-    [[m.kind for m in own] for own in messages]
-  ):
+  kinds = tuple(tuple(m.kind for m in own) for own in messages)
+  for kind, members in collectives.schedule_rounds(kinds):
     payloads = [next(left[i]).payload for i in members]
     for dtype, nbytes in _sent_bytes(kind, payloads).items():
       move = wire.Move(_OPS[kind], (axis.name,), axis.workers, dtype, nbytes, 1)

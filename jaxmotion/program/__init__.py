@@ -5,24 +5,24 @@ memory of a compiled program. Users of the library need none of these names.
 """
 
 from jaxmotion.core import set_public_module as _set_public_module
-from jaxmotion.program._evaluate import (
-  Order as Order,
-  evaluate as evaluate,
-  read_operand as read_operand,
-)
 from jaxmotion.program._flatten import (
   Operand as Operand,
+  Order as Order,
   Program as Program,
   Step as Step,
   Value as Value,
   array_bytes as array_bytes,
   describe_equation as describe_equation,
+  evaluate as evaluate,
+  find_varying as find_varying,
   flatten as flatten,
+  follow_marks as follow_marks,
   has_barriers as has_barriers,
   has_effects as has_effects,
   inner_jaxprs as inner_jaxprs,
   is_sending as is_sending,
   open_jaxpr as open_jaxpr,
+  read_operand as read_operand,
 )
 from jaxmotion.program._hlo import (
   HloModule as HloModule,
@@ -53,10 +53,6 @@ from jaxmotion.program._primitives import (
   is_expensive as is_expensive,
   is_float_equality as is_float_equality,
   writes_in_place as writes_in_place,
-)
-from jaxmotion.program._varying import (
-  find_varying as find_varying,
-  follow_marks as follow_marks,
 )
 
 _set_public_module(__name__, globals())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeAlias
 
@@ -22,18 +22,14 @@ from jaxmotion.program import _primitives
 
 
 class Value:
-  """Describes one array of a program.
-
-  Attributes:
-    aval: shape, dtype and the mesh axes over which it varies.
-    viewed: the value that this one is a view of, or None.
-    source: the value in memory that this one is a view of, or itself.
-  """
+  """Describes one array of a program."""
 
   __slots__ = ("_nbytes", "aval", "source", "viewed")
 
   def __init__(self, aval: Any, viewed: Value | None = None):
+    # Shape, dtype and the mesh axes over which it varies.
     self.aval = aval
+    # The value that this one is a view of, or None; its value in memory.
     self.viewed = viewed
     self.source: Value = self if viewed is None else viewed.source
     self._nbytes: int | None = None
@@ -67,24 +63,16 @@ Operand: TypeAlias = "Value | core.jax_core.Literal"
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Step:
-  """Describes one operation of a flat program.
+  """Describes one operation of a flat program."""
 
-  Attributes:
-    eqn: equation of the jaxpr that the step was written in.
-    ins: operands; literals are constants of the program's text.
-    outs: results.
-    sizes: workers along each mesh axis that an enclosing `shard_map` binds.
-    scope: names of `jax.named_scope` around the call that was inlined.
-    name: name of the primitive.
-    reads: operands that are values.
-  """
-
-  eqn: core.jax_core.JaxprEqn
-  ins: tuple[Operand, ...]
+  eqn: core.jax_core.JaxprEqn  # Of the jaxpr that holds the step.
+  ins: tuple[Operand, ...]  # Literals are constants of the program's text.
   outs: tuple[Value, ...]
+  # Workers along each mesh axis that an enclosing `shard_map` binds.
   sizes: Mapping[Any, int]
+  # Names of `jax.named_scope` around the call that was inlined.
   scope: core.source_info_util.NameStack
-  name: str = dataclasses.field(init=False)
+  name: str = dataclasses.field(init=False)  # Of the primitive.
   reads: tuple[Value, ...] = dataclasses.field(init=False)
 
   def __post_init__(self) -> None:
@@ -117,43 +105,28 @@ class Step:
 
   def named(self) -> AbstractContextManager[None]:
     """Returns a context in which operations have this step's scopes."""
-    # Profiles show operations by these names, so a replay must keep them.
-    source = self.eqn.source_info
-    scope = _drop_passes(self.scope + source.name_stack)
-    return core.source_info_util.user_context(
-      source.traceback,
-      name_stack=core.source_info_util.current_name_stack() + scope,
-    )
-
-
-def _drop_passes(
-  scope: core.source_info_util.NameStack,
-) -> core.source_info_util.NameStack:
-  """Drops the marks of differentiation, which a replay gets anew."""
-  parts = [p for p in scope.stack if p.name not in ("jvp", "transpose")]
-  return core.source_info_util.NameStack(tuple(parts))
+    # Profiles show operations by these names, so a replay must keep them. It
+    # gets the marks of differentiation anew.
+    source, names = self.eqn.source_info, core.source_info_util
+    scope = (self.scope + source.name_stack).stack
+    kept = tuple(p for p in scope if p.name not in ("jvp", "transpose"))
+    stack = names.current_name_stack() + names.NameStack(kept)
+    return names.user_context(source.traceback, name_stack=stack)
 
 
 class Program(NamedTuple):
-  """Holds a flat program and the constants in it.
-
-  Attributes:
-    inputs: arguments.
-    steps: operations, in order.
-    outputs: results; a literal is a constant.
-    constants: arrays that are part of the program, by their values; None
-      where the jaxpr came without them.
-    guessed: primitives that hold one jaxpr, are not known to be calls, and are
-      taken to run it once.
-    sealed: operands of inlined calls of `jax.checkpoint`, as seen inside, where
-      a barrier keeps what is run again apart from what ran before.
-  """
+  """Holds a flat program and the constants in it."""
 
   inputs: tuple[Value, ...]
-  steps: tuple[Step, ...]
-  outputs: tuple[Operand, ...]
+  steps: tuple[Step, ...]  # In order.
+  outputs: tuple[Operand, ...]  # A literal is a constant.
+  # Arrays that are part of the program; None where the jaxpr came without them.
   constants: dict[Value, Any]
+  # Primitives that hold one jaxpr, are not known to be calls, and are taken to
+  # run it once.
   guessed: tuple[str, ...]
+  # Operands of inlined calls of `jax.checkpoint`, as seen inside. A barrier
+  # keeps what is run again apart from what ran before.
   sealed: frozenset[Value] = frozenset()
 
 
@@ -413,3 +386,192 @@ def describe_equation(
   name = eqn.primitive.name if kind is None else kind
   parts = (name, source and f"({source})", stack and f"in {stack}")
   return " ".join(filter(None, parts))
+
+
+class Order:
+  """Indexes the steps of a program by the values that they make."""
+
+  def __init__(self, steps: Sequence[Step]):
+    self._steps = steps
+    self._index = {step: i for i, step in enumerate(steps)}
+    self._maker = {v: i for i, step in enumerate(steps) for v in step.outs}
+
+  def maker(self, value: Value) -> Step | None:
+    """Returns the step that makes a value; None of an input."""
+    index = self._maker.get(value)
+    return None if index is None else self._steps[index]
+
+  def leading_to(
+    self,
+    wanted: Iterable[Operand],
+    known: Container[Value],
+    also: Iterable[Step] = (),
+  ) -> list[Step]:
+    """Returns the steps from known values to wanted ones, in program order."""
+    # wanted: literals are ignored. also: steps without results that are to run,
+    # such as debug prints.
+    found = {self._index[step] for step in also}
+    todo = [v for v in wanted if isinstance(v, Value)]
+    todo += [v for i in found for v in self._steps[i].reads]
+    while todo:
+      value = todo.pop()
+      index = self._maker.get(value)
+      if value in known or index is None or index in found:
+        continue
+      found.add(index)
+      todo.extend(self._steps[index].reads)
+    return [self._steps[i] for i in sorted(found)]
+
+  def follows_cheaply(self, value: Value, known: Container[Value]) -> bool:
+    """Says whether cheap steps alone make a value that is not there yet."""
+    # False of an input, and of a value that is known.
+    if value in known or value not in self._maker:
+      return False
+    seen: set[Value] = set()
+    todo = [value]
+    while todo:
+      one = todo.pop()
+      if one in known or one in seen or one not in self._maker:
+        continue
+      step = self._steps[self._maker[one]]
+      if _primitives.is_expensive(step.eqn):
+        return False
+      seen.add(one)
+      todo.extend(step.reads)
+    return True
+
+
+def evaluate(steps: Sequence[Step], env: dict[Value, Any]) -> None:
+  """Runs or traces steps in order, and adds what they make to `env`."""
+  # env: holds all that the steps read before they make it. A value that is
+  # there already stays.
+  for step in steps:
+    results = step.run([read_operand(env, v) for v in step.ins])
+    for value, result in zip(step.outs, results, strict=True):
+      env.setdefault(value, result)
+
+
+def read_operand(env: dict[Value, Any], operand: Operand) -> Any:
+  """Returns the array of an operand."""
+  if isinstance(operand, core.jax_core.Literal):
+    return operand.val
+  return env[operand]
+
+
+# JAX types record over which axes values vary, but only in maps that check
+# them, and these refuse loops that start from constants. Marks are followed
+# through any program.
+Marks = frozenset[Any]
+# (step, marks of its operands) -> marks of its results.
+Rule = Callable[[Step, Sequence[Marks]], Sequence[Marks]]
+# Their results are equal on all workers of the axes that they name.
+_EQUALIZING = frozenset(
+  """
+  all_gather all_gather_invariant assert_replicated pmax pmin psum psum2
+  psum_invariant
+  """.split()
+)
+# Their results differ between workers, whatever the operands are.
+_DISTINCT = frozenset("all_to_all axis_index ppermute reduce_scatter".split())
+_WRITES = frozenset("addupdate swap".split())
+
+
+def find_varying(
+  jaxpr: Any,
+  varying: Sequence[Marks],
+  axes: Marks,
+  equal_names: frozenset[str] = frozenset(),
+) -> list[Marks]:
+  """Returns the axes over which each result may differ between workers."""
+  # varying: for each operand the axes over which it differs. axes: names of the
+  # workers' axes; others are not looked at.
+  # equal_names: names that `checkpoint_name` gave to values that are equal on
+  # all workers, whatever they were computed from.
+
+  def mark_results(step: Step, ins: Sequence[Marks]) -> list[Marks]:
+    name, count = _primitives.collective_name(step.name), len(step.outs)
+    if name == "name" and step.params["name"] in equal_names:
+      return [frozenset()]
+    every, named = frozenset().union(*ins), axes & frozenset(step.axis_names)
+    grouped = step.params.get("axis_index_groups") is not None
+    if name in _EQUALIZING and not grouped:
+      if len(ins) == count:
+        return [over - named for over in ins]
+      return [every - named] * count
+    if name in _DISTINCT or (name in _EQUALIZING and grouped):
+      every |= named
+    return [every] * count
+
+  return follow_marks(
+    jaxpr, [axes.intersection(over) for over in varying], mark_results
+  )
+
+
+def follow_marks(jaxpr: Any, marks: Sequence[Marks], rule: Rule) -> list[Marks]:
+  """Returns the marks of a program's results, from those of its operands."""
+  # rule: for all steps but loops and branches, which are entered. What depends
+  # on several values has the marks of all.
+  program = flatten(jaxpr, calls="all")
+  known: dict[Any, Marks] = dict(zip(program.inputs, marks, strict=True))
+
+  def read(operand: Operand | None) -> Marks:
+    while isinstance(operand, Value):
+      if operand in known:
+        return known[operand]
+      operand = operand.viewed
+    return frozenset()
+
+  for step in program.steps:
+    ins = [read(operand) for operand in step.ins]
+    follow = _CONTROL.get(step.name)
+    outs = follow(step, ins, rule) if follow else rule(step, ins)
+    known.update(zip(step.outs, outs, strict=True))
+    if step.name in _WRITES and not isinstance(
+      step.ins[0], core.jax_core.Literal
+    ):
+      known[step.ins[0]] = frozenset().union(*ins)
+  return [read(operand) for operand in program.outputs]
+
+
+def _follow_branches(
+  step: Step, ins: Sequence[Marks], rule: Rule
+) -> list[Marks]:
+  # Workers may take different branches.
+  branches = [follow_marks(b, ins[1:], rule) for b in inner_jaxprs(step.eqn)]
+  return [ins[0].union(*outs) for outs in zip(*branches, strict=True)]
+
+
+def _follow_scan(step: Step, ins: Sequence[Marks], rule: Rule) -> list[Marks]:
+  body, num_consts, num_carry = core.scan_parts(step.params)
+  consts, xs = ins[:num_consts], ins[num_consts + num_carry :]
+  carry = list(ins[num_consts : num_consts + num_carry])
+  while True:
+    outs = follow_marks(body, [*consts, *carry, *xs], rule)
+    grown = [a | b for a, b in zip(carry, outs[:num_carry], strict=True)]
+    if grown == carry:
+      return carry + outs[num_carry:]
+    carry = grown
+
+
+def _follow_while(step: Step, ins: Sequence[Marks], rule: Rule) -> list[Marks]:
+  num_cond = step.params["cond_nconsts"]
+  num_body = num_cond + step.params["body_nconsts"]
+  cond_consts, consts = ins[:num_cond], ins[num_cond:num_body]
+  carry = list(ins[num_body:])
+  while True:
+    (goes_on,) = follow_marks(
+      step.params["cond_jaxpr"], [*cond_consts, *carry], rule
+    )
+    outs = follow_marks(step.params["body_jaxpr"], [*consts, *carry], rule)
+    # Workers that count to different numbers have different results.
+    grown = [a | b | goes_on for a, b in zip(carry, outs, strict=True)]
+    if grown == carry:
+      return carry
+    carry = grown
+
+
+_CONTROL = {
+  "cond": _follow_branches,
+  "scan": _follow_scan,
+  "while": _follow_while,
+}

@@ -26,17 +26,11 @@ _KINDS = {
 
 
 class HloArray(NamedTuple):
-  """Describes one array of an instruction's type.
+  """Describes one array of an instruction's type."""
 
-  Attributes:
-    code: element type as the text spells it, such as "bf16".
-    size: number of elements.
-    layout: text between the braces behind the shape.
-  """
-
-  code: str
-  size: int
-  layout: str
+  code: str  # Element type as the text spells it, such as "bf16".
+  size: int  # Number of elements.
+  layout: str  # Text between the braces behind the shape.
 
   @property
   def dtype(self) -> str:
@@ -62,23 +56,14 @@ class HloArray(NamedTuple):
 
 
 class Instruction(NamedTuple):
-  """Describes one line of a computation.
+  """Describes one line of a computation."""
 
-  Attributes:
-    name: name of the result.
-    type: type of the result, as text.
-    opcode: operation, such as "all-reduce-start".
-    operands: text between the parentheses behind the opcode.
-    attributes: text behind the operands.
-    is_root: whether it makes the result of its computation.
-  """
-
-  name: str
-  type: str
-  opcode: str
-  operands: str
-  attributes: str
-  is_root: bool
+  name: str  # Of the result.
+  type: str  # Of the result, as text.
+  opcode: str  # Such as "all-reduce-start".
+  operands: str  # Text between the parentheses behind the opcode.
+  attributes: str  # Text behind the operands.
+  is_root: bool  # Whether it makes the result of its computation.
 
   @property
   def arrays(self) -> list[HloArray]:
@@ -115,16 +100,11 @@ class Instruction(NamedTuple):
 
 
 class HloModule(NamedTuple):
-  """Holds a compiled program, split into computations.
+  """Holds a compiled program, split into computations."""
 
-  Attributes:
-    header: first line of the text.
-    entry: name of the computation that runs first.
-    computations: instructions by name, in order, by computation.
-  """
-
-  header: str
-  entry: str
+  header: str  # First line of the text.
+  entry: str  # Name of the computation that runs first.
+  # Instructions by name, in order, by computation.
   computations: dict[str, dict[str, Instruction]]
 
 

@@ -11,7 +11,7 @@ import optax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxmotion import collectives, core, hosts
+from jaxmotion import core, hosts
 from jaxmotion.codecs import Codec, identity
 from jaxmotion.codecs.extend import check_codec
 from jaxmotion.collectives.extend import (
@@ -348,8 +348,8 @@ def exchange(
     axis_name: the workers' axis, or a tuple of axes. With `HostAxes` devices of
       a host exchange first, at full precision. Each then sends its shard of the
       host's gradient to other hosts through the codec; see
-      `collectives.all_reduce_hierarchical`. Give the same `HostAxes` to
-      `make_train_step`, `state_specs` and `skip_nonfinite`.
+      `collectives.all_reduce`. Give the same `HostAxes` to `make_train_step`,
+      `state_specs` and `skip_nonfinite`.
     codec: codec of the payloads; None is `codecs.identity()`, which is
       `lax.pmean`. A sequence has one codec for each level: each update then
       takes `level=`, an int32[] equal on all workers, and sends only that
@@ -497,16 +497,7 @@ class _Exchange(NamedTuple):
   def init(self, params: PyTree, model: _model_axes.ModelAxes) -> ExchangeState:
     """Returns the state of one device's shards."""
     del model
-    if isinstance(self.axis_name, core.HostAxes):
-      states = collectives.all_reduce_hierarchical_init(
-        params, self.axis_name, self.codec, method=self.method
-      )
-    elif isinstance(self.codec, Codec):
-      states = init_tree(params, self.axis_name, self.codec, self.method)
-    else:
-      states = collectives.all_reduce_adaptive_init(
-        params, self.axis_name, self.codec, method=self.method
-      )
+    states = init_tree(params, self.axis_name, self.codec, self.method)
     return ExchangeState(*make_counts(), core.pack_worker(states))
 
   def update(
@@ -564,20 +555,16 @@ class _Exchange(NamedTuple):
     options: dict[str, Any],
   ) -> tuple[PyTree, PyTree]:
     """Returns the mean of a tree over workers, and the codec's new state."""
-    options = options | dict(state=old, op=self.op, method=self.method)
-    if isinstance(self.axis_name, core.HostAxes):
-      return collectives.all_reduce_hierarchical(
-        x,
-        self.axis_name,
-        codec,
-        level=level,
-        local_codec=self.local_codec,
-        **options,
-      )
-    if isinstance(codec, Codec):
-      return reduce_tree(x, self.axis_name, codec, **options)
-    return collectives.all_reduce_adaptive(
-      x, self.axis_name, codec, level, **options
+    return reduce_tree(
+      x,
+      self.axis_name,
+      codec,
+      state=old,
+      op=self.op,
+      method=self.method,
+      level=level,
+      local_codec=self.local_codec,
+      **options,
     )
 
 

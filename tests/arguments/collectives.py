@@ -4,8 +4,6 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxmotion import HostAxes, codecs, make_key
-from jaxmotion.collectives import all_reduce_init
-from jaxmotion.collectives.extend import StateLayout
 from tests.arguments.calls import Call, Lazy
 
 X = np.ones((8, 32), np.float32)
@@ -18,13 +16,16 @@ AXES = HostAxes(*HOSTS)
 
 CALLS = {
   "collectives.all_reduce": Call(
-    TREE, "data", INT8, key=KEY, weight=1.0, mesh=DATA
+    TREE,
+    AXES,
+    LEVELS,
+    key=KEY,
+    weight=1.0,
+    level=np.int32(0),
+    local_codec=INT8,
+    mesh=HOSTS,
   ),
   "collectives.all_reduce_init": Call(TREE, "data", INT8, mesh=DATA),
-  "collectives.all_reduce_adaptive": Call(
-    TREE, "data", LEVELS, np.int32(0), op="sum", method="gather", mesh=DATA
-  ),
-  "collectives.all_reduce_adaptive_init": Call(TREE, "data", LEVELS, mesh=DATA),
   "collectives.max_over_workers": Call(
     np.int32(0), "data", mesh=DATA, varying=["level"]
   ),
@@ -36,7 +37,6 @@ CALLS = {
   "collectives.permute": Call(
     X, "data", [(0, 1)], INT8, backward=INT8, key=KEY, mesh=DATA
   ),
-  "collectives.all_to_all_init": Call(X, "data", INT8, mesh=DATA),
   "collectives.reduce_scatter": Call(X, "data", INT8, key=KEY, mesh=DATA),
   "collectives.reduce_scatter_init": Call(X, "data", INT8, mesh=DATA),
   "collectives.unshard": Call(
@@ -53,24 +53,8 @@ CALLS = {
   ),
   "collectives.all_gather_planes": Call(TREE, "data", np.int32(0), mesh=DATA),
   "collectives.broadcast_planes": Call(TREE, "data", np.int32(0), mesh=DATA),
-  "collectives.all_reduce_hierarchical": Call(
-    TREE, AXES, INT8, key=KEY, weight=1.0, mesh=HOSTS
-  ),
-  "collectives.all_reduce_hierarchical_init": Call(
-    TREE, AXES, INT8, mesh=HOSTS
-  ),
-  "collectives.extend.check_level": Call(
-    np.int32(0), 2, "data", mesh=DATA, varying=[]
-  ),
   "collectives.extend.gather_payloads": Call(
     [TREE], "data", mesh=DATA, varying=["payloads"]
-  ),
-}
-ONE = StateLayout(INT8, 1)
-CALLS |= {
-  "collectives.extend.mix_rows": Call(X, 2),
-  "collectives.extend.convert_states": Call(
-    Lazy(lambda: all_reduce_init(X, "data", INT8)), X, ONE, ONE, traced=True
   ),
 }
 UNCALLED = {
@@ -80,14 +64,11 @@ UNBOUND = {"misspelt": "no axis has to be bound for codecs without state"}
 FROM_END = {"minus_one": "it counts from the end"}
 ANY_COUNT = {"huge": "a count has no greatest value"}
 ACCEPTED = {
-  ("collectives.extend.schedule_rounds", "kinds"): {"empty": "no rounds"},
   ("collectives.all_reduce_init", "axis_name"): UNBOUND,
-  ("collectives.all_reduce_adaptive_init", "axis_name"): UNBOUND,
   ("*", "axis"): FROM_END,
   ("*", "split_axis"): FROM_END,
   ("*", "concat_axis"): FROM_END,
   ("*", "workers"): ANY_COUNT,
-  ("*", "num_levels"): ANY_COUNT,
   ("collectives.extend.gather_payloads", "payloads"): {
     "empty": "nothing is sent",
     "wrapped": "a payload is any tree",

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, Mesh
 import jaxmotion
 from jaxmotion import checkpoint, codecs
 from jaxmotion.transforms import gather_params
-from tests.checkpoint.test_resize import ONE, make_mesh
+from tests.checkpoint.helpers import ONE, make_mesh
 
 PARAMS = {"w": np.zeros((12, 48), np.float32), "b": np.zeros(5, np.float32)}
 MEMORY = codecs.feedback(codecs.sign())

@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import checkpoint, codecs, core, transforms
+from tests.checkpoint.helpers import ONE, fill_randomly, make_mesh
 
 PARAMS = {
   "w": np.zeros((24, 24), np.float32),  # Two phases on 3 workers or more.
@@ -23,11 +24,6 @@ PARAMS = {
 CODEC = codecs.feedback(
   codecs.rules([("w", codecs.uniform(bits=4)), (".", codecs.topk(density=0.2))])
 )
-ONE = AbstractMesh((1,), ("data",))
-
-
-def make_mesh(workers):
-  return Mesh(np.array(jax.devices()[:workers]), ("data",))
 
 
 def make_tx(codec=CODEC, **options):
@@ -100,18 +96,6 @@ def test_what_is_sent_and_remembered_adds_up_through_resizes(counts, op):
       sent[k] + rest, exact[k], rtol=0, atol=1e-6 * np.abs(exact[k]).max()
     )
     assert np.abs(rest).max() > 1e-3  # Something is still to be sent.
-
-
-def fill_randomly(tree, seed=0):
-  """Gives every float of a tree a random value, and counts the value 1."""
-  rng = np.random.default_rng(seed)
-
-  def fill(a):
-    if a.dtype == jnp.float32:
-      return rng.normal(size=a.shape).astype(np.float32)
-    return np.ones(a.shape, a.dtype)
-
-  return jax.tree.map(fill, tree)
 
 
 def make_layouts(tx, shapes, axes):

@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, Mesh
 import jaxmotion
 from jaxmotion import checkpoint, codecs, core
 from jaxmotion.transforms import gather_params
-from tests.checkpoint.test_resize import fill_randomly, make_mesh
+from tests.checkpoint.helpers import fill_randomly, make_mesh
 
 # No number of workers here divides both, and two cut `q` alone.
 PARAMS = {

@@ -5,18 +5,24 @@ them: whatever asks what they remember asks their own methods.
 """
 
 import dataclasses
-import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
+from jax.sharding import PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import checkpoint, codecs, core, transforms
 from jaxmotion.codecs import MemoryPart
+from tests.checkpoint.helpers import (
+  fill_randomly,
+  make_mesh,
+  mesh_of,
+  resize_all,
+  saved_like,
+)
 
 PARAMS = {
   "w": np.zeros((24, 24), np.float32),  # Two phases on 3 workers or more.
@@ -87,43 +93,14 @@ class drift(codecs.MultiRoundCodec):
     return (parts["offset"], fresh[1], core.Shared(means["offset"]))
 
 
-def mesh_of(workers):
-  return AbstractMesh((workers,), ("data",))
-
-
-def saved_like(tx, workers):
-  layout = checkpoint.describe_state(tx, PARAMS, mesh_of(workers))
-  mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
-  return layout, checkpoint.saved_like(tx, PARAMS, layout, mesh)
-
-
-def resize_along(tx, state, counts=COUNTS):
-  """The state for each number of workers, one after another."""
-  states = [state]
-  for old, new in itertools.pairwise(counts):
-    layout, _ = saved_like(tx, old)
-    state = checkpoint.resize(tx, state, PARAMS, layout, mesh_of(new))
-    assert core.same_shapes(state, saved_like(tx, new)[1])
-    states.append(state)
-  return states
-
-
-def fill(like):
-  rng = np.random.default_rng(0)
-  return jax.tree.map(
-    lambda a: (
-      rng.normal(size=a.shape).astype(a.dtype)
-      if jnp.issubdtype(a.dtype, jnp.floating)
-      else np.ones(a.shape, a.dtype)
-    ),
-    like,
-  )
+def fill(tx):
+  """A state of as many workers as `COUNTS` begins with."""
+  return fill_randomly(saved_like(tx, PARAMS, COUNTS[0])[1])
 
 
 def read_outstanding(tx, state, workers):
   """What the only worker has still to send, once all were joined to one."""
-  layout, _ = saved_like(tx, workers)
-  one = checkpoint.resize(tx, state, PARAMS, layout, mesh_of(1))
+  _, one = resize_all(tx, state, PARAMS, (workers, 1))
   return [
     np.asarray(reduced.first["twice"][0]) / 2
     for reduced in one.codec_state.value
@@ -133,7 +110,7 @@ def read_outstanding(tx, state, workers):
 @pytest.mark.parametrize("options", [{}, {"method": "gather"}])
 def test_what_is_still_to_be_sent_is_kept(options):
   tx = transforms.exchange("data", halves(), **options)
-  states = resize_along(tx, fill(saved_like(tx, COUNTS[0])[1]))
+  states = resize_all(tx, fill(tx), PARAMS, COUNTS)
   means = [
     read_outstanding(tx, state, n)
     for state, n in zip(states, COUNTS, strict=True)
@@ -150,7 +127,7 @@ def test_workers_that_train_and_change_send_all():
   rng = np.random.default_rng(0)
   left, sent, state, layout = 0.0, 0.0, None, None
   for workers in (*COUNTS, 1):
-    mesh = Mesh(np.array(jax.devices()[:workers]), ("data",))
+    mesh = make_mesh(workers)
     if state is None:
       state = transforms.init_state(tx, params, mesh)
     else:
@@ -176,10 +153,10 @@ def test_workers_that_train_and_change_send_all():
 def test_it_goes_on_as_feedback_and_back():
   own = transforms.exchange("data", halves())
   signs = transforms.exchange("data", codecs.feedback(codecs.sign()))
-  layout, like = saved_like(own, 4)
-  state = fill(like)
+  layout, like = saved_like(own, PARAMS, 4)
+  state = fill_randomly(like)
   there = checkpoint.resize(signs, state, PARAMS, layout, mesh_of(3))
-  layout = saved_like(signs, 3)[0]
+  layout = saved_like(signs, PARAMS, 3)[0]
   back = checkpoint.resize(own, there, PARAMS, layout, mesh_of(4))
   expected = read_outstanding(own, state, 4)
   for a, b in zip(expected, read_outstanding(own, back, 4), strict=True):
@@ -193,26 +170,26 @@ def test_it_goes_on_as_feedback_and_back():
 def test_it_may_be_around_and_inside_of_codecs_with_memory():
   inside = codecs.momentum_correction(halves(), masking=False)
   tx = transforms.exchange("data", inside)
-  states = resize_along(tx, fill(saved_like(tx, COUNTS[0])[1]))
+  states = resize_all(tx, fill(tx), PARAMS, COUNTS)
   for state, workers in zip(states, COUNTS, strict=True):
     for reduced in state.codec_state.value:
       assert reduced.first.momentum.shape[0] == workers
       assert reduced.first.inner["twice"].shape[0] == workers
   twice = codecs.momentum_correction(inside, masking=False)
   with pytest.raises(ValueError, match="must remember no 'momentum' inside"):
-    resize_along(transforms.exchange("data", twice), ())
+    resize_all(transforms.exchange("data", twice), (), PARAMS, COUNTS)
 
 
 def test_parts_of_all_workers_and_what_they_share_go_on():
   tx = transforms.exchange("data", drift())
-  first = fill(saved_like(tx, COUNTS[0])[1])
+  first = fill(tx)
 
   def means(state, leaf):
     own, row, _ = state.codec_state.value[leaf].first
     rest = np.asarray(row, np.float64).ravel()[: own[0].size]
     return np.asarray(own, np.float64).mean(0).ravel() + rest
 
-  for state in resize_along(tx, first):
+  for state in resize_all(tx, first, PARAMS, COUNTS):
     for leaf, kept in enumerate(first.codec_state.value):
       np.testing.assert_allclose(
         means(state, leaf), means(first, leaf), rtol=0, atol=4e-6
@@ -220,7 +197,7 @@ def test_parts_of_all_workers_and_what_they_share_go_on():
       shared = state.codec_state.value[leaf].first[2].value
       np.testing.assert_array_equal(shared, kept.first[2].value)
   signs = transforms.exchange("data", codecs.sign())
-  layout, _ = saved_like(tx, 4)
+  layout, _ = saved_like(tx, PARAMS, 4)
   with pytest.raises(ValueError, match="`tx` must have an offset for 'b'"):
     checkpoint.resize(signs, first, PARAMS, layout, mesh_of(2))
 
@@ -236,8 +213,8 @@ class silent(halves):
 
 def test_a_codec_that_does_not_say_what_it_remembers_is_refused():
   tx = transforms.exchange("data", silent())
-  layout, like = saved_like(tx, 4)
-  state = fill(like)
+  layout, like = saved_like(tx, PARAMS, 4)
+  state = fill_randomly(like)
   with pytest.raises(ValueError, match=r"what it remembers .*got .*silent\(\)"):
     checkpoint.resize(tx, state, PARAMS, layout, mesh_of(2))
   same = checkpoint.resize(tx, state, PARAMS, layout, mesh_of(4))
@@ -246,8 +223,8 @@ def test_a_codec_that_does_not_say_what_it_remembers_is_refused():
 
 def test_metrics_report_the_norm_of_what_is_to_be_sent():
   tx = transforms.exchange("data", halves(), method="gather")
-  _, like = saved_like(tx, 4)
-  state = jax.tree.map(jnp.asarray, fill(like))
+  _, like = saved_like(tx, PARAMS, 4)
+  state = jax.tree.map(jnp.asarray, fill_randomly(like))
   rows = sum(
     np.square(np.asarray(a) / 2).reshape(4, -1).sum(1)
     for a in jax.tree.leaves(state.codec_state)
@@ -258,10 +235,11 @@ def test_metrics_report_the_norm_of_what_is_to_be_sent():
 
 def test_sharded_optimizers_keep_it():
   tx = transforms.sharded("data", optax.sgd(0.1), gradient_codec=halves())
-  first = fill(saved_like(tx, COUNTS[0])[1])
-  for state, workers in zip(resize_along(tx, first), COUNTS, strict=True):
-    layout, _ = saved_like(tx, workers)
-    one = checkpoint.resize(tx, state, PARAMS, layout, mesh_of(1))
+  first = fill(tx)
+  for state, workers in zip(
+    resize_all(tx, first, PARAMS, COUNTS), COUNTS, strict=True
+  ):
+    _, one = resize_all(tx, state, PARAMS, (workers, 1))
     cut, whole = one.codec_state.value
     errors = [np.ravel(a["twice"][0]) / 2 for a in cut]
     errors += [np.ravel(a.first["twice"][0]) / 2 for a in whole]

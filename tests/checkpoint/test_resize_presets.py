@@ -7,10 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AbstractMesh, Mesh
 
 import jaxmotion
 from jaxmotion import checkpoint, codecs, core, presets, transforms
+from tests.checkpoint.helpers import (
+  fill_randomly,
+  make_mesh,
+  mesh_of,
+  resize_all,
+  saved_like,
+)
 
 PARAMS = {
   "w": np.zeros((24, 24), np.float32),  # Two phases on 3 workers or more.
@@ -19,35 +25,9 @@ PARAMS = {
 COUNTS = (4, 2, 8, 3)
 
 
-def mesh_of(workers):
-  return AbstractMesh((workers,), ("data",))
-
-
-def resize_all(tx, state, counts=COUNTS, convert=None):
-  """The states of a chain for each number of workers, one after another."""
-  layouts = [checkpoint.describe_state(tx, PARAMS, mesh_of(n)) for n in counts]
-  states = [state]
-  for old, workers in zip(layouts, counts[1:], strict=False):
-    state = checkpoint.resize(
-      convert or tx, state, PARAMS, old, mesh_of(workers)
-    )
-    states.append(state)
-  return states
-
-
-def fill(tx, workers=4, seed=0):
-  """A state of this number of workers whose arrays are random."""
-  layout = checkpoint.describe_state(tx, PARAMS, mesh_of(workers))
-  mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
-  like = checkpoint.saved_like(tx, PARAMS, layout, mesh)
-  rng = np.random.default_rng(seed)
-
-  def draw(a):
-    if a.dtype == jnp.float32:
-      return rng.normal(size=a.shape).astype(np.float32)
-    return np.ones(a.shape, a.dtype)
-
-  return jax.tree.map(draw, like)
+def fill(tx):
+  """A state of four workers whose arrays are random."""
+  return fill_randomly(saved_like(tx, PARAMS, 4)[1])
 
 
 def codec_states(tx_state):
@@ -71,7 +51,7 @@ def assert_close(found, expected):
 def test_momenta_and_errors_of_dgc_keep_their_means():
   tx = presets.dgc("data", min_size=0, warmup=2)
   first = jax.tree.map(forget_second, fill(tx), is_leaf=is_momentum_of_mean)
-  states = resize_all(tx, first)
+  states = resize_all(tx, first, PARAMS, COUNTS)
   errors = [read_errors(tx, s, n) for s, n in zip(states, COUNTS, strict=True)]
   momenta = [
     [
@@ -109,8 +89,7 @@ def momentum_rows(part):
 
 def read_errors(tx, state, workers):
   """What is still to be sent, by the state that keeps only the mean."""
-  layout = checkpoint.describe_state(tx, PARAMS, mesh_of(workers))
-  one = checkpoint.resize(tx, state, PARAMS, layout, mesh_of(1))
+  _, one = resize_all(tx, state, PARAMS, (workers, 1))
   return [
     np.asarray(part.first.inner.memory.value[0], np.float64).ravel()
     for part in codec_states(one)
@@ -132,14 +111,14 @@ def test_what_ef21_has_sent_keeps_the_mean_that_all_know():
     first,
     is_leaf=is_state,
   )
-  for state in resize_all(tx, first):
+  for state in resize_all(tx, first, PARAMS, COUNTS):
     for part, old in zip(codec_states(state), codec_states(first), strict=True):
       known = np.asarray(part.first.mean.value)
       np.testing.assert_array_equal(known, old.first.mean.value)
       assert_close(mean(part.first.own), known.ravel())
   # Another codec of differences goes on from the same mean.
   other = presets.ef21_sgdm("data", codec=codecs.topk(density=0.5), min_size=0)
-  _, state = resize_all(tx, first, (4, 3), other)
+  _, state = resize_all(tx, first, PARAMS, (4, 3), other)
   for part, old in zip(codec_states(state), codec_states(first), strict=True):
     assert_close(part.first.mean.value, old.first.mean.value)
 
@@ -156,7 +135,7 @@ def test_errors_of_both_phases_of_onebit_are_kept():
       found.append(mean(part.first.own, leaf.size) + shared)
     return found
 
-  first, *others = map(outstanding, resize_all(tx, fill(tx)))
+  first, *others = map(outstanding, resize_all(tx, fill(tx), PARAMS, COUNTS))
   for found in others:
     for a, b in zip(first, found, strict=True):
       assert np.abs(a).max() > 0.1
@@ -174,7 +153,7 @@ def test_a_state_that_no_codec_of_today_continues_is_refused_by_its_name():
   ]:
     tx = transforms.exchange("data", codec)
     with pytest.raises(ValueError, match=f"`tx` must have {noun}"):
-      resize_all(tx, fill(tx), (4, 2), signs)
+      resize_all(tx, fill(tx), PARAMS, (4, 2), signs)
 
 
 def loss_fn(params, batch):
@@ -192,7 +171,7 @@ def make_local(workers, weighted):
     transforms.local_updates(
       optax.adam(0.1), outer, every=4, fragments=2, delay=1
     ),
-    Mesh(np.array(jax.devices()[:workers]), ("data",)),
+    make_mesh(workers),
     weight_fn=jnp.sum if weighted else None,
   )
 
@@ -220,7 +199,9 @@ def test_local_updates_keep_what_workers_have_changed(weighted):
   rng = np.random.default_rng(1)
   anchor = jax.tree.map(lambda a: rng.normal(size=a.shape), PARAMS)
   expected = local_sums(anchor, first)
-  for state, workers in zip(resize_all(init, first), COUNTS, strict=True):
+  for state, workers in zip(
+    resize_all(init, first, PARAMS, COUNTS), COUNTS, strict=True
+  ):
     assert jax.tree.leaves(state.params)[0].shape[0] == workers
     for kept in ("flying", "count"):
       jax.tree.map(
@@ -240,12 +221,9 @@ def test_local_updates_train_on_with_other_workers():
   init, step = make_local(4, False)
   state = init(PARAMS)
   state, _ = step(state, batch)
-  layout = checkpoint.describe_state(
-    init, PARAMS, Mesh(np.array(jax.devices()[:4]), ("data",))
-  )
+  layout = checkpoint.describe_state(init, PARAMS, make_mesh(4))
   init, step = make_local(2, False)
-  mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
-  own = checkpoint.resize(init, state.opt_state, PARAMS, layout, mesh)
+  own = checkpoint.resize(init, state.opt_state, PARAMS, layout, make_mesh(2))
   state = init(state.params)._replace(opt_state=own)
   for _ in range(4):
     state, loss = step(state, batch)
@@ -267,18 +245,10 @@ EMPTY_LEAVES = {
 def test_arrays_without_elements_are_resized(name):
   params = {"w": np.zeros(257, np.float32), "e": np.zeros((0, 3), np.float32)}
   tx = transforms.exchange("data", **EMPTY_LEAVES[name])
-  layout = checkpoint.describe_state(tx, params, mesh_of(4))
-  like = checkpoint.saved_like(
-    tx, params, layout, Mesh(np.array(jax.devices()[:1]), ("data",))
-  )
+  layout, like = saved_like(tx, params, 4)
   state = jax.tree.map(lambda a: np.ones(a.shape, a.dtype), like)
   for workers in (1, 2, 8):
-    found = checkpoint.resize(tx, state, params, layout, mesh_of(workers))
-    wanted = checkpoint.describe_state(tx, params, mesh_of(workers))
-    shapes = checkpoint.saved_like(
-      tx, params, wanted, Mesh(np.array(jax.devices()[:1]), ("data",))
-    )
-    assert core.same_shapes(found, shapes)
+    resize_all(tx, state, params, (4, workers))
     other = transforms.exchange("data", EF21_OF_TOPK)
     if name == "ef21":
       checkpoint.resize(other, state, params, layout, mesh_of(workers))

@@ -19,7 +19,7 @@ from jax.sharding import (
 import jaxmotion
 from jaxmotion import checkpoint, codecs, core, transforms
 from jaxmotion.memory import compress_state
-from tests.checkpoint.test_resize import ONE, fill_randomly, make_mesh
+from tests.checkpoint.helpers import ONE, fill_randomly, make_mesh
 
 PARAMS = {
   "p": np.zeros((25, 26), np.float32),  # Padded, whatever workers cut it.

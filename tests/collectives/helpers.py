@@ -9,17 +9,24 @@ def mesh(workers):
   return Mesh(np.array(jax.devices()[:workers]), ("data",))
 
 
-def run(fn, x, workers, out_specs=None):
+SPLIT, SAME = P("data"), P()
+
+
+def bind(fn, workers, in_specs=SPLIT, out_specs=SAME):
+  """A program that runs `fn` on each worker."""
+  specs = dict(in_specs=in_specs, out_specs=out_specs)
+  return jax.jit(jax.shard_map(fn, mesh=mesh(workers), **specs))
+
+
+def over(fn, workers, out_specs=SAME):
+  """A program that runs fn(x[worker]); x has a leading axis of workers."""
+  local = lambda x: fn(jax.tree.map(lambda a: a[0], x))
+  return bind(local, workers, out_specs=out_specs)
+
+
+def run(fn, x, workers, out_specs=SAME):
   """Runs fn(x[worker]) on each worker; x has a leading axis of workers."""
-
-  def local(x):
-    return fn(jax.tree.map(lambda a: a[0], x))
-
-  specs = P() if out_specs is None else out_specs
-  program = jax.shard_map(
-    local, mesh=mesh(workers), in_specs=P("data"), out_specs=specs
-  )
-  return jax.jit(program)(x)
+  return over(fn, workers, out_specs)(x)
 
 
 def copies(y):

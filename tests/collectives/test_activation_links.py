@@ -1,5 +1,7 @@
 """Links that carry activations forth and their gradients back."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxmotion import codecs, collectives, make_key, wire
-from tests.collectives.helpers import mesh, run
+from tests.collectives.helpers import over, run
 
 X = np.random.default_rng(2).normal(size=(4, 8, 32)).astype(np.float32)
 STAGES = [(0, 1), (1, 2), (2, 3)]
@@ -77,13 +79,8 @@ def test_a_worker_without_a_source_gets_zeros():
 @LINKS
 def test_both_directions_send_payloads(link):
   def count(fn):
-    program = jax.shard_map(
-      lambda x: loss_and_gradient(fn)(x[0])[1],
-      mesh=mesh(4),
-      in_specs=P("data"),
-      out_specs=P("data"),
-    )
-    return wire.step_bytes(jax.jit(program), X).total_bytes
+    program = over(lambda x: loss_and_gradient(fn)(x)[1], 4, P("data"))
+    return wire.step_bytes(program, X).total_bytes
 
   # A stage sends its array; of four slices a worker keeps one.
   piece, sends = (X[0], 1) if link == "permute" else (X[0, :2], 3)
@@ -100,18 +97,10 @@ def test_large_rows_of_odd_numbers_of_workers_travel_in_turns(workers):
   shape = workers, 1024 * workers, 1024
   x = np.random.default_rng(0).random(shape, np.float32)
 
-  def program(fn):
-    return jax.jit(
-      jax.shard_map(
-        lambda x: fn(x[0])[None],
-        mesh=mesh(workers),
-        in_specs=P("data"),
-        out_specs=P("data"),
-      )
-    )
-
-  ours = program(lambda x: send("all_to_all", x))
-  plain = program(PLAIN["all_to_all"])
+  ours, plain = (
+    over(lambda x, fn=fn: fn(x)[None], workers, P("data"))
+    for fn in (functools.partial(send, "all_to_all"), PLAIN["all_to_all"])
+  )
   np.testing.assert_array_equal(ours(x), plain(x))
   compiled = wire.compiled_bytes(ours.lower(x).compile())
   assert {move.op for move in compiled.moves} == {"collective_permute"}

@@ -6,7 +6,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxmotion import codecs, collectives, wire
-from tests.collectives.helpers import mesh, run
+from tests.collectives.helpers import bind, run
 from tests.compilations import compilations
 
 X = np.random.default_rng(2).normal(size=(4, 512)).astype(np.float32)
@@ -15,14 +15,12 @@ LEVELS = [codecs.uniform(bits=b) for b in (2, 4, 8)]
 
 def program(level_of=lambda level: level):
   def local(x, level):
-    y, _ = collectives.all_reduce_adaptive(
-      x[0], "data", LEVELS, level_of(level), method="gather"
+    y, _ = collectives.all_reduce(
+      x[0], "data", LEVELS, level=level_of(level), method="gather"
     )
     return y
 
-  return jax.jit(
-    jax.shard_map(local, mesh=mesh(4), in_specs=(P("data"), P()), out_specs=P())
-  )
+  return bind(local, 4, (P("data"), P()))
 
 
 def test_one_program_serves_every_level():
@@ -68,7 +66,7 @@ def test_workers_can_agree_on_the_highest():
 )
 def test_bad_levels_are_named(level, error, message):
   def local(x):
-    return collectives.all_reduce_adaptive(x, "data", LEVELS, level)[0]
+    return collectives.all_reduce(x, "data", LEVELS, level=level)[0]
 
   with pytest.raises(error, match=message):
     run(local, X, 4)
@@ -76,14 +74,14 @@ def test_bad_levels_are_named(level, error, message):
 
 def test_codecs_that_do_not_share_a_state_are_named():
   mixed = [codecs.uniform(bits=2), codecs.feedback(codecs.uniform(bits=4))]
-  with pytest.raises(ValueError, match="`codecs` must have states of the same"):
-    run(lambda x: collectives.all_reduce_adaptive(x, "data", mixed, 0)[0], X, 4)
+  with pytest.raises(ValueError, match="must have codecs with states of the"):
+    run(lambda x: collectives.all_reduce(x, "data", mixed, level=0)[0], X, 4)
 
 
 def test_under_pmap_workers_agree_instead_of_waiting_for_ever():
   f = jax.pmap(
-    lambda x, level: collectives.all_reduce_adaptive(
-      x, "data", LEVELS, level, method="gather"
+    lambda x, level: collectives.all_reduce(
+      x, "data", LEVELS, level=level, method="gather"
     )[0],
     axis_name="data",
     devices=jax.devices()[:4],

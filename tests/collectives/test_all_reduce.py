@@ -10,9 +10,14 @@ from jax.sharding import PartitionSpec as P
 
 from jaxmotion import codecs, collectives, make_key, state_specs, wire
 from jaxmotion.collectives import extend
-from jaxmotion.core import pack_worker, to_varying, unpack_worker
+from jaxmotion.core import (
+  eval_shape_in_map,
+  pack_worker,
+  to_varying,
+  unpack_worker,
+)
 from tests.codecs.table import CODECS, KINDS
-from tests.collectives.helpers import copies, mesh, run
+from tests.collectives.helpers import bind, copies, mesh, over, run
 
 RNG = np.random.default_rng(0)
 
@@ -67,19 +72,12 @@ def program(name, method, workers=4):
 
   def local(x):
     key = make_key(0, lax.axis_index("data")).fold_path("")
-    state = to_varying(codec.init(x[0]), "data")
-    payload, _ = codec.encode(x[0], state, key)
-    own = codec.decode(payload, x[0])
-    return reduce(x[0], codec, method=method), own[None]
+    state = to_varying(codec.init(x), "data")
+    payload, _ = codec.encode(x, state, key)
+    own = codec.decode(payload, x)
+    return reduce(x, codec, method=method), own[None]
 
-  return jax.jit(
-    jax.shard_map(
-      local,
-      mesh=mesh(workers),
-      in_specs=P("data"),
-      out_specs=(P(), P("data")),
-    )
-  )
+  return over(local, workers, (P(), P("data")))
 
 
 @functools.cache
@@ -156,21 +154,16 @@ def test_methods_are_chosen_by_the_number_of_workers():
 
   def ops(workers):
     x = tree(workers, size=64 * workers)["w"]
-    return {m.op for m in step_ledger(codec, x, workers, method=None).moves}
+    return {m.op for m in step_ledger(codec, x, workers).moves}
 
   # Between two, hosts gather by way of a sum.
   assert ops(2) in ({"all_gather"}, {"all_reduce"})
   assert ops(3) == {"all_to_all", "all_gather"}
 
 
-def step_ledger(codec, x, workers, method):
-  program = jax.shard_map(
-    lambda x: reduce(x[0], codec, method=method),
-    mesh=mesh(workers),
-    in_specs=P("data"),
-    out_specs=P(),
-  )
-  return wire.step_bytes(jax.jit(program), x)
+def step_ledger(codec, x, workers=4, method=None):
+  program = over(lambda x: reduce(x, codec, method=method), workers)
+  return wire.step_bytes(program, x)
 
 
 def test_no_float_travels_through_a_lossy_codec():
@@ -183,32 +176,16 @@ def test_no_float_travels_through_a_lossy_codec():
 
 def test_many_leaves_travel_in_one_collective_a_phase():
   x = {f"leaf{i}": jnp.ones((4, 1000 + i)) for i in range(7)}
-  ledger = step_ledger_tree(codecs.uniform(bits=8), x)
+  ledger = step_ledger(codecs.uniform(bits=8), x)
   assert sum(m.count for m in ledger.moves) == 2
 
 
-def step_ledger_tree(codec, x):
-  program = jax.shard_map(
-    lambda x: reduce(jax.tree.map(lambda a: a[0], x), codec),
-    mesh=mesh(4),
-    in_specs=P("data"),
-    out_specs=P(),
-  )
-  return wire.step_bytes(jax.jit(program), x)
-
-
-@pytest.mark.parametrize(
-  ("op", "codec"),
-  [("sum", codecs.identity()), ("mean", codecs.uniform(bits=8))],
-  ids=repr,
-)
-def test_weights_are_exact_shares(op, codec):
+def test_weights_are_exact_shares_of_what_a_lossy_codec_sends():
   x, w = tree(4)["w"], jnp.array([1.0, 0.0, 2.0, 5.0])
-  y = run(lambda a: reduce(a[0], codec, op=op, weight=a[1]), (x, w), 4)
-  share = w / w.sum() if op == "mean" else w
-  exact = np.asarray(share) @ np.asarray(x)
-  tolerance = 1e-6 if codec == codecs.identity() else 8 * 4 / 127
-  np.testing.assert_allclose(y, exact, atol=tolerance)
+  codec = codecs.uniform(bits=8)
+  y = run(lambda a: reduce(a[0], codec, weight=a[1]), (x, w), 4)
+  exact = np.asarray(w / w.sum()) @ np.asarray(x)
+  np.testing.assert_allclose(y, exact, atol=8 * 4 / 127)
 
 
 def test_the_gradient_is_the_uncompressed_collectives():
@@ -253,37 +230,25 @@ def test_local_feedback_sends_everything_in_the_end():
 
 def stepper(codec, x, method="gather"):
   """step(x, state) -> (mean, state), jitted over 4 workers."""
-  shapes = []
-
-  def init(x):
-    state = collectives.all_reduce_init(x[0], "data", codec, method=method)
-    shapes.append(jax.tree.map(jax.typeof, pack_worker(state)))
-    return jnp.zeros(())
-
-  sm = dict(mesh=mesh(4))
-  jax.eval_shape(
-    jax.shard_map(init, in_specs=P("data"), out_specs=P(), **sm), x
-  )
-  specs = state_specs(shapes[0], "data")
 
   def fresh(x):
     return pack_worker(
-      collectives.all_reduce_init(x[0], "data", codec, method=method)
+      collectives.all_reduce_init(x, "data", codec, method=method)
     )
 
-  first = jax.jit(
-    jax.shard_map(fresh, in_specs=P("data"), out_specs=specs, **sm)
-  )(x)
+  options = dict(mesh=mesh(4), in_specs=P("data"))
+  like = eval_shape_in_map(lambda x: fresh(x[0]), options, x)
+  specs = state_specs(like, "data")
+  first = run(fresh, x, 4, specs)
 
-  @jax.jit
-  @jax.shard_map(in_specs=(P("data"), specs), out_specs=(P(), specs), **sm)
   def step(x, state):
     y, s = collectives.all_reduce(
       x[0], "data", codec, state=unpack_worker(state), method=method
     )
     return y, pack_worker(s)
 
-  return lambda x, state: step(x, first if state is None else state)
+  program = bind(step, 4, (P("data"), specs), (P(), specs))
+  return lambda x, state: program(x, first if state is None else state)
 
 
 def test_global_feedback_gives_the_same_sum_with_its_own_memory():
@@ -441,12 +406,7 @@ def test_empty_and_scalar_leaves_are_reduced_too(method):
   }
   codec = codecs.feedback(codecs.uniform(bits=8))
 
-  def reduce(x):
-    state = collectives.all_reduce_init(x, "data", codec, method=method)
-    y, _ = collectives.all_reduce(x, "data", codec, state=state, method=method)
-    return y
-
-  y = run(reduce, x, 3)
+  y = run(lambda x: reduce(x, codec, method=method), x, 3)
   assert y["none"].shape == (0,)
   np.testing.assert_allclose(y["one"], 1.0, rtol=2.0**-7)
   np.testing.assert_allclose(y["w"], 1.0, rtol=2.0**-14)
@@ -461,11 +421,8 @@ def test_empty_leaves_stand_beside_sums_that_are_sent_in_halves(
   leaves = [large, large, large]
   empty = jax.ShapeDtypeStruct((0, 3), "float32")
   leaves.insert({"first": 0, "middle": 1, "last": 3}[places], empty)
-  program = jax.shard_map(
-    lambda x: collectives.all_reduce(x, "data")[0],
-    mesh=mesh(workers),
-    in_specs=P(),
-    out_specs=P(),
+  program = bind(
+    lambda x: collectives.all_reduce(x, "data")[0], workers, in_specs=P()
   )
   shapes = [a.shape for a in jax.eval_shape(program, leaves)]
   assert shapes == [a.shape for a in leaves]
@@ -479,11 +436,11 @@ def test_empty_leaves_stand_beside_sums_that_are_sent_in_halves(
   ids=["no_leaves", "an_empty_leaf"],
 )
 def test_nothing_to_reduce_is_nothing_sent(x):
-  assert step_ledger_tree(codecs.identity(), x).total_bytes == 0
+  assert step_ledger(codecs.identity(), x).total_bytes == 0
   codec = codecs.feedback(codecs.uniform(bits=8))
   one = jax.tree.map(lambda a: a[0], x)
   scales = 3 * wire.payload_bytes(codec, one)
-  assert step_ledger_tree(codec, x).total_bytes == scales
+  assert step_ledger(codec, x).total_bytes == scales
 
 
 @dataclasses.dataclass(frozen=True)
@@ -505,7 +462,6 @@ def test_fresh_state_is_of_the_dtype_that_is_encoded(method):
   codec = last_array()
 
   def local(x):
-    x = x[0]
     call = functools.partial(
       collectives.all_reduce, x, "data", codec, method=method
     )
@@ -513,8 +469,5 @@ def test_fresh_state_is_of_the_dtype_that_is_encoded(method):
     _, state = call(state=state)
     return call(state=state)[0]
 
-  program = jax.shard_map(
-    local, mesh=mesh(4), in_specs=P("data"), out_specs=P()
-  )
   like = jax.ShapeDtypeStruct((4, 512), jnp.bfloat16)
-  assert jax.eval_shape(program, like).dtype == jnp.bfloat16
+  assert jax.eval_shape(over(local, 4), like).dtype == jnp.bfloat16

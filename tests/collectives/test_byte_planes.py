@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxmotion import codecs, collectives, controllers, wire
 from jaxmotion.core import to_varying
-from tests.collectives.helpers import copies, mesh, run
+from tests.collectives.helpers import bind, copies, run
 from tests.compilations import compilations
 
 EDGES = np.uint32(
@@ -47,11 +47,7 @@ def program(op, workers, **options):
     own = jax.tree.map(lambda a: a[0], x)
     return collective(own, "data", level, **options)
 
-  return jax.jit(
-    jax.shard_map(
-      local, mesh=mesh(workers), in_specs=(P("data"), P()), out_specs=P()
-    )
-  )
+  return bind(local, workers, (P("data"), P()))
 
 
 @functools.cache
@@ -255,10 +251,9 @@ def sharded_step():
     return params, opt_state, CONTROLLER.update(norms(params), control)
 
   specs = (P("data"), P("data"), P())
-  bind = functools.partial(jax.shard_map, mesh=mesh(4), out_specs=specs)
   return (
-    jax.jit(bind(init, in_specs=P("data"))),
-    jax.jit(bind(step, in_specs=(specs, P("data"), P("data")))),
+    bind(init, 4, out_specs=specs),
+    bind(step, 4, (specs, P("data"), P("data")), specs),
   )
 
 

@@ -7,7 +7,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import codecs, transforms
-from tests.collectives.helpers import mesh
+from tests.collectives.helpers import bind, mesh
 
 
 def test_hashes_of_keys_are_compiled_outside_of_loops():
@@ -20,14 +20,7 @@ def test_hashes_of_keys_are_compiled_outside_of_loops():
   tx = jaxmotion.exchange("data", codec)
   state = transforms.init_state(tx, jnp.zeros((64, 64)), mesh(4))
   specs = jaxmotion.state_specs(state, "data")
-  update = jax.jit(
-    jax.shard_map(
-      lambda grads, state: tx.update(grads, state),
-      mesh=mesh(4),
-      in_specs=(P("data"), specs),
-      out_specs=(P(), specs),
-    )
-  )
+  update = bind(tx.update, 4, (P("data"), specs), (P(), specs))
   mean = np.asarray(grads).reshape(4, 64, 64).mean(0)
   error = np.linalg.norm(update(grads, state)[0] - mean)
   assert error < 0.3 * np.linalg.norm(mean)

@@ -16,7 +16,7 @@ from jaxmotion import codecs, collectives, wire
 from jaxmotion.codecs import Laws, Message, MultiRoundCodec, Reduced
 from jaxmotion.collectives._rounds import Round, run_rounds, schedule_rounds
 from jaxmotion.core import make_key
-from tests.collectives.helpers import copies, mesh, run
+from tests.collectives.helpers import bind, copies, run
 
 RNG = np.random.default_rng(0)
 
@@ -79,23 +79,24 @@ CODECS = {
 
 
 def test_rounds_share_collectives_and_wait_for_those_that_come_later():
-  assert schedule_rounds([]) == []
-  assert schedule_rounds([("sum",), ("gather",), ("all_to_all", "gather")]) == [
+  assert schedule_rounds(()) == ()
+  kinds = ("sum",), ("gather",), ("all_to_all", "gather")
+  assert schedule_rounds(kinds) == (
     Round("all_to_all", (2,)),
     Round("gather", (1, 2)),
     Round("sum", (0,)),
-  ]
+  )
   # One that needs fewer sums takes part in the last.
-  assert schedule_rounds([("sum", "sum"), ("sum",)]) == [
+  assert schedule_rounds((("sum", "sum"), ("sum",))) == (
     Round("sum", (0,)),
     Round("sum", (0, 1)),
-  ]
+  )
   # What comes after need not be waited for.
-  assert schedule_rounds([("sum", "gather"), ("sum",), ("gather",)]) == [
+  assert schedule_rounds((("sum", "gather"), ("sum",), ("gather",))) == (
     Round("sum", (0, 1)),
     Round("gather", (0, 2)),
-  ]
-  crossed = schedule_rounds([("gather", "sum"), ("sum", "gather")])
+  )
+  crossed = schedule_rounds((("gather", "sum"), ("sum", "gather")))
   assert [kind for kind, _ in crossed] == ["gather", "sum", "gather"]
 
 
@@ -154,9 +155,7 @@ def test_what_is_sent_is_what_the_rounds_say_on_any_number(workers):
     state = collectives.all_reduce_init(x, "data", MIXED)
     return collectives.all_reduce(x, "data", MIXED, state=state)[0]
 
-  program = jax.jit(
-    jax.shard_map(local, mesh=mesh(workers), in_specs=P("data"), out_specs=P())
-  )
+  program = bind(local, workers)
   compiled = program.lower(x).compile()
   y = compiled(x)
   mean = x["k"].mean(0)

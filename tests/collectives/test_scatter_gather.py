@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxmotion import codecs, collectives, make_key, wire
 from tests.codecs.table import CODECS, KINDS
-from tests.collectives.helpers import copies, mesh, run
+from tests.collectives.helpers import copies, over, run
 
 X = np.random.default_rng(1).normal(size=(4, 8, 6)).astype(np.float32)
 UNCOMPRESSED = {
@@ -33,9 +33,14 @@ PAIRS = pytest.mark.parametrize(
 )
 
 
+def init(op, x, codec):
+  one = "all_gather" if op == "all_gather" else "reduce_scatter"
+  return getattr(collectives, f"{one}_init")(x, "data", codec)
+
+
 def ours(op, codec):
   def call(x):
-    state = getattr(collectives, f"{op}_init")(x, "data", codec)
+    state = init(op, x, codec)
     key = make_key(0, lax.axis_index("data"))
     collective = getattr(collectives, op)
     return collective(x, "data", codec, state=state, key=key)[0]
@@ -45,14 +50,7 @@ def ours(op, codec):
 
 @functools.cache
 def program(op, codec):
-  return jax.jit(
-    jax.shard_map(
-      lambda x: ours(op, codec)(x[0]),
-      mesh=mesh(4),
-      in_specs=P("data"),
-      out_specs=OUT[op],
-    )
-  )
+  return over(ours(op, codec), 4, OUT[op])
 
 
 @functools.cache
@@ -136,7 +134,7 @@ def test_error_memory_works_in_every_collective():
   for op in UNCOMPRESSED:
 
     def twice(x, op=op):
-      state = getattr(collectives, f"{op}_init")(x, "data", codec)
+      state = init(op, x, codec)
       collective = getattr(collectives, op)
       a, state = collective(x, "data", codec, state=state)
       b, _ = collective(x, "data", codec, state=state)

@@ -21,12 +21,12 @@ def flat(x, w):
 
 def adaptive(x, w):
   levels = [codecs.identity()]
-  reduce = collectives.all_reduce_adaptive
-  return reduce(x[0], "data", levels, 0, weight=w[0])[0]
+  reduce = collectives.all_reduce
+  return reduce(x[0], "data", levels, level=0, weight=w[0])[0]
 
 
 def hierarchical(x, w):
-  reduce = collectives.all_reduce_hierarchical
+  reduce = collectives.all_reduce
   return reduce(x[0], AXES, weight=w[0])[0]
 
 

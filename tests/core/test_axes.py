@@ -83,4 +83,4 @@ def test_functions_of_axes_know_those_of_hosts_and_devices():
 
 def test_a_collective_without_hosts_refuses_them():
   with pytest.raises(TypeError, match="`axis_name` must be the name of a mesh"):
-    jaxmotion.collectives.all_reduce(jax.numpy.ones(3), AXES)
+    jaxmotion.collectives.all_gather(jax.numpy.ones(3), AXES)

@@ -11,8 +11,8 @@ from jax.sharding import AxisType
 
 import jaxmotion
 from jaxmotion import codecs
-from jaxmotion.hosts import Sender, _sending, _stages, _swap_bytes
-from jaxmotion.hosts._swap_bytes import measure_swap_bytes
+from jaxmotion.hosts import Sender, _sending, _staged_step, _stages
+from jaxmotion.hosts._staged_step import measure_swap_bytes
 from tests.transforms import worker
 
 WIDTH = 64
@@ -31,7 +31,7 @@ def loss_fn(params, batch):
 
 
 def train(mesh, codec, overlap, swap_bytes=0.0):
-  _swap_bytes.measure_swap_bytes = lambda *_: swap_bytes
+  _staged_step.measure_swap_bytes = lambda *_: swap_bytes
   # Products with powers of two are exact, however XLA fuses them.
   tx = optax.chain(jaxmotion.exchange("data", codec), optax.sgd(0.125, 0.5))
   init, step = jaxmotion.make_train_step(loss_fn, tx, mesh, overlap=overlap)

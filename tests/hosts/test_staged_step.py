@@ -1,5 +1,7 @@
 """Steps of several programs, which send while they compute."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,8 +18,8 @@ from jaxmotion.hosts import (
   _staged_step,
   mark_computed,
 )
-from jaxmotion.hosts._stages import cut_at_collectives
 from tests.hosts import staged_worker
+from tests.hosts.test_stages import run_cut
 from tests.transforms.test_processes import run_in_processes
 
 RNG = np.random.default_rng(0)
@@ -80,20 +82,12 @@ def test_the_programs_of_a_step_compute_its_bits(
 ):
   _, init, step = make_step(workers, codec, tail, kind)
   args = (init(PARAMS), BATCH)
-  traced = jax.make_jaxpr(step)(*args, sending=Sending(3))
-  stages = cut_at_collectives(traced)
-  found = sum(program.sends for program in stages.programs)
-  assert found == count
-  leaves = jax.tree.leaves(args)
-  arrays = dict(zip(stages.inputs, leaves, strict=True)) | stages.constants
-  for program in stages.programs:
-    made = jax.jit(program.run)(*[arrays[i] for i in program.reads])
-    arrays.update(zip(program.makes, made, strict=True))
-  expected = jax.tree.leaves(step(*args))
+  found, kinds, _ = run_cut(functools.partial(step, sending=Sending(3)), *args)
+  assert kinds.count("s") == count
   # XLA fuses products and sums of factors in other ways, and rounds otherwise.
   rtol = 1e-6 if isinstance(codec, codecs.low_rank) else 0
-  for i, leaf in zip(stages.outputs, expected, strict=True):
-    np.testing.assert_allclose(arrays[i], leaf, rtol=rtol, atol=rtol / 100)
+  for a, b in zip(found, jax.tree.leaves(step(*args)), strict=True):
+    np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol / 100)
 
 
 def test_processes_compute_the_bits_of_one_program():
@@ -175,23 +169,17 @@ def test_a_delayed_gradient_is_sent_before_the_next_one_is_computed(mean_loss):
     loss_fn, jaxmotion.delayed(tx), mesh, donate=False, mean_loss=mean_loss
   )
   args = (init(PARAMS), BATCH)
-  traced = jax.make_jaxpr(step)(*args, sending=Sending(3))
-  stages = cut_at_collectives(traced)
-  arrays = dict(zip(stages.inputs, jax.tree.leaves(args), strict=True))
-  arrays |= stages.constants
-  kinds = ""
-  for program in stages.programs:
-    reads = [arrays[i] for i in program.reads]
-    jaxpr = str(jax.make_jaxpr(program.run)(*reads))
-    kinds += "s" if program.sends else "m" if "dot_general" in jaxpr else "c"
-    made = jax.jit(program.run)(*reads)
-    arrays.update(zip(program.makes, made, strict=True))
+  found, _, stages = run_cut(functools.partial(step, sending=Sending(3)), *args)
+  names = [{node.step.name for node in p.nodes} for p in stages.programs]
+  kinds = "".join(
+    "s" if program.sends else "m" if "dot_general" in own else "c"
+    for program, own in zip(stages.programs, names, strict=True)
+  )
   # The forward pass is before the loss is sent, the backward pass behind it.
   assert kinds == ("cscscsmsmcccc" if mean_loss else "cscscsmccc")
-  expected = jax.tree.leaves(step(*args))
-  for i, leaf in zip(stages.outputs, expected, strict=True):
+  for a, b in zip(found, jax.tree.leaves(step(*args)), strict=True):
     # XLA fuses a gradient that is computed alone in other ways.
-    np.testing.assert_allclose(arrays[i], leaf, rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7)
 
 
 def test_what_the_next_step_needs_does_not_wait_for_a_flight():

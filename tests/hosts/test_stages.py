@@ -26,7 +26,8 @@ def mapped(fun, outs, check_vma=True):
 def run_cut(fun, *args, cut=cut_at_collectives):
   """Results of a function's programs, and what each of them is."""
   stages = cut(jax.make_jaxpr(fun)(*args))
-  arrays = dict(zip(stages.inputs, args, strict=True)) | stages.constants
+  leaves = jax.tree.leaves(args)
+  arrays = dict(zip(stages.inputs, leaves, strict=True)) | stages.constants
   for program in stages.programs:
     made = jax.jit(program.run)(*[arrays[i] for i in program.reads])
     arrays.update(zip(program.makes, made, strict=True))

@@ -179,8 +179,8 @@ def test_bytes_of_hosts_and_their_devices_are_those_of_the_trace(
 
   def body(x):
     kind = codec or codecs.identity()
-    state = collectives.all_reduce_hierarchical_init(x, axes, kind)
-    return collectives.all_reduce_hierarchical(
+    state = collectives.all_reduce_init(x, axes, kind)
+    return collectives.all_reduce(
       x, axes, codec, state=state, key=make_key(0, 1)
     )[0]
 

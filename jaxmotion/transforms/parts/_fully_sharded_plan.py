@@ -398,8 +398,5 @@ def average_whole(plan: ShardPlan, grads: PyTree) -> PyTree:
   whole = _shard_layout.select_whole(grads, plan.cuts)
   if not jax.tree.leaves(whole):
     return grads
-  if isinstance(plan.axis_name, core.HostAxes):
-    means, _ = collectives.all_reduce_hierarchical(whole, plan.axis_name)
-  else:
-    means, _ = collectives.all_reduce(whole, plan.axis_name)
+  means, _ = collectives.all_reduce(whole, plan.axis_name)
   return plan.join_leaves(plan.select_cut(jax.tree.leaves(grads)), means, grads)

@@ -1,0 +1,51 @@
+"""States of some numbers of workers, filled and resized."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
+
+from jaxmotion import checkpoint, core
+
+
+def make_mesh(workers):
+  return Mesh(np.array(jax.devices()[:workers]), ("data",))
+
+
+def mesh_of(workers):
+  """A mesh without devices."""
+  return AbstractMesh((workers,), ("data",))
+
+
+ONE = mesh_of(1)
+
+
+def saved_like(tx, params, workers):
+  """The layout of a state, and its shapes."""
+  layout = checkpoint.describe_state(tx, params, mesh_of(workers))
+  return layout, checkpoint.saved_like(tx, params, layout, make_mesh(1))
+
+
+def fill_randomly(tree, seed=0):
+  """Gives every float of a tree a random value, and counts the value 1."""
+  rng = np.random.default_rng(seed)
+
+  def fill(a):
+    if jnp.issubdtype(a.dtype, jnp.floating):
+      return rng.normal(size=a.shape).astype(a.dtype)
+    return np.ones(a.shape, a.dtype)
+
+  return jax.tree.map(fill, tree)
+
+
+def resize_all(tx, state, params, counts, into=None):
+  """The states for each number of workers, one after another."""
+  states, into = [state], into or tx
+  for old, new in itertools.pairwise(counts):
+    layout, _ = saved_like(tx, params, old)
+    state = checkpoint.resize(into, state, params, layout, mesh_of(new))
+    assert core.same_shapes(state, saved_like(into, params, new)[1])
+    states.append(state)
+  return states

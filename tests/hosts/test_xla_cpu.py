@@ -1,0 +1,177 @@
+"""Values that are written apart, in place, or in an order."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AbstractDevice, AbstractMesh
+
+from jaxmotion.core import _compat, varying_axes
+from jaxmotion.hosts import schedule_after, update_in_place, write_apart
+from tests.collectives.helpers import mesh
+
+X = np.random.default_rng(0).normal(size=(64, 512)).astype(np.float32)
+
+
+def add(x, target, spent, count):
+  return update_in_place(lambda v, s: x + v * s["scale"], target, spent, count)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2**31 - 1])
+@pytest.mark.parametrize("wrap", [jax.jit, lambda f: f], ids=["jit", "eager"])
+def test_the_result_is_that_of_one_call_whatever_the_count(wrap, count):
+  spent = {"scale": jnp.float32(2)}
+  y = wrap(add)(X, jnp.ones_like(X), spent, jnp.int32(count))
+  np.testing.assert_array_equal(y, X + 2)
+
+
+def test_it_can_be_vmapped():
+  scale = jnp.arange(3.0)
+  y = jax.vmap(add)(
+    jnp.zeros((3, 2)), jnp.ones((3, 2)), {"scale": scale}, jnp.arange(3)
+  )
+  np.testing.assert_array_equal(y, scale[:, None] * jnp.ones((3, 2)))
+
+
+def test_trees_are_updated_too():
+  a, b = update_in_place(
+    lambda t, _: (t[0] + t[1], t[0] - t[1]),
+    (jnp.float32(3), jnp.float32(1)),
+    (),
+    jnp.int32(0),
+  )
+  assert (a, b) == (4, 2)
+
+
+def test_an_expression_that_several_read_is_computed_once_and_in_place():
+  # A donated array, a cheap update of it, and three readers of the update.
+  # XLA:CPU alone computes the update three times, so it copies the array first.
+  def temp_bytes(update):
+    def step(target, x, scale, count):
+      v = update(x, target[0], {"scale": scale}, count)
+      return v[None], (v.reshape(8, -1) > 0), jnp.where(v > 1, v, 0)[:, :8]
+
+    shapes = [
+      jax.ShapeDtypeStruct(shape, dtype)
+      for shape, dtype in (
+        ((1, *X.shape), X.dtype),
+        (X.shape, X.dtype),
+        ((), jnp.float32),
+        ((), jnp.int32),
+      )
+    ]
+    compiled = jax.jit(step, donate_argnums=0).lower(*shapes).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+  assert temp_bytes(add) < X.nbytes / 8
+  assert temp_bytes(lambda x, v, s, _: x + v * s["scale"]) >= X.nbytes
+
+
+def trace_on(platform):
+  """Returns how often a function is traced in a program of such devices."""
+  traced = []
+  device = AbstractDevice(platform, None, platform)
+  mesh = AbstractMesh((1,), ("x",), abstract_device=device)
+
+  def double(x, spent):
+    traced.append(spent)
+    return 2 * x
+
+  with jax.sharding.use_abstract_mesh(mesh):
+    text = str(
+      jax.make_jaxpr(lambda x, n: update_in_place(double, x, (), n))(X, 1)
+    )
+  return len(traced), "while" in text, "cond[" in text
+
+
+def test_where_the_platform_is_known_its_function_alone_is_traced(monkeypatch):
+  assert trace_on("cpu") == (1, True, False)
+  assert trace_on("tpu") == (1, False, False)
+  monkeypatch.setattr(_compat, "_own_platforms", lambda: {"cpu", "tpu"})
+  both = jax.make_jaxpr(
+    lambda x, n: update_in_place(lambda x, _: 2 * x, x, (), n)
+  )
+  assert "cond[" in str(both(X, 1))
+
+
+@pytest.mark.parametrize("wrap", [jax.jit, lambda f: f], ids=["jit", "eager"])
+def test_the_result_is_that_of_a_call_on_trees_too(wrap):
+  twice = wrap(lambda t: write_apart(lambda t: {"y": t["x"] * 2}, t))
+  np.testing.assert_array_equal(twice({"x": X})["y"], X * 2)
+
+
+def test_it_can_be_vmapped_and_closes_over_arrays():
+  scale = jnp.arange(64.0)
+  f = lambda x, s: write_apart(lambda x: x * s + scale[0], x)
+  np.testing.assert_array_equal(jax.vmap(f)(X, scale), X * scale[:, None])
+
+
+def test_its_reader_finds_the_value_in_memory():
+  def count_calls(compute):
+    f = jax.jit(lambda p, x: p - compute(lambda x: jnp.where(x > 0, x, 1), x))
+    return f.lower(X, X).compile().as_text().count(" call(")
+
+  # The call of `jnp.where` inside is inlined.
+  assert count_calls(lambda fn, x: fn(x)) == 0
+  assert count_calls(write_apart) == 1
+
+
+VALUES = np.array([-0.0, 1.0, np.nan, np.inf, 1e-42], np.float32)
+
+
+@pytest.mark.parametrize("token", [0.0, -1.0, np.nan, np.inf])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint16", "int32"])
+def test_no_bit_changes_whatever_the_token(dtype, token):
+  x = jnp.asarray(VALUES if "float" in dtype else range(5), dtype)
+  y = jax.jit(schedule_after)(x, jnp.full((3, 2), token))
+  assert y.dtype == x.dtype
+  assert np.asarray(y).tobytes() == np.asarray(x).tobytes()
+
+
+@pytest.mark.parametrize("token", ["uint8", "int32", "bfloat16", "float16"])
+def test_a_token_may_have_any_dtype(token):
+  y = jax.jit(schedule_after)(jnp.ones((2, 2)), jnp.ones(3, token))
+  np.testing.assert_array_equal(y, 1)
+
+
+def all_reduces(ordered):
+  """All-reduces in a compiled program that sums two arrays over workers."""
+
+  def f(x, y):
+    a = lax.psum(x, "data")
+    return a, lax.psum(schedule_after(y, a) if ordered else y, "data")
+
+  specs = dict(in_specs=jax.P("data"), out_specs=jax.P())
+  program = jax.jit(jax.shard_map(f, mesh=mesh(2), **specs))
+  text = program.lower(jnp.ones((2, 8)), jnp.ones((2, 8))).compile().as_text()
+  return text.count(" all-reduce(")
+
+
+def test_ordered_sums_are_not_combined():
+  assert all_reduces(ordered=False) == 1
+  assert all_reduces(ordered=True) == 2
+
+
+def test_the_type_is_that_of_the_value_and_not_of_the_token():
+  seen = []
+
+  def f(x, y):
+    total = lax.psum(x, "data")
+    seen.append(
+      (
+        varying_axes(schedule_after(total, y)),
+        varying_axes(schedule_after(y, total)),
+      )
+    )
+    return schedule_after(total, y)
+
+  specs = dict(in_specs=jax.P("data"), out_specs=jax.P())
+  jax.jit(jax.shard_map(f, mesh=mesh(2), **specs))(jnp.ones(4), jnp.ones(4))
+  assert seen[0] == (frozenset(), frozenset({"data"}))
+
+
+@pytest.mark.parametrize(("size", "token"), [(0, 3), (3, 0), (0, 0)])
+def test_without_an_element_there_is_nothing_to_wait_for(size, token):
+  y = jax.jit(schedule_after)(jnp.ones(size), jnp.ones(token))
+  np.testing.assert_array_equal(y, np.ones(size))
