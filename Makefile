@@ -16,7 +16,8 @@ LIMIT := --timeout=300 --timeout-method=thread --max-worker-restart=0
 # take 4.0 s of CPU time to import jaxmotion, JAX and optax instead of 1.3.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test pytest lint types codecs kernels compile-kernels hosts docs release-check newest clean
+.PHONY: train test pytest test-slow lint types codecs kernels compile-kernels hosts \
+  docs release-check newest clean
 
 # Train digits under six exchanges; print a table, write rows and a plot to
 # results/. ARGS="--config=configs/bytes_lm.py" chooses another configuration.
@@ -24,13 +25,17 @@ train: $(VENV)/installed
 	$(RUN) -m experiments.train --json=results/train.jsonl \
 	  --plot=results/train.png $(ARGS)
 
-# Run all checks: lint, then types beside doctests and tests.
+# Run all checks but the slow tests: lint, then types beside doctests and tests.
 test: lint
 	$(MAKE) --jobs=2 types pytest
 
-# Run doctests and tests.
+# Run doctests and tests, but for those that bear the mark `slow`.
 pytest: $(VENV)/installed
-	$(RUN) -m pytest -n $(WORKERS) $(TOGETHER) $(LIMIT) $(ARGS)
+	$(RUN) -m pytest -n $(WORKERS) $(TOGETHER) $(LIMIT) -m 'not slow' $(ARGS)
+
+# Run the slow tests: jobs that are killed, limited links, long training.
+test-slow: $(VENV)/installed
+	$(RUN) -m pytest -n $(WORKERS) $(TOGETHER) $(LIMIT) -m slow tests $(ARGS)
 
 # Check format and style.
 lint: $(VENV)/installed
@@ -91,7 +96,7 @@ newest:
 	  --upgrade-strategy eager -e '.[test]'
 	.venv-newest/bin/python -c "import jax; print('JAX', jax.__version__)"
 	.venv-newest/bin/python -m pytest -n $(WORKERS) $(TOGETHER) $(LIMIT) \
-	  --ignore=tests/experiments tests jaxmotion
+	  -m 'not slow' --ignore=tests/experiments tests jaxmotion
 
 $(VENV)/installed: pyproject.toml
 	@echo 'Install into $(VENV): some minutes, without a word from pip.'

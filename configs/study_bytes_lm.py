@@ -9,7 +9,7 @@ results.
 
 from ml_collections import ConfigDict
 
-from experiments.study.base_config import study_config
+from experiments.study.cases import study_config
 from experiments.train.base_config import text_config
 
 

@@ -18,7 +18,7 @@ from experiments.common import records
 from experiments.hetero import plot as hetero
 from experiments.hosts import plot as hosts
 from experiments.perfmodel import plot as perfmodel
-from experiments.residuals import frontier_plot, plot as residuals
+from experiments.residuals import plot as residuals
 from experiments.study import plot as study
 from experiments.train import plot as train
 
@@ -30,7 +30,7 @@ FIGURES: dict[str, Callable[[Sequence[Any], Any], None]] = {
   "perfmodel_scaling": perfmodel.plot_scaling,
   "perfmodel_validate": perfmodel.plot_validation,
   "residuals": residuals.save_plot,
-  "residuals_compare": frontier_plot.save_plot,
+  "residuals_compare": residuals.save_frontiers,
   "study*": study.save_plot,
   "train_digits": train.save_plot,
 }

@@ -34,9 +34,7 @@ from experiments.common import console, records, shared_flags, tables
 from jaxmotion import codecs, wire
 
 _COMMIT = flags.DEFINE_string("commit", None, "Commit; that of git by default.")
-_REPEATS = flags.DEFINE_integer(
-  "repeats", 5, "Interleaved repeats.", 1, allow_override=True
-)
+_REPEATS = shared_flags.define_repeats(5)
 _JSON = shared_flags.define_rows()
 
 _IMPORTS = {
@@ -115,21 +113,10 @@ def make_rows(
       if case == baseline:
         continue
       ratios = [a / b for a, b in zip(own, times[baseline], strict=True)]
-      noise = statistics.stdev(ratios) if len(ratios) > 1 else None
-      rows.append(
-        records.Row(
-          f"history_{date}_{commit}",
-          case,
-          metric,
-          statistics.median(ratios),
-          "x",
-          None,
-          None,
-          noise,
-          records.describe_machine(),
-          jax.__version__,
-        )
-      )
+      noise = records.find_spread(ratios)
+      ratio = records.Measured(statistics.median(ratios), "x", noise)
+      name = f"history_{date}_{commit}"
+      rows.append(records.make_row(name, case, metric, ratio))
   return rows
 
 
@@ -144,18 +131,11 @@ def summary_table(rows: Sequence[records.Row]) -> tables.Table:
       for row in rows
       if (row.metric, row.case) == (metric, case)
     }
-    cells = [_format_cell(own.get(commit)) for commit in commits]
+    cells = [tables.format_noise(own[c]) if c in own else "" for c in commits]
     lines.append([metric, case, *cells])
   names = [commit.removeprefix("history_") for commit in commits]
   header = ("ratio", "case", *(name.replace("_", " ") for name in names))
   return tables.Table(header, lines, text_columns=(0, 1))
-
-
-def _format_cell(row: records.Row | None) -> str:
-  if row is None:
-    return ""
-  noise = "" if row.noise is None else f" ± {row.noise:.2f}"
-  return f"{float(row.value):.2f}{noise}"
 
 
 def _find_commit() -> str:
@@ -190,8 +170,7 @@ def main() -> None:
   )
   rows = [r for r in known if not r.experiment.endswith(f"_{commit}")] + rows
   console.make_console().print(summary_table(rows).to_console())
-  if _JSON.value:
-    records.write_rows(_JSON.value, rows)
+  records.write_rows(_JSON.value, rows)
 
 
 if __name__ == "__main__":

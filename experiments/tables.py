@@ -11,18 +11,18 @@ from collections.abc import Callable, Sequence
 from absl import app
 
 from experiments import history
-from experiments.activations import tables as activations
+from experiments.activations import rows as activations
 from experiments.codecs import tables as codecs
 from experiments.common import records, tables
-from experiments.gpu import tables as gpu
-from experiments.hetero import tables as hetero
-from experiments.hosts import tables as hosts
+from experiments.gpu import jobs as gpu
+from experiments.hetero import rows as hetero
+from experiments.hosts import rows as hosts
 from experiments.kernels import tables as kernels
-from experiments.planner import tables as planner
+from experiments.planner import rows as planner
 from experiments.residuals import tables as residuals
-from experiments.study import tables as study
-from experiments.train import tables as train
-from experiments.weights import tables as weights
+from experiments.study import rows as study
+from experiments.train import rows as train
+from experiments.weights import rows as weights
 
 _SUMMARIES: dict[str, Callable[[Sequence[records.Row]], tables.Table]] = {
   "activations": activations.summary_table,

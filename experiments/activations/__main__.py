@@ -16,8 +16,7 @@ value; the other codes are lossless.
 
 from absl import flags
 
-from experiments.activations import run, tables
-from experiments.activations.rows import make_rows
+from experiments.activations import measure, rows as activations_rows
 from experiments.common import list_flags, records, shared_flags
 from experiments.common.console import make_console
 from experiments.models import training
@@ -36,7 +35,7 @@ _LOOKS = list_flags.define_numbers(
   [0, 5, 15, 40, 120],
   "Steps at which to measure; they ascend.",
   low=0,
-  check=run.check_steps,
+  check=measure.check_steps,
 )
 _BATCH = flags.DEFINE_integer(
   "batch", 32, "Images in a batch.", 1, allow_override=True
@@ -51,7 +50,7 @@ _PLOT = shared_flags.define_plot()
 def main() -> None:
   """Measures the networks, prints tables, writes rows and a plot."""
   console = make_console()
-  measured = run.measure_networks(
+  measured = measure.measure_networks(
     _NETS.value,
     data=_DATA.value,
     image=_IMAGE.value,
@@ -60,11 +59,10 @@ def main() -> None:
     seed=_SEED.value,
     console=console,
   )
-  rows = make_rows(measured)
-  console.print(tables.ratio_table(rows).to_console())
-  console.print(tables.gain_table(rows).to_console())
-  if _JSON.value:
-    records.write_rows(_JSON.value, rows)
+  rows = activations_rows.make_rows(measured)
+  console.print(activations_rows.ratio_table(rows).to_console())
+  console.print(activations_rows.gain_table(rows).to_console())
+  records.write_rows(_JSON.value, rows)
   if _PLOT.value:
     from experiments.activations.plot import save_plot  # Imports matplotlib.
 

@@ -15,6 +15,24 @@ import numpy as np
 from jaxmotion import codecs, wire
 from jaxmotion.core import Array
 
+PUBLISHED_CODE = "zvc32"
+"""Code that cDMA's authors publish ratios of."""
+OURS = "zero_value_bf16"
+"""Smallest code that `jaxmotion.codecs` has for activations."""
+
+CODES = {
+  "rle_nhwc": "run-length, channels last",
+  "rle_nchw": "run-length, channels first",
+  PUBLISHED_CODE: "cDMA's zero-value code, 32-bit words",
+  "zvc16": "the same, bf16 words",
+  "zero_value_nhwc": "zero_value, float32, tiles of neighbors",
+  "zero_value": "zero_value, float32, spread tiles",
+  OURS: "zero_value, bf16 words, spread tiles",
+  "planes_zlib": "mask and byte planes under zlib, on the host",
+}
+"""Description of each code; the last is for a host, as a reference."""
+
+
 TILE = 1024
 _LONGEST = 255  # Longest run that a byte can count.
 
@@ -28,9 +46,6 @@ def run_length_bytes(values: np.ndarray) -> int:
   """Returns the bytes of run-length coding.
 
   Each pair of bytes counts zeros and other words; the other words follow it.
-
-  Args:
-    values: flat array of words.
 
   >>> run_length_bytes(np.array([0, 0, 7, 8, 0], np.uint32))  # 2 2 7 8 1 0
   12
@@ -52,9 +67,6 @@ def zero_value_bytes(values: np.ndarray) -> int:
   """Returns the bytes of masks of 32 words, and of the words that are not zero.
 
   This is cDMA's code (ZVC) for words of 32 bits.
-
-  Args:
-    values: flat array of words.
 
   >>> zero_value_bytes(np.array([0, 0, 7, 8, 0], np.uint32))
   12

@@ -65,18 +65,12 @@ PLATFORMS = {
 
 
 class Stage(NamedTuple):
-  """Times and activations of one stage of a network.
+  """Times and activations of one stage of a network."""
 
-  Attributes:
-    name: name of the stage.
-    forward_s: predicted seconds of the forward pass.
-    backward_s: predicted seconds of the backward pass.
-    moved_bytes: float32 bytes of the stage's activations, by name.
-  """
-
-  name: str
-  forward_s: float
-  backward_s: float
+  name: str  # Name of the stage.
+  forward_s: float  # Predicted seconds of the forward pass.
+  backward_s: float  # Predicted seconds of the backward pass.
+  # float32 bytes of the stage's activations, by name.
   moved_bytes: dict[str, int]
 
 

@@ -3,8 +3,8 @@
 import os
 from collections.abc import Sequence
 
-from experiments.activations import cases, paper
-from experiments.activations.rows import list_networks
+from experiments.activations import codes
+from experiments.activations.rows import MEAN_RATIO, SOURCE, list_networks
 from experiments.common import figures, records
 
 
@@ -16,15 +16,15 @@ def save_plot(
   zeros, ratios = figure.subplots(1, 2)
   for i, net in enumerate(list_networks(rows)):
     zeros.plot(*_read_curve(rows, net, "sparsity"), f"C{i}o-", label=net)
-    for code, style in ((cases.OURS, "-"), (cases.PUBLISHED_CODE, ":")):
+    for code, style in ((codes.OURS, "-"), (codes.PUBLISHED_CODE, ":")):
       ratios.plot(*_read_curve(rows, net, f"{code}_ratio"), f"C{i}{style}")
   zeros.set_ylabel("share of zeros of all activations")
   ratios.set_ylabel(
-    f"ratio: {cases.OURS} (solid), {cases.PUBLISHED_CODE} (dotted)"
+    f"ratio: {codes.OURS} (solid), {codes.PUBLISHED_CODE} (dotted)"
   )
-  ratios.axhline(paper.MEAN_RATIO, color="black", linewidth=0.8)
-  label = f"{cases.PUBLISHED_CODE}, mean of {paper.SOURCE}"
-  ratios.annotate(label, (0, paper.MEAN_RATIO), va="bottom")
+  ratios.axhline(MEAN_RATIO, color="black", linewidth=0.8)
+  label = f"{codes.PUBLISHED_CODE}, mean of {SOURCE}"
+  ratios.annotate(label, (0, MEAN_RATIO), va="bottom")
   for axes in (zeros, ratios):
     axes.set_xscale("symlog", linthresh=10)
     axes.set_xlim(left=0)

@@ -1,14 +1,27 @@
-"""Rows of activation ratios, of predicted gains, and of the paper's figures."""
+"""Rows and tables of activation ratios, predicted gains, and the paper's."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from experiments import models
-from experiments.activations import cases, measure, offload, paper
-from experiments.common import records
+from experiments.activations import codes, measure, offload
+from experiments.activations.codes import CODES, OURS, PUBLISHED_CODE
+from experiments.common import records, tables
+
+# Figures of Rhu et al., *Compressing DMA Engine: Leveraging Activation Sparsity
+# for Training Deep Neural Networks*, 2017: AlexNet, OverFeat, NiN, VGG,
+# SqueezeNet and GoogLeNet trained on ImageNet.
+SOURCE = "arXiv:1705.01626"
+MEAN_RATIO = 2.6
+"""Mean ratio of zero-value coding over networks, layers and training."""
+MAX_RATIO = 13.8
+"""Greatest ratio of zero-value coding of a layer."""
+MEAN_GAIN = 32.0
+"""Mean over networks of the per cent that offloading gains by compression."""
+MAX_GAIN = 61.0
+"""Greatest gain of a network, in per cent."""
 
 EXPERIMENT = "activations"
 MEAN = "mean"
@@ -36,18 +49,18 @@ def make_rows(measured: Sequence[measure.Measured]) -> list[records.Row]:
     nets.setdefault(each.net, []).append(each)
   found = [row for own in nets.values() for row in _list_network(own)]
   found += _average_networks(found, list(nets))
-  stamp = records.describe_machine(), jax.__version__
+  published = {"machine": SOURCE, "version": "not JAX"}
   return [
-    *(_make_row(one, *stamp) for one in found),
-    *(_make_row(one, paper.SOURCE, "not JAX") for one in _list_published()),
+    *(_make_row(one) for one in found),
+    *(_make_row(one, **published) for one in _list_published()),
   ]
 
 
-def _make_row(found: _Found, machine: str, version: str) -> records.Row:
+def _make_row(found: _Found, **source: str) -> records.Row:
   case, metric, value, unit, baseline = found
-  ratio = float(value) / baseline if baseline else None
-  named = EXPERIMENT, case, metric, value, unit
-  return records.Row(*named, baseline, ratio, None, machine, version)
+  measured = records.Measured(value, unit)
+  key = (EXPERIMENT, case, metric)
+  return records.make_row(*key, measured, baseline, **source)
 
 
 def _list_network(snapshots: list[measure.Measured]) -> Iterator[_Found]:
@@ -60,8 +73,8 @@ def _list_network(snapshots: list[measure.Measured]) -> Iterator[_Found]:
   )
   yield from _list_ratios(net, snapshots)
   layers = [layer for each in snapshots for layer in each.layers]
-  most = max(layer.ratio(cases.PUBLISHED_CODE) for layer in layers)
-  yield _Found(net, f"{cases.PUBLISHED_CODE}_max_ratio", most, "x")
+  most = max(layer.ratio(codes.PUBLISHED_CODE) for layer in layers)
+  yield _Found(net, f"{codes.PUBLISHED_CODE}_max_ratio", most, "x")
   error = max(layer.bf16_error for layer in layers)
   yield _Found(net, "bf16_error", error, "share of the norm")
   overflows = _average(each.overflow_rate for each in snapshots)
@@ -74,16 +87,16 @@ def _list_network(snapshots: list[measure.Measured]) -> Iterator[_Found]:
   for layer in last.layers:
     case = f"{net}/{layer.name}"
     yield _Found(case, "sparsity", layer.sparsity, "share")
-    base = layer.ratio(cases.PUBLISHED_CODE)
-    for code in (cases.PUBLISHED_CODE, cases.OURS):
+    base = layer.ratio(codes.PUBLISHED_CODE)
+    for code in (codes.PUBLISHED_CODE, codes.OURS):
       yield _Found(case, f"{code}_ratio", layer.ratio(code), "x", base)
 
 
 def _list_ratios(
   case: str, snapshots: list[measure.Measured]
 ) -> Iterator[_Found]:
-  base = _average(each.ratio(cases.PUBLISHED_CODE) for each in snapshots)
-  for code in cases.CODES:
+  base = _average(each.ratio(codes.PUBLISHED_CODE) for each in snapshots)
+  for code in codes.CODES:
     ratio = _average(each.ratio(code) for each in snapshots)
     yield _Found(case, f"{code}_ratio", ratio, "x", base)
 
@@ -100,7 +113,7 @@ def _predict_gains(measured: measure.Measured) -> Iterator[_Found]:
       measured.net, f"{metric}_step_ms", 1e3 * plain, "ms (predicted)"
     )
     gains = {"no_transfer": 100 * (plain / bound - 1)}
-    for code in (cases.PUBLISHED_CODE, cases.OURS):
+    for code in (codes.PUBLISHED_CODE, codes.OURS):
       ratios = {layer.name: layer.ratio(code) for layer in measured.layers}
       coded = offload.predict_step(stages, platform, ratios)
       gains[code] = 100 * (plain / coded - 1)
@@ -126,12 +139,10 @@ def _average_networks(found: list[_Found], nets: list[str]) -> Iterator[_Found]:
 def _list_published() -> list[_Found]:
   gain = "offload_gain"
   return [
-    _Found(PUBLISHED, f"{cases.PUBLISHED_CODE}_ratio", paper.MEAN_RATIO, "x"),
-    _Found(
-      PUBLISHED, f"{cases.PUBLISHED_CODE}_max_ratio", paper.MAX_RATIO, "x"
-    ),
-    _Found(PUBLISHED, gain, paper.MEAN_GAIN, "%"),
-    _Found(PUBLISHED, f"max_{gain}", paper.MAX_GAIN, "%"),
+    _Found(PUBLISHED, f"{codes.PUBLISHED_CODE}_ratio", MEAN_RATIO, "x"),
+    _Found(PUBLISHED, f"{codes.PUBLISHED_CODE}_max_ratio", MAX_RATIO, "x"),
+    _Found(PUBLISHED, gain, MEAN_GAIN, "%"),
+    _Found(PUBLISHED, f"max_{gain}", MAX_GAIN, "%"),
   ]
 
 
@@ -142,3 +153,87 @@ def _average(values: Iterable[float]) -> float:
 def list_networks(rows: Sequence[records.Row]) -> list[str]:
   """Returns the names of the networks that rows measure, in order."""
   return [row.case for row in rows if row.metric == "gpu_gain"]
+
+
+# Metrics that the docs show, and the names of their lines.
+_SUMMARY = {
+  "sparsity": "share of zeros",
+  "rle_nhwc_ratio": "run lengths, channels last",
+  "rle_nchw_ratio": "run lengths, channels first",
+  "zvc32_ratio": "ZVC of float32",
+  "zero_value_ratio": "`zero_value` of float32",
+  "zvc16_ratio": "ZVC of bf16",
+  "zero_value_bf16_ratio": "`zero_value` of bf16",
+  "planes_zlib_ratio": "byte planes and zlib",
+}
+
+
+def ratio_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns the accuracy, the zeros and the ratio of each code by network."""
+  metrics = (
+    "test_accuracy",
+    "sparsity",
+    *(f"{code}_ratio" for code in CODES),
+    f"{PUBLISHED_CODE}_max_ratio",
+  )
+  codes = [code.replace("_", " ") for code in CODES]
+  return tables.Table(
+    ("network", "accuracy, %", "zeros", *codes, "greatest zvc32"),
+    _list_lines(rows, (*list_networks(rows), MEAN, PUBLISHED), metrics),
+    title="Bytes of float32 activations over the bytes of a code, mean over"
+    " training",
+    caption=f"published: {SOURCE}, ImageNet, {CODES[PUBLISHED_CODE]}."
+    " greatest: of a layer. Networks here are narrow and learn small images.",
+  )
+
+
+def gain_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns the predicted gain of a step that offloads all activations."""
+  metrics = [
+    f"predicted_{platform}_{code}_gain"
+    for platform in offload.PLATFORMS
+    for code in (PUBLISHED_CODE, OURS, "no_transfer")
+  ]
+  headings = [
+    metric.removeprefix("predicted_").removesuffix("_gain").replace("_", " ")
+    for metric in metrics
+  ]
+  return tables.Table(
+    ("network", *headings),
+    _list_lines(rows, (*list_networks(rows), MEAN), metrics),
+    title="Per cent by which a step that offloads all activations is faster"
+    " than without compression, predicted from datasheets",
+    caption=f"224 pixels, batch 128. published: {SOURCE}, mean"
+    f" {MEAN_GAIN:g} %, at most {MAX_GAIN:g} %. On a GPU: not"
+    " measured.",
+  )
+
+
+def _list_lines(
+  rows: Sequence[records.Row], cases: Sequence[str], metrics: Sequence[str]
+) -> list[list[str]]:
+  """Returns a line for each case; a missing figure is empty."""
+  found = tables.index_rows(rows)
+
+  def format_cell(case: str, metric: str) -> str:
+    row = found.get((case, metric))
+    return "" if row is None else f"{float(row.value):.2f}"
+
+  return [
+    [case, *(format_cell(case, metric) for metric in metrics)] for case in cases
+  ]
+
+
+def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns the ratio of each code, a line for each code."""
+  found = tables.index_rows(rows)
+  cases = [
+    case
+    for case, metric in found
+    if metric == "planes_zlib_ratio" and "_step" not in case
+  ]
+  lines = [
+    (name, *(f"{float(found[case, metric].value):.2f}" for case in cases))
+    for metric, name in _SUMMARY.items()
+  ]
+  return tables.Table(("code", *cases), lines)

@@ -16,34 +16,28 @@ go to donated buffers, as in a training loop, because pages that are touched for
 the first time cost more than the codec. The copy has such a buffer too.
 """
 
-from absl import flags
-
 from experiments.codecs import run, tables
-from experiments.codecs.rows import make_rows
+from experiments.codecs.run import make_rows
 from experiments.common import console, list_flags, records, shared_flags
 
-_ELEMENTS = flags.DEFINE_integer("elements", 1 << 24, "Floats to encode.", 1)
-_COLUMNS = flags.DEFINE_integer("columns", 4096, "Length of a row of them.", 1)
+_ELEMENTS, _COLUMNS = 1 << 24, 4096  # Floats to encode, in rows of so many.
 _LEAVES = list_flags.define_numbers(
   "leaves", [64, 256], "Numbers of leaves of a tree.", low=1
 )
-_REPEATS = flags.DEFINE_integer(
-  "repeats", 9, "Interleaved repeats.", 1, allow_override=True
-)
+_REPEATS = shared_flags.define_repeats(9)
 _JSON = shared_flags.define_rows()
 
 
 def main() -> None:
   """Measures the codecs, prints the table and writes rows."""
   results = run.measure_codecs(
-    _ELEMENTS.value, _COLUMNS.value, _LEAVES.value, _REPEATS.value
+    _ELEMENTS, _COLUMNS, _LEAVES.value, _REPEATS.value
   )
   rows = make_rows(results)
   console.make_console().print(
     tables.summary_table(rows, show_noise=True).to_console()
   )
-  if _JSON.value:
-    records.write_rows(_JSON.value, rows)
+  records.write_rows(_JSON.value, rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Timing of codecs against copies, plain updates and single arrays."""
+"""Timing of codecs against copies, plain updates and single arrays; rows."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -8,29 +8,50 @@ import jax.numpy as jnp
 import numpy as np
 import rich.progress
 
-from experiments.codecs.cases import CODECS, TREES, UPDATES
-from experiments.common import console, timing
+from experiments.common import console, records, timing
 from jaxmotion import codecs, make_key
+
+CODECS = {
+  "bf16": codecs.cast("bfloat16"),
+  "fp8_e4m3": codecs.cast("float8_e4m3fn"),
+  "fp8_e5m2": codecs.cast("float8_e5m2"),
+  "truncate1": codecs.truncate(bytes=1),
+  "truncate2": codecs.truncate(bytes=2),
+  "truncate3": codecs.truncate(bytes=3),
+  "int8": codecs.uniform(bits=8),
+  "int8_stochastic": codecs.uniform(bits=8, rounding="stochastic"),
+  "int8_minmax": codecs.uniform(bits=8, symmetric=False),
+  "int4": codecs.uniform(bits=4),
+  "int4_stochastic": codecs.uniform(bits=4, rounding="stochastic"),
+  "int2": codecs.uniform(bits=2),
+  "sign": codecs.sign(),
+  "topk1": codecs.topk(density=0.01),
+  "topk1_int8": codecs.chain(codecs.topk(density=0.01), codecs.uniform(bits=8)),
+  "int8_feedback": codecs.feedback(codecs.uniform(bits=8)),
+  "int4_feedback": codecs.feedback(codecs.uniform(bits=4)),
+  "sign_feedback": codecs.feedback(codecs.sign()),
+  "topk1_feedback": codecs.feedback(codecs.topk(density=0.01)),
+}
+"""Codec by name; all of them are timed at encoding a matrix."""
+
+UPDATES = ("bf16", "int8", "int4", "sign", "topk1")
+"""Codecs timed inside an SGD update."""
+
+TREES = ("bf16", "int8", "int4", "sign", "topk1")
+"""Codecs timed at encoding trees of many leaves."""
+
 
 _BASELINE = "baseline"
 
 
 class Result(NamedTuple):
-  """One measured ratio of times.
+  """One measured ratio of times."""
 
-  Attributes:
-    case: name of the codec.
-    metric: name of the ratio, as in the rows.
-    value: median ratio to the baseline of the same repeat.
-    noise: sample standard deviation of the ratio.
-    baseline: median time of the baseline, milliseconds.
-  """
-
-  case: str
-  metric: str
-  value: float
-  noise: float
-  baseline: float
+  case: str  # Name of the codec.
+  metric: str  # Name of the ratio, as in the rows.
+  value: float  # Median ratio to the baseline of the same repeat.
+  noise: float  # Sample standard deviation of the ratio.
+  baseline: float  # Median time of the baseline, milliseconds.
 
 
 def measure_codecs(
@@ -109,3 +130,21 @@ def _make_groups(
     for case in TREES:
       many = {case: time_encode(CODECS[case], tree)}
       yield f"leaves{count}_ratio", encoders[case], many
+
+
+def make_rows(results: Sequence[Result]) -> list[records.Row]:
+  """Returns two rows for each result: the ratio, and its times in ms."""
+  return [row for result in results for row in _make_pair(result)]
+
+
+def _make_pair(result: Result) -> Iterator[records.Row]:
+  case, base = result.case, result.baseline
+  stem, _, kind = result.metric.rpartition("_")
+  unit = "copies" if kind == "copies" else "x"
+  ratio = records.Measured(result.value, unit, result.noise)
+  yield records.make_row("codecs", case, result.metric, ratio)
+  # Ratios are medians within repeats: the time that follows from the median
+  # ratio is less noisy than the median time.
+  time = records.Measured(result.value * base, "ms")
+  row = records.make_row("codecs", case, f"{stem}_ms", time, base)
+  yield row._replace(ratio=result.value)

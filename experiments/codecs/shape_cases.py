@@ -19,15 +19,11 @@ _COLUMNS, _ROWS_STEP = 1024, 128
 
 
 class Awkward(NamedTuple):
-  """Describes a tree of arrays and its number of workers.
+  """Describes a tree of arrays and its number of workers."""
 
-  Attributes:
-    shapes: shapes of the float32 arrays of the tree.
-    workers: number of workers.
-  """
-
+  # Shapes of the float32 arrays of the tree.
   shapes: tuple[tuple[int, ...], ...]
-  workers: int = FRIENDLY_WORKERS
+  workers: int = FRIENDLY_WORKERS  # Number of workers.
 
 
 # Kernels, norms and the classifier of a small residual network.
@@ -105,9 +101,6 @@ def count_values(shapes: Sequence[tuple[int, ...]]) -> int:
 
 def find_friendly(values: int) -> Awkward:
   """Returns the friendly shape whose number of values is nearest.
-
-  Args:
-    values: number of values of an awkward shape.
 
   >>> find_friendly(1000003)
   Awkward(shapes=((1024, 1024),), workers=4)

@@ -1,4 +1,4 @@
-"""Timing of awkward shapes beside the friendly shape of as many values."""
+"""Timing and rows of awkward shapes beside friendly ones of as many values."""
 
 import functools
 from collections.abc import Collection, Iterator, Sequence
@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import rich.progress
 
-from experiments.codecs import run, shape_cases
-from experiments.common import timing
+from experiments.codecs import run, shape_cases, tables
+from experiments.common import records, timing
 from jaxmotion import codecs, collectives, core, make_key
 
 METRICS = ("encode", "update", "exchange")
@@ -24,22 +24,15 @@ _IN_FLIGHT = 16
 
 
 class Result(NamedTuple):
-  """One measured ratio of times.
+  """One measured ratio of times."""
 
-  Attributes:
-    case: name of the shape, a slash, name of the codec.
-    metric: one of `METRICS`.
-    value: median of the ratio to the friendly shape in the same repeat, both
-      per value and worker.
-    noise: sample standard deviation of the ratio.
-    baseline: median time of the friendly shape, nanoseconds per value and
-      worker.
-  """
-
-  case: str
-  metric: str
+  case: str  # Name of the shape, a slash, name of the codec.
+  metric: str  # One of `METRICS`.
+  # Median of the ratio to the friendly shape in the same repeat, both per value
+  # and worker.
   value: float
-  noise: float
+  noise: float  # Sample standard deviation of the ratio.
+  # Median time of the friendly shape, nanoseconds per value and worker.
   baseline: float
 
 
@@ -201,3 +194,27 @@ def _make_arrays(shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
     jnp.asarray(rng.standard_normal(shape, dtype=np.float32))
     for shape in shapes
   ]
+
+
+def make_rows(results: Sequence[Result]) -> list[records.Row]:
+  """Returns a row for each result; its baseline is the friendly shape."""
+  # Ratios are medians within repeats: the time that follows from the median
+  # ratio is less noisy than the median time.
+  rows = []
+  for result in results:
+    base = result.baseline
+    time = records.Measured(result.value * base, "ns", result.noise * base)
+    key = (tables.EXPERIMENT, result.case, f"{result.metric}_ns")
+    row = records.make_row(*key, time, base, machine=_describe_stamp())
+    rows.append(row._replace(ratio=result.value))
+  return rows
+
+
+def is_current(row: records.Row) -> bool:
+  """Says whether a row is of this machine, these sources and this JAX."""
+  return (row.machine, row.jax) == (_describe_stamp(), jax.__version__)
+
+
+def _describe_stamp() -> str:
+  sources = records.describe_sources(("experiments/codecs", "jaxmotion"))
+  return f"{records.describe_machine()}; {sources}"

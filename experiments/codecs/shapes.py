@@ -20,11 +20,10 @@ Rows of the same machine, sources and JAX are not measured again, unless with
 """
 
 import jax
-from absl import flags
 
-from experiments.codecs import shape_cases, shape_rows, shape_run, shape_tables
+from experiments.codecs import shape_cases, shape_run, tables
 from experiments.common import console, list_flags, records, shared_flags
-from experiments.common.kept import read_cases
+from experiments.common.records import read_cases
 
 _SHAPES = list_flags.define_names(
   "only_shapes", shape_cases.AWKWARD, shape_cases.AWKWARD, "Shapes to time."
@@ -35,12 +34,8 @@ _CODECS = list_flags.define_names(
 _METRICS = list_flags.define_names(
   "only_metrics", shape_run.METRICS, shape_run.METRICS, "What to time."
 )
-_REPEATS = flags.DEFINE_integer(
-  "repeats", 9, "Interleaved repeats.", 1, allow_override=True
-)
-_FRESH = flags.DEFINE_bool(
-  "fresh", False, "Measure again what is in --json.", allow_override=True
-)
+_REPEATS = shared_flags.define_repeats(9)
+_FRESH = shared_flags.define_fresh()
 _JSON = shared_flags.define_rows()
 
 
@@ -51,7 +46,7 @@ def main() -> None:
   path = _JSON.value
   before = [row for rows in read_cases(path).values() for row in rows]
   kept = {(row.case, row.metric.removesuffix("_ns")): row for row in before}
-  done = {key for key, row in kept.items() if shape_rows.is_current(row)}
+  done = {key for key, row in kept.items() if shape_run.is_current(row)}
   for result in shape_run.measure_shapes(
     _SHAPES.value,
     _CODECS.value,
@@ -59,11 +54,10 @@ def main() -> None:
     _REPEATS.value,
     () if _FRESH.value else done,
   ):
-    (kept[result.case, result.metric],) = shape_rows.make_rows([result])
-    if path:
-      records.write_rows(path, kept.values())
+    (kept[result.case, result.metric],) = shape_run.make_rows([result])
+    records.write_rows(path, kept.values())
   rows = list(kept.values())
-  console.make_console().print(shape_tables.summary_table(rows).to_console())
+  console.make_console().print(tables.shape_table(rows).to_console())
 
 
 if __name__ == "__main__":

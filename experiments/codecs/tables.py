@@ -1,9 +1,9 @@
-"""Table of codec timings, a line for each codec."""
+"""Tables of codec timings, and of timed shapes beside the friendly one."""
 
 import re
 from collections.abc import Sequence
 
-from experiments.codecs import shape_tables
+from experiments.codecs import shape_cases
 from experiments.common import records, tables
 
 _HEADINGS = {
@@ -18,8 +18,8 @@ def summary_table(
   rows: Sequence[records.Row], *, show_noise: bool = False
 ) -> tables.Table:
   """Returns the ratios, a line for each codec and a column for each metric."""
-  if rows[0].experiment == shape_tables.EXPERIMENT:
-    return shape_tables.summary_table(rows)
+  if rows[0].experiment == EXPERIMENT:
+    return shape_table(rows)
   found = tables.index_rows(rows)
   metrics = {
     metric: heading
@@ -47,3 +47,38 @@ def _find_heading(metric: str) -> str | None:
   if leaves := _LEAVES.fullmatch(metric):
     return f"{leaves[1]} leaves"
   return _HEADINGS.get(metric)
+
+
+EXPERIMENT = "codecs_shapes"
+"""Name of the experiment in rows."""
+
+
+def shape_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns the ratios of each shape: exchanges, and the slowest passes."""
+  ratios = {key: row.ratio for key, row in tables.index_rows(rows).items()}
+  names, codecs = (
+    list(dict.fromkeys(row.case.split("/")[i] for row in rows)) for i in (0, 1)
+  )
+  joining = [codec for codec in codecs if shape_cases.CODECS[codec].is_tree]
+  alone = [codec for codec in codecs if codec not in joining]
+  encoding = [codec for codec in alone if codec != shape_cases.PLAIN]
+  columns = {f"exchange, {codec}": ("exchange_ns", [codec]) for codec in alone}
+  if joining:
+    columns["slowest exchange in buckets"] = ("exchange_ns", joining)
+  columns["slowest encode"] = ("encode_ns", encoding)
+  columns["slowest update"] = ("update_ns", encoding)
+  columns[f"update, {shape_cases.PLAIN}"] = ("update_ns", [shape_cases.PLAIN])
+  lines = []
+  for name in names:
+    line = [f"`{name}`"]
+    for metric, members in columns.values():
+      found = [ratios.get((f"{name}/{codec}", metric)) for codec in members]
+      known = [ratio for ratio in found if ratio is not None]
+      line.append(f"{max(known):.2f}" if known else "")
+    lines.append(line)
+  return tables.Table(
+    ("shape", *columns),
+    lines,
+    title=f"{rows[0].machine}, JAX {rows[0].jax}",
+    caption="time per value and worker, over that of the friendly matrix",
+  )

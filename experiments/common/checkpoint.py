@@ -18,6 +18,7 @@ leaves some 35 KiB in memory, half of them where TensorStore counts bytes.
 """
 
 import contextlib
+import hashlib
 import itertools
 import json
 import logging
@@ -25,10 +26,12 @@ import os
 import pathlib
 import re
 import secrets
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -36,7 +39,122 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from experiments.common import console, manifest
+from experiments.common import console
+
+NAME = "SHA256SUMS"
+"""Name of the manifest in its folder."""
+
+_THREADS = 16
+
+
+class BrokenFileError(Exception):
+  """A file that is missing, cut or changed; the message names the file."""
+
+
+# A manifest is what `sha256sum` writes, so that `sha256sum --check` reads it.
+# Its last line is a comment with the checksum of the lines before. A file that
+# is missing, cut or changed no longer matches, nor does a file that was added,
+# nor a folder with another name.
+def write_manifest(folder: pathlib.Path, name: str) -> None:
+  """Writes the checksums of a folder and waits until the disk has its files."""
+  paths = _list_files(folder)
+  # The disk takes many files at once in the time of a few.
+  with ThreadPoolExecutor(_THREADS) as pool:
+    digests = pool.map(lambda path: _hash_file(folder / path, True), paths)
+    pairs = zip(digests, paths, strict=True)
+    text = "".join(f"{digest}  {name}/{path}\n" for digest, path in pairs)
+    folders = [pathlib.Path(parent) for parent, _, _ in os.walk(folder)]
+    list(pool.map(sync_folder, folders))
+  body = text.encode()
+  with (folder / NAME).open("wb") as file:
+    file.write(body + _make_seal(body))
+    file.flush()
+    os.fsync(file.fileno())
+  sync_folder(folder)
+
+
+def check_manifest(folder: pathlib.Path) -> dict[str, str]:
+  """Checks that a folder has the files of its manifest and no others."""
+  wanted = _read_manifest(folder)
+  found = set(_list_files(folder))
+  for path in sorted(found | set(wanted)):
+    if path not in wanted:
+      raise BrokenFileError(f"{path} is not in {NAME}")
+    if path not in found:
+      raise BrokenFileError(f"{path} is missing")
+    try:
+      digest = _hash_file(folder / path)
+    except OSError as error:
+      raise BrokenFileError(f"{path}: {error.strerror}") from error
+    if not _is_same(digest, wanted[path]):
+      raise BrokenFileError(f"{path} does not match its checksum")
+  return wanted
+
+
+def sync_folder(folder: pathlib.Path) -> None:
+  """Waits until the disk has the names in a folder."""
+  descriptor = os.open(folder, os.O_RDONLY)
+  try:
+    os.fsync(descriptor)
+  except OSError:
+    pass  # Some file systems cannot, and keep names in order by themselves.
+  finally:
+    os.close(descriptor)
+
+
+def remove_folder(folder: pathlib.Path) -> None:
+  """Removes a folder and its files, as far as the system lets it."""
+  with ThreadPoolExecutor(_THREADS) as pool:
+    for path in _list_files(folder):
+      pool.submit(os.unlink, folder / path)  # `rmtree` tries again.
+  shutil.rmtree(folder, ignore_errors=True)
+
+
+def _read_manifest(folder: pathlib.Path) -> dict[str, str]:
+  try:
+    data = (folder / NAME).read_bytes()
+  except OSError as error:
+    raise BrokenFileError(f"{NAME}: {error.strerror}") from error
+  body = data[: -len(_make_seal(b""))]
+  if not _is_same(data, body + _make_seal(body)):
+    raise BrokenFileError(f"{NAME} does not match its checksum")
+  sums = {}
+  for line in body.decode(errors="replace").splitlines():
+    digest, _, name = line.partition("  ")
+    parent, _, path = name.partition("/")
+    if parent != folder.name:
+      raise BrokenFileError(f"{NAME} is of another checkpoint")
+    sums[path] = digest
+  return sums
+
+
+def _make_seal(body: bytes) -> bytes:
+  """Returns the last line of a manifest, of the same length for any body."""
+  return f"# {hashlib.sha256(body).hexdigest()}\n".encode()
+
+
+def _is_same(found: str | bytes, wanted: str | bytes) -> bool:
+  return found == wanted
+
+
+def _list_files(folder: pathlib.Path) -> list[str]:
+  """Returns the paths of all files but the manifest."""
+  paths = [
+    pathlib.Path(parent, name).relative_to(folder).as_posix()
+    for parent, _, names in os.walk(folder)
+    for name in names
+  ]
+  return sorted(path for path in paths if path != NAME)
+
+
+def _hash_file(path: pathlib.Path, is_new: bool = False) -> str:
+  """Returns the checksum of a file; of a new one, when the disk has it."""
+  with path.open("rb") as file:
+    digest = hashlib.file_digest(file, "sha256")
+    if is_new:
+      os.fsync(file.fileno())
+  return digest.hexdigest()
+
 
 _STATE, _FACTS = "state", "facts"  # Folders of a checkpoint.
 _KEPT = 2  # Checkpoints of a run.
@@ -45,29 +163,19 @@ _SYSTEM_ERROR = re.compile(r"os_error_code='(\d+)'")
 
 
 class Log(NamedTuple):
-  """Losses and times of a run so far, step by step.
+  """Losses and times of a run so far, step by step."""
 
-  Attributes:
-    loss: loss of each step.
-    step_ms: time of each step, milliseconds.
-  """
-
-  loss: list[float]
-  step_ms: list[float]
+  loss: list[float]  # Loss of each step.
+  step_ms: list[float]  # Time of each step, milliseconds.
 
 
 class Elastic(NamedTuple):
-  """Continuation of a saved state by other workers.
+  """Continuation of a saved state by other workers."""
 
-  Attributes:
-    layout: description of the state, plain data that is saved beside it.
-    like_saved: returns arrays like the state of another layout, on the devices
-      of this job.
-    resize: returns the state of this job, from a state and its layout.
-  """
-
-  layout: Any
+  layout: Any  # Description of the state, plain data that is saved beside it.
+  # Returns arrays like the state of another layout, on the devices of this job.
   like_saved: Callable[[Any], Any]
+  # Returns the state of this job, from a state and its layout.
   resize: Callable[[Any, Any], Any]
 
 
@@ -76,9 +184,6 @@ class CheckpointStore:
 
   The leaves are saved by their number in the tree, so that no name inside an
   optimizer state (or inside a codec's error memory) becomes part of the format.
-
-  Args:
-    folder: folder of the checkpoints of this run.
   """
 
   def __init__(self, folder: pathlib.Path):
@@ -116,8 +221,8 @@ class CheckpointStore:
     path = self._folder / str(step)
     if not self._is_first:
       try:
-        manifest.check_manifest(path)
-      except manifest.BrokenFileError as error:
+        check_manifest(path)
+      except BrokenFileError as error:
         raise console.JobError(
           f"process 0 alone can read step {step}: {error}"
         ) from error
@@ -172,13 +277,13 @@ class CheckpointStore:
       with _catch_failures():
         self._orbax.save(partial.absolute(), ocp.args.Composite(**items))
       if self._is_first:
-        manifest.write_manifest(partial, str(step))
+        write_manifest(partial, str(step))
         os.rename(partial, self._folder / str(step))
     except OSError:
       self._remove_leftovers()  # Frees what they took.
       raise
     if self._is_first:
-      manifest.sync_folder(self._folder)
+      sync_folder(self._folder)
       for old in self.list_steps()[_KEPT:]:
         self._remove_step(old)
 
@@ -190,13 +295,13 @@ class CheckpointStore:
     # Renamed first: half a folder would be a broken checkpoint.
     old = self._folder / f"{step}.old"
     os.rename(self._folder / str(step), old)
-    manifest.remove_folder(old)
+    remove_folder(old)
 
   def _remove_leftovers(self) -> None:
     """Removes what killed jobs have left."""
     for pattern in ("*.partial-*", "*.old"):
       for path in self._folder.glob(pattern):
-        manifest.remove_folder(path)
+        remove_folder(path)
 
   def _find_latest(self) -> int:
     """Returns the latest step that can be read, 0 if there is none."""
@@ -204,9 +309,9 @@ class CheckpointStore:
     for step, before in itertools.pairwise([*steps, 0]):
       path = self._folder / str(step)
       try:
-        manifest.check_manifest(path)
+        check_manifest(path)
         return step
-      except manifest.BrokenFileError as error:
+      except BrokenFileError as error:
         console.print_notice(
           f"Checkpoint {path} is broken: {error}."
           f" The run goes on from step {before}."
@@ -218,7 +323,7 @@ class CheckpointStore:
     # Not removed, so that it can be examined.
     aside = path.with_name(f"{path.name}.broken")
     try:
-      manifest.remove_folder(aside)
+      remove_folder(aside)
       os.rename(path, aside)
     except OSError as error:
       raise console.JobError(

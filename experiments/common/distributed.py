@@ -118,6 +118,15 @@ def initialize(**arguments: Any) -> None:
   )
 
 
+def member_flags(address: str, count: int, index: int) -> list[str]:
+  """Returns the flags that make a process one of several."""
+  return [
+    f"--coordinator_address={address}",
+    f"--num_processes={count}",
+    f"--process_id={index}",
+  ]
+
+
 def wait_for_processes(name: str) -> None:
   """Waits until all processes have come this far, however long they compile."""
   # A collective would take a process that compiles for one that stalls.

@@ -37,12 +37,6 @@ def read_text(path: str | os.PathLike[str]) -> str:
 def parse_object(text: str) -> dict[str, Any]:
   """Returns the JSON object that a text is.
 
-  Args:
-    text: one JSON object; no name may be in an object twice.
-
-  Raises:
-    ValueError: the text is something else; the message is one line.
-
   >>> parse_object('{"seed": 1, "seed": 2}')
   Traceback (most recent call last):
   ...

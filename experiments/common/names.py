@@ -1,23 +1,17 @@
-"""Names and options that a command line may have got wrong."""
+"""Names, options and fields that a user may have got wrong."""
 
 import difflib
 import json
 import math
 from collections.abc import Iterable, Sequence
 
+from ml_collections import ConfigDict
+
 from experiments.common import console
 
 
 def check_name(text: str, known: Iterable[str], what: str = "") -> None:
-  """Raises unless a text is one of the known names.
-
-  Args:
-    text: what somebody wrote.
-    known: names that exist.
-    what: what the text was given as, unless the error says that already.
-
-  Raises:
-    JobError: it is no such name; the message has the nearest one, if any.
+  """Raises `JobError` with the nearest name unless a text is a known name.
 
   >>> check_name("int", ["int4"], "`codec`")
   Traceback (most recent call last):
@@ -41,14 +35,6 @@ def parse_options(
 ) -> dict[str, float]:
   """Returns the options of a network or of a model.
 
-  Args:
-    texts: each OPTION=VALUE, a positive number, `true` or `false`.
-    known: names of the options that exist.
-    what: whose options they are.
-
-  Raises:
-    JobError: there is no such option, or it cannot have such a value.
-
   >>> parse_options(["layers=2", "flash=true"], ["layers", "flash"], "gpt")
   {'layers': 2, 'flash': True}
   """
@@ -69,3 +55,34 @@ def parse_options(
         f" {value!r}."
       )
   return options
+
+
+_COUNTS = (
+  "steps",
+  "batch_size",
+  "workers",
+  "checkpoint_every",
+  "eval_every",
+  "budget_every",
+)
+
+
+def check_fields(config: ConfigDict, cases: str) -> None:
+  """Raises unless a job of a configuration has something to do."""
+  for name in _COUNTS:
+    if name in config and config[name] < 1:
+      raise console.JobError(
+        f"`config.{name}` must be an integer >= 1, got {config[name]}."
+      )
+  for name in (cases, "seeds"):
+    found = tuple(getattr(config, name))
+    if not found or len(set(found)) < len(found):
+      raise console.JobError(
+        f"`config.{name}` must have one item or more, each once, got {found}."
+      )
+  workers = config.get("workers", 1)
+  if config.batch_size % workers:
+    raise console.JobError(
+      f"`config.batch_size` must be a multiple of the {workers} workers, got"
+      f" {config.batch_size}."
+    )

@@ -1,11 +1,15 @@
-"""A live table with progress bars on a terminal, plain lines anywhere else."""
+"""Progress: a live table on a terminal or plain lines, and event files."""
 
-from collections.abc import Callable, Iterable
+import pathlib
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
+from typing import Any
 
 import rich.console
 import rich.progress
 import rich.table
+
+from experiments.common import console
 
 _LINES_PER_RUN = 4  # Of plain output.
 _ROWS = 12  # Of the live table: the last runs.
@@ -30,13 +34,7 @@ class _LiveProgress(rich.progress.Progress):
 
 
 class Display:
-  """Progress of a job, shown while the context is entered.
-
-  Args:
-    console: console that shows the progress.
-    steps: number of steps of one run.
-    runs: number of runs of the job.
-  """
+  """Progress of a job, shown while the context is entered."""
 
   def __init__(self, console: rich.console.Console, *, steps: int, runs: int):
     self._console = console
@@ -93,3 +91,34 @@ class Display:
     self._console.print(
       f"{case} seed {seed}: score {score:.3f}, step {step_ms:.1f} ms"
     )
+
+
+class ScalarWriter:
+  """Writes the scalars of one run, from its first step or where it resumes."""
+
+  def __init__(self, folder: pathlib.Path, *, is_quiet: bool = False):
+    self._folder, self._is_quiet = folder, is_quiet
+    self._writer: Any = None
+    try:
+      import tensorboardX
+    except ImportError as error:
+      raise console.JobError(
+        "`--tensorboard` needs tensorboardX: pip install tensorboardX, or the"
+        " extra `experiments`."
+      ) from error
+    self._make = tensorboardX.SummaryWriter
+
+  def write(self, step: int, scalars: Mapping[str, Any]) -> None:
+    """Writes scalars of one step."""
+    if self._is_quiet:
+      return
+    if self._writer is None:
+      # A killed run wrote steps that a resumed one repeats: hide these.
+      self._writer = self._make(str(self._folder), purge_step=step)
+    for name, value in scalars.items():
+      self._writer.add_scalar(name, float(value), step)
+
+  def close(self) -> None:
+    """Writes what is left to the disk."""
+    if self._writer is not None:
+      self._writer.close()

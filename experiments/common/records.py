@@ -1,14 +1,20 @@
 """Rows: measurements as JSON Lines, with one schema for all experiments."""
 
+import functools
 import json
 import os
 import pathlib
 import platform
-from collections.abc import Iterable
-from typing import NamedTuple
+import re
+import statistics
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 
+import jaxmotion
 from experiments.common import files
 
 _NUMBER_OR_NOTHING = (int, float, type(None))
@@ -22,31 +28,30 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 class Row(NamedTuple):
-  """One measurement of one case.
+  """One measurement of one case."""
 
-  Attributes:
-    experiment: name of the experiment; the first word is the command.
-    case: name of the case, such as a codec.
-    metric: name of the quantity, shared between experiments.
-    value: the measured number, or text such as a reason.
-    unit: unit of `value`, `baseline` and `noise`.
-    baseline: the same measurement of the baseline case, if there is one.
-    ratio: `value / baseline`.
-    noise: sample standard deviation of `value`, if it was repeated.
-    machine: description of the machine and its devices.
-    jax: version of JAX.
-  """
+  experiment: str  # Name of the experiment; the first word is the command.
+  case: str  # Name of the case, such as a codec.
+  metric: str  # Name of the quantity, shared between experiments.
+  value: float | str  # The measured number, or text such as a reason.
+  unit: str  # Unit of `value`, `baseline` and `noise`.
+  baseline: float | None  # The same measurement of the baseline case, if any.
+  ratio: float | None  # `value / baseline`.
+  noise: float | None  # Sample standard deviation, if it was repeated.
+  machine: str  # Description of the machine and its devices.
+  jax: str  # Version of JAX.
 
-  experiment: str
-  case: str
-  metric: str
-  value: float | str
+
+class Measured(NamedTuple):
+  """One figure of a case before its baseline and machine are known."""
+
+  value: Any  # A number, or text such as a reason.
   unit: str
-  baseline: float | None
-  ratio: float | None
-  noise: float | None
-  machine: str
-  jax: str
+  noise: float | None = None
+
+
+Metrics = Mapping[str, Measured]
+"""Figures of one case by the name of the metric."""
 
 
 def describe_machine() -> str:
@@ -60,9 +65,64 @@ def describe_machine() -> str:
   )
 
 
-def write_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
-  """Writes rows to a file, replacing the old file in one step."""
-  write_lines(path, (row._asdict() for row in rows))
+def make_row(
+  experiment: str,
+  case: str,
+  metric: str,
+  measured: Measured,
+  baseline: float | str | None = None,
+  *,
+  machine: str | None = None,
+  version: str = jax.__version__,
+) -> Row:
+  """Returns the row of a figure, of this machine unless another is given."""
+  value, unit, noise = measured
+  base = None if isinstance(baseline, str) else baseline
+  ratio = value / base if base and not isinstance(value, str) else None
+  machine = describe_machine() if machine is None else machine
+  key = (experiment, case, metric, value, unit)
+  return Row(*key, base, ratio, noise, machine, version)
+
+
+def make_rows(
+  experiment: str,
+  cases: Mapping[str, Metrics],
+  base: Metrics = MappingProxyType({}),
+  *,
+  machine: str | None = None,
+  version: str = jax.__version__,
+) -> list[Row]:
+  """Returns a row for each case and metric, beside those of a baseline."""
+  machine = describe_machine() if machine is None else machine
+  return [
+    make_row(
+      *(experiment, case, metric, measured),
+      base[metric].value if metric in base else None,
+      machine=machine,
+      version=version,
+    )
+    for case, metrics in cases.items()
+    for metric, measured in metrics.items()
+  ]
+
+
+def average_repeats(values: Sequence[float], unit: str) -> Measured:
+  """Returns the mean of repeats and their sample standard deviation."""
+  return Measured(statistics.fmean(values), unit, find_spread(values))
+
+
+def find_spread(values: Sequence[float]) -> float | None:
+  """Returns the sample standard deviation, None of a single value."""
+  return statistics.stdev(values) if len(values) > 1 else None
+
+
+def write_rows(
+  path: str | os.PathLike[str] | None, rows: Iterable[Row]
+) -> None:
+  """Writes rows to a file, replacing the old file in one step; None writes
+  nothing."""
+  if path:
+    write_lines(path, (row._asdict() for row in rows))
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[Row]:
@@ -124,3 +184,45 @@ def _parse_line(path: str | os.PathLike[str], number: int, line: str) -> dict:
     raise files.FileError(
       f"{str(path)!r} line {number} must be a JSON object: {error}."
     ) from error
+
+
+_ROOT = pathlib.Path(__file__).parents[2]
+
+
+@functools.cache
+def describe_sources(paths: tuple[str, ...]) -> str:
+  """Returns the last commit of sources; without git, the library's version."""
+
+  def run_git(*words: str) -> str:
+    command = ["git", "-C", str(_ROOT), *words, "--", *paths]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.strip()
+
+  try:
+    commit = run_git("log", "-1", "--format=%h")
+    if commit:
+      changed = run_git("status", "--porcelain")
+      return f"commit {commit}{' with changes' if changed else ''}"
+  except OSError:
+    pass
+  return f"version {jaxmotion.__version__}"
+
+
+def drop_sources(machine: str) -> str:
+  """Returns the text of a row's machine without what `describe_sources` says.
+
+  >>> drop_sources("CPU: compiled, not run; commit 0123456 with changes")
+  'CPU: compiled, not run'
+  """
+  return re.sub(r"; (commit|version) [^;]*$", "", machine)
+
+
+def read_cases(
+  path: str | os.PathLike[str] | None,
+) -> dict[str, list[Row]]:
+  """Reads the rows of a file by case; an absent file has none."""
+  kept: dict[str, list[Row]] = {}
+  if path is not None and os.path.exists(path):
+    for row in read_rows(path):
+      kept.setdefault(row.case, []).append(row)
+  return kept

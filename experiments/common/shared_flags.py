@@ -173,6 +173,18 @@ def _may_write() -> bool:
   return str(index) == "0"
 
 
+def define_fresh() -> flags.FlagHolder[bool]:
+  """Defines the flag `--fresh`."""
+  text = "Measure again what is in --json."
+  return flags.DEFINE_bool("fresh", False, text, allow_override=True)
+
+
+def define_repeats(count: int) -> flags.FlagHolder[int]:
+  """Defines the flag `--repeats`."""
+  text = "Interleaved repeats."
+  return flags.DEFINE_integer("repeats", count, text, 1, allow_override=True)
+
+
 def define_workdir() -> flags.FlagHolder[str | None]:
   """Defines the flag `--workdir`."""
   return flags.DEFINE_string(

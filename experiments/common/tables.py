@@ -9,21 +9,14 @@ from experiments.common import records
 
 
 class Table(NamedTuple):
-  """A table of text cells that can be rendered in two ways.
+  """A table of text cells that can be rendered in two ways."""
 
-  Attributes:
-    header: heading of each column.
-    lines: cells of each line, one for each column.
-    title: text above the table on a console.
-    caption: text below the table on a console.
-    text_columns: indices of the columns aligned to the left on a console;
-      the others hold numbers.
-  """
-
-  header: Sequence[str]
-  lines: Sequence[Sequence[str]]
-  title: str = ""
-  caption: str = ""
+  header: Sequence[str]  # Heading of each column.
+  lines: Sequence[Sequence[str]]  # Cells of each line, one for each column.
+  title: str = ""  # Text above the table on a console.
+  caption: str = ""  # Text below the table on a console.
+  # Indices of the columns aligned to the left on a console; the others hold
+  # numbers.
   text_columns: Sequence[int] = (0,)
 
   def to_markdown(self) -> str:

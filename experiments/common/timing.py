@@ -71,15 +71,6 @@ class InPlace:
   Outputs are overwritten as in a training loop: no call waits for memory,
   however many are under way, and on a host no page is touched for the first
   time.
-
-  Args:
-    fn: function (outputs of the last call, *args) -> outputs; donates the
-      first argument.
-    outputs: shapes and dtypes of the outputs; those of ShapeDtypeStructs with
-      a sharding are sharded so.
-    args: arguments of every call.
-    in_flight: number of calls to start before the oldest has to end; None is
-      no limit. Emulated devices need one: see docs/lessons.md.
   """
 
   def __init__(
@@ -89,6 +80,9 @@ class InPlace:
     args: tuple[PyTree, ...],
     in_flight: int | None = None,
   ):
+    # `fn`: (outputs of the last call, *args) -> outputs; donates the first.
+    # `in_flight`: calls to start before the oldest has to end, None for all.
+    # Emulated devices need a limit: see docs/lessons.md.
     self._fn = fn
     self._args = args
     self._in_flight = in_flight

@@ -1,9 +1,13 @@
 """Work folders of jobs: a killed job continues bit for bit."""
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
 import pathlib
+import socket
+import weakref
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
@@ -11,35 +15,116 @@ import jax
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from experiments.common import checkpoint, console, job_lock, records
+from experiments.common import checkpoint, console, records
+
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+# Jobs of one process share a lock: they are one program, which has one plan.
+_HELD: "weakref.WeakValueDictionary[str, JobLock]" = (
+  weakref.WeakValueDictionary()
+)
+
+
+class JobLock:
+  """Lock of a folder, held until the object or the process ends."""
+
+  def __init__(self, folder: pathlib.Path):
+    # On one host, two jobs never hold one lock, and the lock of a killed
+    # process is free at once. Between hosts the same holds on file systems that
+    # share `flock` (NFS 4, Lustre with `-o flock`, GPFS). On others, jobs of
+    # two hosts do not see each other's locks, but the second job prints a line.
+    self._path = folder / "lock"
+    self._file = self._path.open("a+")
+    held = self._read_holder()
+    here = socket.gethostname()
+    try:
+      fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      raise self._refuse(held) from None
+    except OSError as error:
+      if error.errno not in _UNSUPPORTED:
+        raise
+      if held.get("host") == here and _is_alive(held.get("process")):
+        raise self._refuse(held) from None
+    if held and held.get("host") != here:
+      console.print_notice(
+        f"The lock {self._path} of process {held.get('process')} on host"
+        f" {held.get('host')} is taken over. End that process if it lives:"
+        " this file system may not share locks between hosts."
+      )
+    self._file.truncate(0)
+    self._file.write(json.dumps({"host": here, "process": os.getpid()}) + "\n")
+    self._file.flush()
+    self._owner = os.getpid()
+
+  def __del__(self) -> None:
+    file = getattr(self, "_file", None)
+    if file is None:
+      return
+    if getattr(self, "_owner", None) == os.getpid():
+      file.truncate(0)  # An empty file says that its holder ended well.
+    file.close()
+
+  def _read_holder(self) -> dict[str, Any]:
+    """Returns host and process that hold or held the lock, if known."""
+    try:
+      self._file.seek(0)
+      held = json.loads(self._file.read())
+    except ValueError:
+      return {}
+    return held if isinstance(held, dict) else {}
+
+  def _refuse(self, held: dict[str, Any]) -> console.JobError:
+    who = (
+      f"process {held['process']} on host {held['host']}"
+      if held.keys() >= {"process", "host"}
+      else "another process"
+    )
+    return console.JobError(
+      "`workdir` must be a folder that no other job uses, got"
+      f" {str(self._path.parent)!r}, which {who} uses. Wait for its end, end"
+      " it, or use another folder."
+    )
+
+
+def lock_folder(folder: pathlib.Path) -> JobLock:
+  """Returns the lock of a folder, new or held by this process already."""
+  name = str(folder.resolve())
+  lock = _HELD.get(name)
+  if lock is None:
+    lock = _HELD[name] = JobLock(folder)
+  return lock
+
+
+def _is_alive(process: Any) -> bool:
+  if not isinstance(process, int):
+    return False
+  try:
+    os.kill(process, 0)
+  except ProcessLookupError:
+    return False
+  except PermissionError:
+    return True
+  return True
+
 
 # Fields that may change between two starts: a longer list only adds runs.
 FREE_FIELDS = ("cases", "exchanges", "seeds", "checkpoint_every")
 
 
 class Run(NamedTuple):
-  """Measurements of one finished training run.
+  """Measurements of one finished training run."""
 
-  Attributes:
-    exchange: name of the exchange.
-    seed: seed of the run.
-    score: score on the held-out data, in the task's unit.
-    loss: loss of the last training step.
-    wire_bytes: bytes that one worker sends in one step, by the traced program;
-      with several processes, bytes sent to other processes.
-    compiled_bytes: the same bytes, by the compiled program.
-    compile_s: seconds to trace and compile the step.
-    step_ms: median time of a step, milliseconds.
-  """
-
-  exchange: str
-  seed: int
-  score: float
-  loss: float
+  exchange: str  # Name of the exchange.
+  seed: int  # Seed of the run.
+  score: float  # Score on the held-out data, in the task's unit.
+  loss: float  # Loss of the last training step.
+  # Bytes that one worker sends in one step, by the traced program; with several
+  # processes, bytes sent to other processes.
   wire_bytes: int
-  compiled_bytes: int
-  compile_s: float
-  step_ms: float
+  compiled_bytes: int  # The same bytes, by the compiled program.
+  compile_s: float  # Seconds to trace and compile the step.
+  step_ms: float  # Median time of a step, milliseconds.
 
 
 class Workdir:
@@ -49,18 +134,6 @@ class Workdir:
   lock is free when the object is gone. Several processes of a job share the
   folder. Only the first process writes to it, except for checkpoints: each
   process writes those of its own workers.
-
-  Args:
-    folder: path of the folder; created if absent.
-    config: configuration of the job.
-    record: makes a finished run from the fields of its line.
-    free_fields: fields of the configuration that may change between two starts.
-    to_line: returns the fields of a finished run, with values that JSON knows.
-
-  Raises:
-    JobError: the folder is no folder, belongs to another configuration, is
-      used by another job, is not shared by the processes, or is refused by the
-      system.
   """
 
   def __init__(
@@ -72,6 +145,8 @@ class Workdir:
     *,
     to_line: Callable[[Any], dict[str, Any]] = lambda run: run._asdict(),
   ):
+    # `record` makes a finished run from the fields of its line, and `to_line`
+    # returns these fields. `free_fields` may change between two starts.
     self._record, self._to_line = record, to_line
     self._free_fields = free_fields
     self._folder = pathlib.Path(folder)
@@ -88,7 +163,7 @@ class Workdir:
   def _make_folder(self) -> None:
     try:
       self._folder.mkdir(parents=True, exist_ok=True)
-      self._lock = job_lock.lock_folder(self._folder)
+      self._lock = lock_folder(self._folder)
     except (FileExistsError, NotADirectoryError) as error:
       raise console.JobError(
         f"`workdir` must be a folder, got {str(self._folder)!r}, where"

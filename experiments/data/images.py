@@ -48,7 +48,7 @@ def load_digits() -> ImageData:
   return ImageData(train, test, classes=10)
 
 
-def load_photographs(size: int = 32, stride: int = 8) -> ImageData:
+def load_photographs() -> ImageData:
   """Cuts scikit-learn's two photographs into crops, each at four rotations."""
   # The label is the photograph of a crop and its rotation. Each photograph is
   # divided into squares of twice the crop's size. A random third of the squares
@@ -56,6 +56,7 @@ def load_photographs(size: int = 32, stride: int = 8) -> ImageData:
   # of the split.
   from sklearn import datasets  # Takes 1.5 s to import.
 
+  size, stride = 32, 8
   random = np.random.default_rng(_SPLIT_SEED)
   split: tuple[list, list] = ([], [])  # Train, test: (crops, label).
   for photograph, pixels in enumerate(datasets.load_sample_images().images):

@@ -8,29 +8,18 @@ from experiments.common import files
 
 
 class Images(NamedTuple):
-  """Pixels of images and their labels.
+  """Pixels of images and their labels."""
 
-  Attributes:
-    pixels: uint8 `(count, height, width, channels)`.
-    labels: int32 `(count,)`.
-  """
-
-  pixels: np.ndarray
-  labels: np.ndarray
+  pixels: np.ndarray  # uint8 `(count, height, width, channels)`.
+  labels: np.ndarray  # int32 `(count,)`.
 
 
 class ImageData(NamedTuple):
-  """One fixed split of labeled images.
+  """One fixed split of labeled images."""
 
-  Attributes:
-    train: images to train on.
-    test: images that are held out.
-    classes: number of labels.
-  """
-
-  train: Images
-  test: Images
-  classes: int
+  train: Images  # Images to train on.
+  test: Images  # Images that are held out.
+  classes: int  # Number of labels.
 
 
 def make_images(

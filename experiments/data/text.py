@@ -20,15 +20,10 @@ _HELD_OUT_OF_256 = 26  # About a tenth of the files.
 
 
 class TextData(NamedTuple):
-  """One fixed split of a byte corpus.
+  """One fixed split of a byte corpus."""
 
-  Attributes:
-    train: text to train on, uint8 `(train_bytes,)`.
-    test: text of other files, uint8 `(test_bytes,)`.
-  """
-
-  train: np.ndarray
-  test: np.ndarray
+  train: np.ndarray  # Text to train on, uint8 `(train_bytes,)`.
+  test: np.ndarray  # Text of other files, uint8 `(test_bytes,)`.
 
 
 def load_text(config: ConfigDict) -> TextData:

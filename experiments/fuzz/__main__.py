@@ -2,7 +2,7 @@
 
   python -m experiments.fuzz --minutes=30 --json=results/fuzz.jsonl
 
-The time is shared as in `subjects.SHARES`. Every defect is printed with a case
+The time is shared as in `run.SHARES`. Every defect is printed with a case
 that shows it; its round can be run again alone:
 
   python -m experiments.fuzz --round=codecs:17
@@ -18,7 +18,7 @@ import rich.markup
 import rich.progress
 from absl import flags
 
-from experiments.fuzz import rounds, run, subjects, tables
+from experiments.fuzz import rounds, run
 
 # Before JAX starts, here and in the processes that are started: exchanges need
 # several workers.
@@ -28,13 +28,12 @@ os.environ["XLA_FLAGS"] = (
 
 from experiments.common import list_flags, records, shared_flags
 from experiments.common.console import make_console
-from experiments.fuzz.rows import make_rows
 
 _MINUTES = flags.DEFINE_float(
   "minutes", 1.0, "Time after which no round starts.", lower_bound=0
 )
 _SUBJECTS = list_flags.define_names(
-  "subjects", subjects.SUBJECTS, subjects.SUBJECTS, "Subjects to check."
+  "subjects", run.SUBJECTS, run.SUBJECTS, "Subjects to check."
 )
 _SEED = flags.DEFINE_integer(
   "seed", 0, "Seed of the first round.", allow_override=True
@@ -45,7 +44,7 @@ _PROCESSES = flags.DEFINE_integer(
 _ROUND = list_flags.define_item(
   "round",
   None,
-  subjects.parse_round,
+  run.parse_round,
   "One round to run, SUBJECT:SEED, instead of all.",
 )
 _JSON = shared_flags.define_rows()
@@ -61,7 +60,7 @@ def main() -> None:
 
   if _ROUND.value:
     name, seed = _ROUND.value
-    found = run.run_guarded(subjects.SUBJECTS[name], name, seed)
+    found = run.run_guarded(run.SUBJECTS[name], name, seed)
     for defect in found.defects:
       show(defect)
     console.print(f"{found.cases} cases, {len(found.defects)} defects")
@@ -84,17 +83,16 @@ def main() -> None:
       progress.update(line, description=f"cases: {counts}")
 
     tallies = run.run_subjects(
-      {name: subjects.SUBJECTS[name] for name in _SUBJECTS.value},
+      {name: run.SUBJECTS[name] for name in _SUBJECTS.value},
       60 * _MINUTES.value,
-      shares=subjects.SHARES,
+      shares=run.SHARES,
       first_seed=_SEED.value,
       processes=_PROCESSES.value,
       report=report,
     )
-  rows = make_rows(tallies)
-  console.print(tables.summary_table(rows).to_console())
-  if _JSON.value:
-    records.write_rows(_JSON.value, rows)
+  rows = run.make_rows(tallies)
+  console.print(run.summary_table(rows).to_console())
+  records.write_rows(_JSON.value, rows)
   sys.exit(any(tally.defects for tally in tallies.values()))
 
 

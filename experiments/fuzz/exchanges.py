@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.fuzz import exchange_programs, exchange_setups, rounds
+from experiments.fuzz import exchange_programs, rounds
 from jaxmotion import codecs
 from jaxmotion.collectives.extend import is_sharded, row_like
 
@@ -23,11 +23,11 @@ _STEPS = ("finite", "finite", "nan", "finite", "inf", "weight", "finite")
 def run_round(seed: int) -> rounds.Round:
   """Draws one exchange and checks its laws."""
   return check_exchange(
-    exchange_setups.draw_setup(np.random.default_rng(seed)), seed
+    exchange_programs.draw_setup(np.random.default_rng(seed)), seed
   )
 
 
-def check_exchange(setup: exchange_setups.Setup, seed: int) -> rounds.Round:
+def check_exchange(setup: exchange_programs.Setup, seed: int) -> rounds.Round:
   """Runs several updates of an exchange and checks the laws of each."""
   case = f"check_exchange({setup!r}, {seed})"
   try:
@@ -99,11 +99,7 @@ def _is_narrow_sum(move: Any) -> bool:
 
 
 class _Step:
-  """One update and the laws that it must keep.
-
-  Attributes:
-    result: what the update returned.
-  """
+  """One update and the laws that it must keep."""
 
   def __init__(
     self,
@@ -115,8 +111,8 @@ class _Step:
     self.programs, self.setup, self.kind = programs, programs.setup, kind
     self.before = state
     self.level = int(rng.integers(len(self.setup.levels)))
-    self.clean = exchange_setups.draw_values(self.setup, rng)
-    self.clean_weights = exchange_setups.draw_weights(self.setup, rng)
+    self.clean = exchange_programs.draw_values(self.setup, rng)
+    self.clean_weights = exchange_programs.draw_weights(self.setup, rng)
     self.x, self.weights = self.clean, self.clean_weights
     self.spoiled: str = ""
     if kind == "weight":

@@ -1,4 +1,4 @@
-"""Faults of disks, folders and clocks, and how training jobs end."""
+"""Faults of disks, folders, clocks and links, and how training jobs end."""
 
 import os
 import pathlib
@@ -11,11 +11,15 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from experiments.fuzz import fault_jobs, rounds
+from experiments.common import distributed
+from experiments.fuzz import fault_jobs, fault_kills, rounds
+from experiments.hosts import links, processes
 
 _PAGE = 4096  # Bytes that a file takes a multiple of.
-_START_S = 120  # A job has a checkpoint by then.
-
+_SHORT_S = (
+  5.0  # A link may carry nothing for so long without an end of the job.
+)
+_WAIT_S = 120.0  # A job on hosts has a checkpoint, or ends, by then.
 
 Fault = Callable[[fault_jobs.Rig, pathlib.Path, random.Random], str]
 """Runs a job and returns what is wrong with how it ended."""
@@ -61,27 +65,15 @@ def _expect_line(ended: fault_jobs.Ended, pattern: str) -> str:
 
 def _interrupt(
   rig: fault_jobs.Rig, workdir: pathlib.Path, checkpoints: int = 1
-) -> None:
-  """Kills a job that has some checkpoints."""
+) -> list[pathlib.Path]:
+  """Kills a job that has some checkpoints; returns the files of the last."""
   job = rig.start(workdir)
-  deadline = time.monotonic() + _START_S
-  while len(_list_checkpoints(workdir)) < checkpoints:
-    if time.monotonic() > deadline or job.wait(0.0):
-      job.kill()
-      raise RuntimeError("the job has no checkpoint")
-    time.sleep(0.001)
+  count = lambda: len(fault_jobs.list_checkpoints(workdir))
+  is_saved = job.wait_until(lambda: count() >= checkpoints)
   job.kill()
-
-
-def _list_checkpoints(workdir: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the folders of the checkpoints, latest last."""
-  folders = [p for p in workdir.glob("checkpoints/*/*") if p.name.isdigit()]
-  return sorted(folders, key=lambda path: int(path.name))
-
-
-def _list_files(workdir: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the files of the last checkpoint."""
-  paths = sorted(_list_checkpoints(workdir)[-1].rglob("*"))
+  if not is_saved:
+    raise RuntimeError("the job has no checkpoint")
+  paths = sorted(fault_jobs.list_checkpoints(workdir)[-1].rglob("*"))
   return [path for path in paths if path.is_file()]
 
 
@@ -89,8 +81,7 @@ def fill_disk(
   rig: fault_jobs.Rig, workdir: pathlib.Path, chooser: random.Random
 ) -> str:
   """Runs a job on a disk that is full after its second checkpoint."""
-  _interrupt(rig, workdir)
-  sizes = [path.stat().st_size for path in _list_files(workdir)]
+  sizes = [path.stat().st_size for path in _interrupt(rig, workdir)]
   shutil.rmtree(workdir)
   workdir.mkdir()
   limit = max(sizes) - 1
@@ -142,10 +133,8 @@ def share_folder(
 ) -> str:
   """Runs a second job on the folder of a job that has been stopped."""
   job = rig.start(workdir)
-  deadline = time.monotonic() + _START_S
-  while not (workdir / "config.json").exists():
-    if time.monotonic() > deadline or job.wait(0.0):
-      return f"no job to share with: {job.kill()}"
+  if not job.wait_until((workdir / "config.json").exists):
+    return f"no job to share with: {job.kill()}"
   job.send(0, signal.SIGSTOP)
   (ended,) = rig.start(workdir).finish()
   detail = _expect_line(ended, f"which process {job.pids[0]} on host .* uses")
@@ -158,8 +147,7 @@ def break_checkpoint(
   rig: fault_jobs.Rig, workdir: pathlib.Path, chooser: random.Random
 ) -> str:
   """Flips a bit of the last checkpoint of a killed job and goes on."""
-  _interrupt(rig, workdir, checkpoints=2)
-  path = chooser.choice(_list_files(workdir))
+  path = chooser.choice(_interrupt(rig, workdir, checkpoints=2))
   data = bytearray(path.read_bytes())
   data[chooser.randrange(len(data))] ^= 1 << chooser.randrange(8)
   path.write_bytes(data)
@@ -216,3 +204,83 @@ PART_FAULTS: dict[str, Fault] = {
   f"flipped bit {i} of several processes": break_checkpoint for i in range(4)
 }
 """Faults of jobs of several processes by name."""
+
+
+def run_links(
+  rig: fault_jobs.Rig, expected: fault_jobs.Outcome
+) -> tuple[rounds.Round, float]:
+  """Cuts the link of a job of two hosts, for a while and for ever."""
+  # Returns two cases, and the seconds in which the job ended on the dead link.
+  defects = []
+  for is_short in (True, False):
+    workdir = rig.folder / ("short" if is_short else "dead")
+    ended, seconds = _cut_link(rig, workdir, is_short)
+    codes = [code for code, _ in ended]
+    detail = ""
+    if is_short:
+      found = fault_jobs.read_outcome(workdir) if codes == [0, 0] else None
+      if found != expected:
+        detail = f"it ends with {ended}"
+    elif (
+      0 in codes
+      or seconds > fault_kills.END_S
+      or any("Traceback" in said for _, said in ended)
+    ):
+      detail = f"it ends with {ended} after {seconds:.0f} s"
+    if detail:
+      law = "a job outlives a short pause of its link, and no dead link"
+      defects.append(rounds.Defect(law, workdir.name, detail))
+  return rounds.Round(2, tuple(defects)), seconds
+
+
+def _cut_link(
+  rig: fault_jobs.Rig, workdir: pathlib.Path, is_short: bool
+) -> tuple[list[tuple[int, str]], float]:
+  """Returns how the processes of a job end, and the seconds that they take."""
+  with links.linked_hosts(2) as hosts:
+    jobs = _start_hosts(rig, workdir, hosts)
+    try:
+      _wait_for_checkpoint(workdir, jobs)
+      links.set_link(hosts[1], "down")
+      begin = time.monotonic()
+      if is_short:
+        time.sleep(_SHORT_S)
+        links.set_link(hosts[1], "up")
+      ended = [job.wait(_WAIT_S) for job in jobs]
+      return ended, time.monotonic() - begin
+    finally:
+      for job in jobs:
+        job.kill()
+        job.close()
+
+
+def _start_hosts(
+  rig: fault_jobs.Rig, workdir: pathlib.Path, hosts: list[links.Host]
+) -> list[processes.HostProcess]:
+  """Starts a process of the job on each host."""
+  address = f"{hosts[0].address}:{processes.find_free_port()}"
+  # The emulated devices of this process are not those of the job.
+  variables = {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+  return [
+    processes.HostProcess(
+      host,
+      "experiments.train",
+      [
+        *rig.arguments(workdir),
+        *distributed.member_flags(address, len(hosts), index),
+      ],
+      f"host {index}",
+      variables,
+    )
+    for index, host in enumerate(hosts)
+  ]
+
+
+def _wait_for_checkpoint(
+  workdir: pathlib.Path, jobs: list[processes.HostProcess]
+) -> None:
+  deadline = time.monotonic() + _WAIT_S
+  while not fault_jobs.find_step(workdir):
+    if time.monotonic() > deadline or any(job.has_ended() for job in jobs):
+      raise RuntimeError(f"the job in {workdir} has no checkpoint")
+    time.sleep(0.01)

@@ -18,7 +18,11 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from experiments.common import checkpoint, manifest, shared_flags
+from experiments.common import (
+  checkpoint,
+  distributed,
+  shared_flags,
+)
 from experiments.common.workdir import Run, read_sealed
 from experiments.hosts.processes import find_free_port
 
@@ -35,38 +39,22 @@ CHECKPOINT_EVERY = 4
 
 
 class Ended(NamedTuple):
-  """The end of one process of a job.
+  """The end of one process of a job."""
 
-  Attributes:
-    code: exit code, negative for a signal.
-    said: text on its standard error.
-  """
-
-  code: int
-  said: str
+  code: int  # Exit code, negative for a signal.
+  said: str  # Text on its standard error.
 
 
 class Outcome(NamedTuple):
-  """State of a run, as its checkpoint has it.
+  """State of a run, as its checkpoint has it."""
 
-  Attributes:
-    losses: loss of each step so far.
-    digest: digest over all leaves.
-    runs: finished runs, without their times.
-  """
-
-  losses: list[float]
-  digest: str
-  runs: list[Run]
+  losses: list[float]  # Loss of each step so far.
+  digest: str  # Digest over all leaves.
+  runs: list[Run]  # Finished runs, without their times.
 
 
 class Job:
-  """Processes that train together, and the files of what they say.
-
-  Args:
-    starts: a function for each process, which does not return.
-    folder: folder of the files.
-  """
+  """Processes that train together, and the files of what they say."""
 
   def __init__(
     self, starts: Sequence[Callable[[], None]], folder: pathlib.Path
@@ -102,6 +90,15 @@ class Job:
         return None
       time.sleep(_POLL_S)
 
+  def wait_until(self, is_ready: Callable[[], bool]) -> bool:
+    """Waits for a condition; returns False if the job ends before."""
+    deadline = time.monotonic() + _KEEP_S
+    while not is_ready():
+      if self.wait(0.0) or time.monotonic() > deadline:
+        return False
+      time.sleep(_POLL_S / 2)
+    return True
+
   def has_ended(self, index: int) -> bool:
     """Returns whether a process had ended at the last call of `wait`."""
     return index in self._codes
@@ -121,14 +118,7 @@ class Job:
 
 
 class Rig:
-  """Starts jobs of one small configuration.
-
-  Args:
-    folder: folder for data, compiled programs and output.
-    processes: processes of a job.
-    steps: steps of a job.
-    workers: workers of a job, or None: one a process, and at least two.
-  """
+  """Starts jobs of one small configuration."""
 
   def __init__(
     self,
@@ -151,7 +141,7 @@ class Rig:
     self._images = folder / "images.npz"
     self._started = 0
     folder.mkdir(parents=True, exist_ok=True)
-    _save_images(self._images)
+    save_images(self._images)
 
   def start(
     self,
@@ -165,12 +155,10 @@ class Rig:
     port = find_free_port()
 
     def make_start(index: int) -> Callable[[], None]:
-      members = [
-        f"--coordinator_address=127.0.0.1:{port}",
-        f"--num_processes={self.processes}",
-        f"--process_id={index}",
-      ]
-      several = members if self.processes > 1 else []
+      several: list[str] = []
+      if self.processes > 1:
+        address = f"127.0.0.1:{port}"
+        several = distributed.member_flags(address, self.processes, index)
 
       def start() -> None:
         jax.config.update("jax_enable_compilation_cache", is_cached)
@@ -181,6 +169,11 @@ class Rig:
 
     starts = [make_start(index) for index in range(self.processes)]
     return Job(starts, self.folder / f"output-{self._started}")
+
+  def run_straight(self) -> Outcome:
+    """Returns the end of a job that nothing interrupts."""
+    self.start(self.folder / "straight").finish()
+    return read_outcome(self.folder / "straight")
 
   def arguments(self, workdir: pathlib.Path) -> list[str]:
     """Returns the flags of a job of one process."""
@@ -214,6 +207,17 @@ class Rig:
     shared_flags.run_main(self._main)
 
 
+def list_checkpoints(workdir: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the folders of the checkpoints, latest last."""
+  folders = [p for p in workdir.glob("checkpoints/*/*") if p.name.isdigit()]
+  return sorted(folders, key=lambda path: int(path.name))
+
+
+def find_step(workdir: pathlib.Path) -> int:
+  """Returns the step of the latest checkpoint, 0 if there is none."""
+  return max((int(path.name) for path in list_checkpoints(workdir)), default=0)
+
+
 def read_outcome(workdir: pathlib.Path) -> Outcome:
   """Returns the state of the one run in a work folder."""
   runs = [
@@ -221,12 +225,12 @@ def read_outcome(workdir: pathlib.Path) -> Outcome:
     for line in read_sealed(workdir / "runs.jsonl")
   ]
   if None in runs:
-    raise manifest.BrokenFileError("runs.jsonl has a broken line")
-  folders = [p for p in workdir.glob("checkpoints/*/*") if p.name.isdigit()]
+    raise checkpoint.BrokenFileError("runs.jsonl has a broken line")
+  folders = list_checkpoints(workdir)
   if not folders:
     return Outcome([], "", [run for run in runs if run])
-  latest = max(folders, key=lambda path: int(path.name))
-  manifest.check_manifest(latest)
+  latest = folders[-1]
+  checkpoint.check_manifest(latest)
   with tempfile.TemporaryDirectory() as folder:
     # In a process of its own, because orbax starts JAX.
     job = Job([lambda: print(_hash_arrays(latest))], pathlib.Path(folder))
@@ -281,8 +285,8 @@ def _fork(
     os._exit(code)
 
 
-def _save_images(path: pathlib.Path) -> None:
-  """Writes few small images of ten classes."""
+def save_images(path: pathlib.Path) -> None:
+  """Writes few small images of ten classes, which load faster than digits."""
   random = np.random.default_rng(0)
   arrays: dict[str, np.ndarray] = {}
   for split, count in (("train", 64), ("test", 32)):

@@ -1,6 +1,10 @@
-"""Kills of training jobs at random moments, and how the jobs go on."""
+"""Kills of training jobs at random moments, and how the jobs go on.
+
+They go on as they were, or with other numbers of workers.
+"""
 
 import dataclasses
+import math
 import pathlib
 import random
 import shutil
@@ -8,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from experiments.common import distributed, manifest
+from experiments.common import checkpoint, distributed
 from experiments.fuzz import fault_jobs, rounds
 
 END_S = distributed.HEARTBEAT_TIMEOUT_S + 15
@@ -22,23 +26,17 @@ _END_WORDS = "ended: ", "Stopped"
 
 @dataclasses.dataclass
 class Kills:
-  """Counts of the signals that jobs were sent.
+  """Counts of the signals that jobs were sent."""
 
-  Attributes:
-    sent: processes that were sent a signal.
-    exact: of these, in jobs that went on and ended bit for bit as a job that
-      nothing interrupted.
-    starting: of these, before the job had a checkpoint since its start.
-    writing: of these, while a checkpoint was written.
-    longest_s: longest time in which the other processes ended.
-    defects: what broke a law.
-  """
-
-  sent: int = 0
+  sent: int = 0  # Processes that were sent a signal.
+  # Of these, in jobs that went on and ended bit for bit as a job that nothing
+  # interrupted.
   exact: int = 0
+  # Of these, before the job had a checkpoint since its start.
   starting: int = 0
-  writing: int = 0
-  longest_s: float = 0.0
+  writing: int = 0  # Of these, while a checkpoint was written.
+  longest_s: float = 0.0  # Longest time in which the other processes ended.
+  # What broke a law.
   defects: list[rounds.Defect] = dataclasses.field(default_factory=list)
 
 
@@ -63,7 +61,7 @@ def run_kills(
     before = counts.sent
     done: list[fault_jobs.Ended] | None = None
     while done is None:
-      steps = find_step(workdir)
+      steps = fault_jobs.find_step(workdir)
       partials = _list_partials(workdir)
       is_cached = chooser.random() > _COMPILING
       job = rig.start(workdir, is_cached=is_cached)
@@ -123,14 +121,7 @@ def wait_for_step(
   job: fault_jobs.Job, workdir: pathlib.Path, step: int
 ) -> None:
   """Waits until a job has a checkpoint past a step, or has ended."""
-  while not job.wait(0.0) and find_step(workdir) <= step:
-    time.sleep(0.001)
-
-
-def find_step(workdir: pathlib.Path) -> int:
-  """Returns the step of the latest checkpoint, 0 if there is none."""
-  names = [path.name for path in workdir.glob("checkpoints/*/*")]
-  return max((int(name) for name in names if name.isdigit()), default=0)
+  job.wait_until(lambda: fault_jobs.find_step(workdir) > step)
 
 
 def _send_signal(
@@ -190,7 +181,7 @@ def _check_state(
   """Checks that what a killed job has left is whole and right so far."""
   try:
     left = fault_jobs.read_outcome(workdir)
-  except manifest.BrokenFileError as error:
+  except checkpoint.BrokenFileError as error:
     law = "a kill leaves no broken checkpoint"
     counts.defects.append(rounds.Defect(law, where, str(error)))
     return
@@ -229,3 +220,89 @@ def _differ(expected: fault_jobs.Outcome, found: fault_jobs.Outcome) -> str:
     if getattr(expected, name) != getattr(found, name):
       return f"{name}: {getattr(found, name)}, not {getattr(expected, name)}"
   return "nothing differs"
+
+
+SIZES = ((1, 2), (1, 1), (2, 4), (1, 8), (2, 2), (1, 4))
+"""Processes and workers of the jobs, in turn."""
+
+_CONTINUES = "other workers continue a killed job"
+
+
+def run_resizes(
+  folder: pathlib.Path,
+  kills: int,
+  seed: int,
+  *,
+  steps: int,
+  report: Callable[[Kills], None] = lambda counts: None,
+) -> Kills:
+  """Kills jobs at random moments; each goes on with other workers."""
+  # No step may be lost or repeated with another loss: the losses in the
+  # checkpoint that a killed job left are the first losses of the job that ends.
+  chooser = random.Random(seed)
+  rigs = [
+    fault_jobs.Rig(folder, count, steps, workers) for count, workers in SIZES
+  ]
+  counts = Kills()
+  chain = turn = 0
+  while counts.sent < kills and len(counts.defects) < 10:
+    chain += 1
+    workdir = folder / f"resized-{chain}"
+    case = f"--resizes={kills} --seed={seed}: job {chain}"
+    before = counts.sent
+    left: list[float] = []
+    done: list[fault_jobs.Ended] | None = None
+    while done is None:
+      job = rigs[turn % len(rigs)].start(workdir)
+      turn += 1
+      if counts.sent == kills:
+        done = job.finish()
+        break
+      wait_for_step(job, workdir, len(left))
+      done = job.wait(chooser.uniform(0.0, 1.0))
+      if done is None:
+        job.send(chooser.randrange(len(job.pids)), signal.SIGKILL)
+        job.kill()
+        counts.sent += 1
+        report(counts)
+        detail, left = _compare_losses(workdir, left)
+        if detail:
+          counts.defects.append(rounds.Defect(_CONTINUES, case, detail))
+          break
+    detail = _compare_resized(workdir, done, left, steps) if done else ""
+    if detail:
+      counts.defects.append(rounds.Defect(_CONTINUES, case, detail))
+    elif done:
+      counts.exact += counts.sent - before
+    report(counts)
+  return counts
+
+
+def _compare_losses(
+  workdir: pathlib.Path, before: list[float]
+) -> tuple[str, list[float]]:
+  """Returns what is wrong with the losses so far, and them."""
+  try:
+    losses = fault_jobs.read_outcome(workdir).losses
+  except checkpoint.BrokenFileError as error:
+    return f"a broken checkpoint: {error}", before
+  if losses[: len(before)] != before:
+    return f"{len(before)} losses became others", losses
+  return "", losses
+
+
+def _compare_resized(
+  workdir: pathlib.Path,
+  ended: list[fault_jobs.Ended],
+  before: list[float],
+  steps: int,
+) -> str:
+  """Returns what is wrong with a job that ended by itself."""
+  if any(end.code for end in ended):
+    return f"it fails: {ended}"
+  detail, losses = _compare_losses(workdir, before)
+  if not detail and (
+    len(losses) != steps or not all(map(math.isfinite, losses))
+  ):
+    detail = f"{len(losses)} losses, not {steps} finite ones"
+  return detail

@@ -6,7 +6,7 @@ import shutil
 import time
 from typing import NamedTuple
 
-from experiments.fuzz import fault_jobs, fault_kills, rounds
+from experiments.fuzz import fault_jobs, rounds
 
 _PERIOD_S = 0.5
 _STEPS = 10_000_000  # More than a soak makes.
@@ -19,33 +19,23 @@ metrics of TensorStore, which orbax writes with."""
 
 
 class Sample(NamedTuple):
-  """Resources that a process holds at one moment.
+  """Resources that a process holds at one moment."""
 
-  Attributes:
-    memory_kb: resident memory, KiB.
-    descriptors: open files.
-    threads: threads.
-    files: files in the work folder.
-  """
+  memory_kb: float  # Resident memory, KiB.
+  descriptors: float  # Open files.
+  threads: float  # Threads.
+  files: float  # Files in the work folder.
 
-  memory_kb: float
-  descriptors: float
-  threads: float
-  files: float
+
+_NOTHING = Sample(0.0, 0.0, 0.0, 0.0)
 
 
 class Soak(NamedTuple):
-  """Outcome of a job that was watched.
+  """Outcome of a job that was watched."""
 
-  Attributes:
-    round: samples as cases, and defects.
-    growth: growth from the second quarter of the time to the last one.
-    saves: checkpoints that were written from the second quarter on.
-  """
-
-  round: rounds.Round
-  growth: Sample
-  saves: int
+  round: rounds.Round  # Samples as cases, and defects.
+  growth: Sample  # Growth from the second quarter of the time to the last one.
+  saves: int  # Checkpoints that were written from the second quarter on.
 
 
 def run_soak(folder: pathlib.Path, minutes: float) -> Soak:
@@ -61,10 +51,8 @@ def run_soak(folder: pathlib.Path, minutes: float) -> Soak:
     if job.wait(_PERIOD_S):
       detail = str(job.kill())
       defect = rounds.Defect("a job goes on", f"--minutes={minutes}", detail)
-      return Soak(
-        rounds.Round(len(samples), (defect,)), Sample(0.0, 0.0, 0.0, 0.0), 0
-      )
-    if step := fault_kills.find_step(workdir):
+      return Soak(rounds.Round(len(samples), (defect,)), _NOTHING, 0)
+    if step := fault_jobs.find_step(workdir):
       steps.append(step)
       samples.append(_take_sample(job.pids[0], workdir))
   job.kill()
@@ -100,7 +88,7 @@ def _measure_growth(samples: list[Sample]) -> Sample:
   # A save holds threads and files for a while: the least is held all the time.
   quarter = len(samples) // 4
   if not quarter:
-    return Sample(0.0, 0.0, 0.0, 0.0)
+    return _NOTHING
   early, late = samples[quarter : 2 * quarter], samples[-quarter:]
   growth = [
     min(after) - min(before)

@@ -15,7 +15,6 @@ import signal
 import sys
 import tempfile
 
-import jax
 import rich.markup
 from absl import flags
 
@@ -25,8 +24,6 @@ from experiments.fuzz import (
   fault_cases,
   fault_jobs,
   fault_kills,
-  fault_links,
-  fault_resizes,
   fault_soak,
   rounds,
 )
@@ -90,7 +87,7 @@ def main() -> None:
       facts += _describe_kills(count, kills)
       defects += kills.defects
     if _RESIZES.value:
-      kills = fault_resizes.run_resizes(
+      kills = fault_kills.run_resizes(
         folder / "resizes",
         _RESIZES.value,
         _SEED.value,
@@ -110,20 +107,15 @@ def main() -> None:
         ("faults", one, fault_cases.FAULTS),
         ("faults_2_processes", parts, fault_cases.PART_FAULTS),
       ):
-        workdir = rig.folder / "straight"
-        rig.start(workdir).finish()
         found = fault_cases.run_faults(
-          rig, fault_jobs.read_outcome(workdir), _SEED.value, faults
+          rig, rig.run_straight(), _SEED.value, faults
         )
         facts.append((name, "cases", found.cases, "cases"))
         facts.append((name, "defects", len(found.defects), "defects"))
         defects += found.defects
     if _LINKS.value:
       rig = fault_jobs.Rig(folder / "links", 2, _STEPS.value)
-      rig.start(folder / "straight-2").finish()
-      found, seconds = fault_links.run_links(
-        rig, fault_jobs.read_outcome(folder / "straight-2")
-      )
+      found, seconds = fault_cases.run_links(rig, rig.run_straight())
       facts.append(("links", "cases", found.cases, "cases"))
       facts.append(("links", "defects", len(found.defects), "defects"))
       facts.append(("links", "end_on_dead_link_s", seconds, "s"))
@@ -146,15 +138,11 @@ def main() -> None:
     ("case", "metric", "value", "unit"), lines, text_columns=(0, 1)
   )
   console.print(table.to_console())
-  if _JSON.value:
-    stamp = (records.describe_machine(), jax.__version__)
-    records.write_rows(
-      _JSON.value,
-      [
-        records.Row("fuzz_faults", *fact, None, None, None, *stamp)
-        for fact in facts
-      ],
-    )
+  rows = [
+    records.make_row("fuzz_faults", case, name, records.Measured(value, unit))
+    for case, name, value, unit in facts
+  ]
+  records.write_rows(_JSON.value, rows)
   sys.exit(bool(defects))
 
 

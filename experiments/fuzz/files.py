@@ -24,38 +24,26 @@ Random = np.random.Generator
 
 
 class Kind(NamedTuple):
-  """A kind of file that is read.
+  """A kind of file that is read."""
 
-  Attributes:
-    name: name of the file; the suffix matters to readers.
-    write: returns the content of a valid file.
-    read: returns the value of a file.
-    explain: returns why a content may not give a value, or None.
-    swap: returns a content with a value of another type and what it swaps, if
-      the kind has types.
-  """
-
-  name: str
-  write: Callable[[Random], bytes]
-  read: Callable[[pathlib.Path], Any]
+  name: str  # Name of the file; the suffix matters to readers.
+  write: Callable[[Random], bytes]  # Returns the content of a valid file.
+  read: Callable[[pathlib.Path], Any]  # Returns the value of a file.
+  # Returns why a content may not give a value, or None.
   explain: Callable[[bytes, bytes, Any], str | None]
+  # Returns a content with a value of another type and what it swaps, if the
+  # kind has types.
   swap: Callable[[Random, bytes], tuple[bytes, str]] | None = None
 
 
 class Case(NamedTuple):
-  """A file and what was done to it.
+  """A file and what was done to it."""
 
-  Attributes:
-    whole: content of the valid file.
-    damaged: content after the damage; None for a folder in place of the file.
-    damage: what was done.
-    must_fail: whether no value may be read.
-  """
-
-  whole: bytes
+  whole: bytes  # Content of the valid file.
+  # Content after the damage; None for a folder in place of the file.
   damaged: bytes | None
-  damage: str
-  must_fail: bool = False
+  damage: str  # What was done.
+  must_fail: bool = False  # Whether no value may be read.
 
 
 def run_round(seed: int) -> rounds.Round:

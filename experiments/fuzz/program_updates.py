@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.fuzz import program_nodes, program_ops, program_results
+from experiments.fuzz import program_nodes
 from jaxmotion import codecs, memory
 from jaxmotion.core import PyTree
 
@@ -40,7 +40,7 @@ def _block(
   nodes: tuple[program_nodes.Node, ...], ids: Any, key: Any
 ) -> Callable[..., Any]:
   def block(params: PyTree, x: Any) -> Any:
-    env = program_ops.Env(params, ids, key, [], lambda fn: fn)
+    env = program_nodes.Env(params, ids, key, [], lambda fn: fn)
     return program_nodes.run_nodes(nodes, env, x).astype(x.dtype)
 
   return block
@@ -52,7 +52,7 @@ def _mean_square(x: Any, y: Any) -> Any:
 
 def check_optimizer_in_backward(
   rng: np.random.Generator, data: np.random.Generator
-) -> Iterator[program_results.Comparison]:
+) -> Iterator[program_nodes.Comparison]:
   """Compares an update within the backward pass to a plain one."""
   x, ids, key = program_nodes.make_data(data)
   sizes = [int(rng.choice([1, 2, 3])) for _ in range(int(rng.integers(1, 3)))]
@@ -90,10 +90,10 @@ def check_optimizer_in_backward(
     return optax.apply_updates(params, updates), value
 
   y = program_nodes.make_data(data)[0]
-  expected, value = program_results.compile_lightly(plain)(
+  expected, value = program_nodes.compile_lightly(plain)(
     params, tx.init(params), x, y
   )
-  found, _, our_value = program_results.compile_lightly(model.step)(
+  found, _, our_value = program_nodes.compile_lightly(model.step)(
     params, model.init(params), x, y
   )
   # Compared are the updates: parameters would hide their errors.
@@ -102,18 +102,18 @@ def check_optimizer_in_backward(
   )
   nodes = tuple(node for program in programs for node in program)
   text = f"{programs} repeats={sizes} {codec=} {segment=} {name}"
-  tolerance = program_results.rounding_tolerance(nodes)
-  yield program_results.Comparison(
+  tolerance = program_nodes.rounding_tolerance(nodes)
+  yield program_nodes.Comparison(
     "loss in backward is exact", text, value, our_value, tolerance
   )
-  yield program_results.Comparison(
+  yield program_nodes.Comparison(
     "update in backward is that of optax", text, expected, found, tolerance
   )
 
 
 def check_compressed_state(
   rng: np.random.Generator, data: np.random.Generator
-) -> Iterator[program_results.Comparison]:
+) -> Iterator[program_nodes.Comparison]:
   """Compares updates from encoded state to those from plain state."""
   shapes = [(64, 64), (4096,), (3, 5), (7, 11, 13), (), (1, 4096), (0,)]
   count = int(rng.integers(1, 5))
@@ -153,7 +153,7 @@ def check_compressed_state(
         updates.append(u)
       return updates, state
 
-    return program_results.compile_lightly(steps)
+    return program_nodes.compile_lightly(steps)
 
   shape_text = jax.tree.map(lambda a: f"{a.dtype}{a.shape}", params)
   text = f"{name} {shape_text} {options}"
@@ -161,14 +161,14 @@ def check_compressed_state(
   expected, plain_state = run(plain)(params, grads)
   narrow = any(a.dtype == jnp.bfloat16 for a in jax.tree.leaves(params))
   tolerance = (0.02 if narrow else 1e-5) if exact else None
-  yield program_results.Comparison(
+  yield program_nodes.Comparison(
     "updates from encoded state are those of optax",
     text,
     expected,
     found,
     tolerance,
   )
-  yield program_results.Comparison(
+  yield program_nodes.Comparison(
     "decoded state is exact",
     text,
     plain_state,
@@ -202,7 +202,7 @@ _STATES: dict[str, Callable[[], optax.GradientTransformation]] = {
 
 def check_host_resident(
   rng: np.random.Generator, data: np.random.Generator
-) -> Iterator[program_results.Comparison]:
+) -> Iterator[program_nodes.Comparison]:
   """Compares an update of weights on the host to a plain one."""
   x, ids, key = program_nodes.make_data(data)
   count = int(rng.integers(1, 3))
@@ -248,7 +248,7 @@ def check_host_resident(
       x = fn(params[stage_name], x, batch)
     return x
 
-  @program_results.compile_lightly
+  @program_nodes.compile_lightly
   def plain(params: PyTree, batch: PyTree) -> Any:
     value, grads = jax.value_and_grad(loss)(params, batch)
     updates, _ = tx.update(grads, tx.init(params), params)
@@ -262,10 +262,10 @@ def check_host_resident(
   )
   nodes = tuple(node for program in programs for node in program)
   text = f"{programs} {name} {options}"
-  tolerance = program_results.rounding_tolerance(nodes) if exact else None
-  yield program_results.Comparison(
+  tolerance = program_nodes.rounding_tolerance(nodes) if exact else None
+  yield program_nodes.Comparison(
     "loss from the host is exact", text, value, our_value, tolerance
   )
-  yield program_results.Comparison(
+  yield program_nodes.Comparison(
     "update on the host is that of optax", text, expected, found, tolerance
   )

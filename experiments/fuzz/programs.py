@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.fuzz import program_nodes, program_results, program_updates
+from experiments.fuzz import program_nodes, program_updates
 from experiments.fuzz.rounds import Defect, Round
 from jaxmotion import codecs, memory
 
@@ -28,7 +28,7 @@ _ROUNDING = (
 )
 Check = Callable[
   [np.random.Generator, np.random.Generator],
-  Iterator[program_results.Comparison],
+  Iterator[program_nodes.Comparison],
 ]
 
 
@@ -63,7 +63,7 @@ def _find_defects(
 ) -> Iterator[Defect]:
   try:
     for comparison in CHECKS[kind](program, data):
-      if detail := program_results.describe_difference(comparison):
+      if detail := program_nodes.describe_difference(comparison):
         yield Defect(comparison.law, f"{case}  # {comparison.case}", detail)
   except Exception as e:
     if not is_refusal(e):
@@ -80,7 +80,7 @@ def is_refusal(error: Exception) -> bool:
 
 def check_residuals(
   rng: np.random.Generator, data: np.random.Generator
-) -> Iterator[program_results.Comparison]:
+) -> Iterator[program_nodes.Comparison]:
   """Compares gradients with compressed residuals to plain ones."""
   nodes = program_nodes.make_nodes(rng, int(rng.integers(4, 10)))
   rounds = rng.random() < 0.3
@@ -101,20 +101,20 @@ def check_residuals(
 
   def run(loss: Any) -> Any:
     grad = jax.value_and_grad(loss, argnums, has_aux=True)
-    return program_results.compile_lightly(grad)(*args)
+    return program_nodes.compile_lightly(grad)(*args)
 
   (value, others), grads = run(plain)
   (our_value, our_others), our_grads = run(ours)
-  tolerance = program_results.rounding_tolerance(nodes)
+  tolerance = program_nodes.rounding_tolerance(nodes)
   text = f"{list(nodes)} {options} whole={whole} argnums={argnums}"
-  yield program_results.Comparison(
+  yield program_nodes.Comparison(
     "the result is exact",
     text,
     (value, others),
     (our_value, our_others),
     tolerance,
   )
-  yield program_results.Comparison(
+  yield program_nodes.Comparison(
     "gradients are finite" if rounds else "gradients are exact",
     text,
     grads,

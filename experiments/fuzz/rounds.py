@@ -5,17 +5,11 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Defect:
-  """A generated case that broke a law of the library.
+  """A generated case that broke a law of the library."""
 
-  Attributes:
-    law: the law, in a few words, such as "a NaN poisons its whole block".
-    case: an expression that rebuilds the case.
-    detail: what was found and what the law asks for.
-  """
-
-  law: str
-  case: str
-  detail: str
+  law: str  # The law, in a few words, such as "a NaN poisons its whole block".
+  case: str  # An expression that rebuilds the case.
+  detail: str  # What was found and what the law asks for.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,11 +17,7 @@ class Round:
   """The cases that one seed makes.
 
   A round shares its compilations: one program, many values.
-
-  Attributes:
-    cases: number of cases that were checked.
-    defects: cases that broke a law.
   """
 
-  cases: int
-  defects: tuple[Defect, ...] = ()
+  cases: int  # Number of cases that were checked.
+  defects: tuple[Defect, ...] = ()  # Cases that broke a law.

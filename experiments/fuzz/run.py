@@ -1,4 +1,4 @@
-"""Rounds of all subjects in several processes, until the time is over."""
+"""Subjects of generated cases: rounds in several processes, rows and table."""
 
 import dataclasses
 import heapq
@@ -6,10 +6,12 @@ import multiprocessing
 import multiprocessing.connection
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
+from experiments.common import names, records, tables
+from experiments.fuzz import codecs, exchanges, fault_files, files, programs
 from experiments.fuzz.rounds import Defect, Round
 
 RunRound = Callable[[int], Round]
@@ -19,18 +21,12 @@ _EXIT_S = 10.0  # Seconds that a worker gets to end after its last round.
 
 @dataclasses.dataclass
 class Tally:
-  """Sums over all rounds of one subject.
+  """Sums over all rounds of one subject."""
 
-  Attributes:
-    rounds: rounds that ended, were stopped or lost their process.
-    cases: cases that those rounds checked.
-    seconds: time in those rounds, summed over processes.
-    defects: found in the order in which rounds ended.
-  """
-
-  rounds: int = 0
-  cases: int = 0
-  seconds: float = 0.0
+  rounds: int = 0  # Rounds that ended, were stopped or lost their process.
+  cases: int = 0  # Cases that those rounds checked.
+  seconds: float = 0.0  # Time in those rounds, summed over processes.
+  # Found in the order in which rounds ended.
   defects: list[Defect] = dataclasses.field(default_factory=list)
 
 
@@ -187,3 +183,70 @@ def _serve_rounds(
       return
     pipe.send(run_guarded(subjects[name], name, seed))
     jax.clear_caches()  # Hundreds of programs a round would fill the memory.
+
+
+SUBJECTS: dict[str, RunRound] = {
+  "checkpoints": fault_files.run_round,
+  "codecs": codecs.run_round,
+  "exchanges": exchanges.run_round,
+  "files": files.run_round,
+  "programs": programs.run_round,
+}
+
+# Relative times. A program costs about 1 s of compilation, a codec's case 6 ms.
+SHARES: dict[str, float] = {
+  "checkpoints": 0.7,
+  "codecs": 3.6,
+  "exchanges": 2.0,
+  "files": 0.7,
+  "programs": 13.0,
+}
+
+
+def parse_round(text: str) -> tuple[str, int]:
+  """Returns the subject and the seed of a round.
+
+  >>> parse_round("codecs:17")
+  ('codecs', 17)
+  """
+  name, colon, seed = text.partition(":")
+  if not colon or not seed.isdecimal():
+    raise ValueError(f"must be SUBJECT:SEED, such as codecs:17, got {text!r}.")
+  names.check_name(name, SUBJECTS, "SUBJECT")
+  return name, int(seed)
+
+
+def make_rows(tallies: Mapping[str, Tally]) -> list[records.Row]:
+  """Returns rows of the rounds, cases, defects and seconds of each subject."""
+  one = records.Measured
+  cases = {
+    name: {
+      "rounds": one(tally.rounds, "rounds"),
+      "cases": one(tally.cases, "cases"),
+      "defects": one(len(tally.defects), "defects"),
+      "seconds": one(tally.seconds, "s"),
+    }
+    for name, tally in tallies.items()
+  }
+  return records.make_rows("fuzz", cases)
+
+
+def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns the counts of each subject."""
+  found = tables.index_rows(rows)
+  lines = [
+    [
+      case,
+      *(
+        f"{found[case, metric].value:,.0f}"
+        for metric in ("rounds", "cases", "seconds", "defects")
+      ),
+    ]
+    for case in dict.fromkeys(row.case for row in rows)
+  ]
+  return tables.Table(
+    ("subject", "rounds", "cases", "seconds", "defects"),
+    lines,
+    title=f"{rows[0].machine}, JAX {rows[0].jax}",
+    caption="seconds are summed over processes",
+  )

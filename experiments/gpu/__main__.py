@@ -26,16 +26,14 @@ from experiments.common import (
   shared_flags,
   signals,
 )
-from experiments.gpu import jobs, tables
+from experiments.gpu import jobs
 
 _SECONDS = flags.DEFINE_float(
   "seconds", 450, "Time of all jobs.", 0, allow_override=True
 )
 _JOBS = list_flags.define_names("jobs", jobs.JOBS, jobs.JOBS, "Names of jobs.")
 _SMALL = flags.DEFINE_bool("small", False, "Run small forms of the jobs.")
-_FRESH = flags.DEFINE_bool(
-  "fresh", False, "Run what is in --json already.", allow_override=True
-)
+_FRESH = shared_flags.define_fresh()
 _JSON = shared_flags.define_rows()
 
 
@@ -47,9 +45,8 @@ def main() -> None:
   known = [] if _FRESH.value or path is None else jobs.read_known(path)
   rows = known
   for rows in jobs.run_jobs(_JOBS.value, known, _SECONDS.value, _SMALL.value):
-    if path is not None:
-      records.write_rows(path, rows)
-  console.make_console().print(tables.jobs_table(rows).to_console())
+    records.write_rows(path, rows)
+  console.make_console().print(jobs.jobs_table(rows).to_console())
   if jobs.find_failures(rows):
     sys.exit(1)
 

@@ -1,13 +1,14 @@
-"""Jobs of a call, which run in processes and share its time."""
+"""Jobs of a call, which run in processes and share its time; tables."""
 
 import pathlib
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from experiments.common import console, files, records
+from experiments.common import console, files, records, tables
 
 SECONDS = "job_seconds"
 """Metric of the seconds that a job took; text says why it has no rows."""
@@ -115,6 +116,36 @@ def _make_row(
   # This process must not start JAX, which would take the GPU's memory.
   machine = rows[0].machine if rows else "unknown"
   version = rows[0].jax if rows else "unknown"
-  return records.Row(
-    "gpu_jobs", name, SECONDS, value, "s", None, None, None, machine, version
+  key = ("gpu_jobs", name, SECONDS, records.Measured(value, "s"))
+  return records.make_row(*key, machine=machine, version=version)
+
+
+def jobs_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns the seconds and the number of rows of each job."""
+  counts = Counter(row.experiment for row in rows)
+  lines = [
+    (
+      row.case,
+      row.value if isinstance(row.value, str) else f"{row.value:.0f}",
+      str(counts[f"gpu_{row.case}"]),
+    )
+    for row in rows
+    if row.metric == SECONDS
+  ]
+  return tables.Table(("job", "seconds", "rows"), lines, text_columns=(0, 1))
+
+
+def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns what plans and transfers measured, a line for each row."""
+  lines = [
+    (row.case, row.metric, _format_value(row.value), row.unit)
+    for row in rows
+    if row.experiment.startswith(("gpu_plans", "gpu_transfers"))
+  ]
+  return tables.Table(
+    ("case", "metric", "value", "unit"), lines, text_columns=(0, 1, 3)
   )
+
+
+def _format_value(value: float | str) -> str:
+  return value if isinstance(value, str) else f"{value:,.4g}"

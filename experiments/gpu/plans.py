@@ -19,10 +19,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from absl import flags
 
 from experiments.common import list_flags, records, shared_flags, timing
-from experiments.gpu.rows import make_row
 from experiments.models import losses
 from jaxmotion import codecs, memory
 from jaxmotion.core import PyTree
@@ -37,12 +35,9 @@ def _check_model(text: str) -> str:
 _MODEL = list_flags.define_item(
   "model", "gpt", _check_model, "Model and its options."
 )
-_REPEATS = flags.DEFINE_integer(
-  "repeats", 5, "Repeats.", 1, allow_override=True
-)
+_REPEATS = shared_flags.define_repeats(5)
 _JSON = shared_flags.define_rows()
 
-_make_row = functools.partial(make_row, "gpu_plans")
 _OURS: Mapping[str, Callable[[], Any]] = {
   "ours": lambda: None,
   "ours_8bits": lambda: codecs.uniform(bits=8, block=64),
@@ -52,17 +47,12 @@ _OURS: Mapping[str, Callable[[], Any]] = {
 
 
 class Plan(NamedTuple):
-  """A compiled training step.
+  """A compiled training step."""
 
-  Attributes:
-    name: name of the plan.
-    run: function (params, batch) -> loss and gradients.
-    temp_bytes: temporaries on the device.
-  """
-
-  name: str
+  name: str  # Name of the plan.
+  # Function (params, batch) -> loss and gradients.
   run: Callable[[PyTree, PyTree], PyTree]
-  temp_bytes: int
+  temp_bytes: int  # Temporaries on the device.
 
 
 def main() -> None:
@@ -72,8 +62,7 @@ def main() -> None:
     value = row.value if isinstance(row.value, str) else f"{row.value:,.4g}"
     print(f"{row.case} {row.metric}: {value} {row.unit}")
     rows.append(row)
-    if _JSON.value:
-      records.write_rows(_JSON.value, rows)
+    records.write_rows(_JSON.value, rows)
 
 
 def measure_plans(model: str, repeats: int) -> list[records.Row]:
@@ -95,22 +84,29 @@ def measure_plans(model: str, repeats: int) -> list[records.Row]:
   args = _fill(task.params), _fill(task.batch)
   rows: list[records.Row] = []
   taken: dict[str, timing.TimedCalls] = {}
+
+  def add(
+    plan: str, metric: str, found: records.Measured, base: float | None = None
+  ) -> None:
+    key = ("gpu_plans", f"{name}/{plan}", metric)
+    rows.append(records.make_row(*key, found, base))
+
   for plan in plans:
-    case = f"{name}/{plan.name}"
-    rows.append(_make_row(case, "temp_bytes", plan.temp_bytes, "bytes"))
+    add(plan.name, "temp_bytes", records.Measured(plan.temp_bytes, "bytes"))
     try:
       jax.block_until_ready(plan.run(*args))
     except jax.errors.JaxRuntimeError as failure:
-      reason = str(failure).splitlines()[0]
-      rows.append(_make_row(case, "step_ms", f"not measured: {reason}", "ms"))
+      reason = f"not measured: {str(failure).splitlines()[0]}"
+      add(plan.name, "step_ms", records.Measured(reason, "ms"))
       continue
     taken[plan.name] = _repeat_step(plan, args)
-    rows.append(_make_row(case, "peak_bytes", _read_peak(), "bytes"))
+    add(plan.name, "peak_bytes", records.Measured(_read_peak(), "bytes"))
   times = timing.measure_times(taken, repeats)
+  base = times.median("plain") if "plain" in taken else None
   for plan_name, ms in times.ms.items():
-    base = times.median("plain") if "plain" in taken else None
-    case, value = f"{name}/{plan_name}", times.median(plan_name)
-    rows.append(_make_row(case, "step_ms", value, "ms", ms, base))
+    noise = records.find_spread(ms)
+    median = records.Measured(times.median(plan_name), "ms", noise)
+    add(plan_name, "step_ms", median, base)
   return rows
 
 

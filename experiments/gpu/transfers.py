@@ -20,19 +20,15 @@ from absl import flags
 from jax.sharding import SingleDeviceSharding
 
 from experiments.common import records, shared_flags
-from experiments.gpu.rows import make_row
 from jaxmotion import codecs
 from jaxmotion.core import Array, PyTree, ShapedLike
 
 _MAX_BYTES = flags.DEFINE_integer(
   "max_bytes", 1 << 28, "Largest array, bytes.", 1024, allow_override=True
 )
-_REPEATS = flags.DEFINE_integer(
-  "repeats", 7, "Repeats.", 1, allow_override=True
-)
+_REPEATS = shared_flags.define_repeats(7)
 _JSON = shared_flags.define_rows()
 
-_make_row = functools.partial(make_row, "gpu_transfers")
 _CODECS = {
   "truncate_2_bytes": codecs.truncate(bytes=2),
   "truncate_3_bytes": codecs.truncate(bytes=3),
@@ -49,8 +45,7 @@ def main() -> None:
   for row in measure_transfers(_MAX_BYTES.value, _REPEATS.value):
     print(f"{row.case} {row.metric}: {row.value:.4g} {row.unit}")
     rows.append(row)
-  if _JSON.value:
-    records.write_rows(_JSON.value, rows)
+  records.write_rows(_JSON.value, rows)
 
 
 def measure_transfers(max_bytes: int, repeats: int) -> Iterator[records.Row]:
@@ -76,7 +71,7 @@ def _measure_rates(x: np.ndarray, repeats: int) -> Iterator[records.Row]:
     times = _time_calls(move, repeats)
     rates = [x.nbytes / ms / 1e6 for ms in times]
     case = f"{x.nbytes}_bytes/{name}"
-    yield _make_row(case, "bandwidth", statistics.median(rates), "GB/s", rates)
+    yield _make_row(case, "bandwidth", rates, "GB/s")
 
 
 def _measure_packed(x: np.ndarray, repeats: int) -> Iterator[records.Row]:
@@ -84,7 +79,7 @@ def _measure_packed(x: np.ndarray, repeats: int) -> Iterator[records.Row]:
   weights = jax.device_put(x, host)
   plain = _time_calls(lambda: jax.device_put(weights, device), repeats)
   case = f"{x.nbytes}_bytes/float32"
-  yield _make_row(case, "transfer", statistics.median(plain), "ms", plain)
+  yield _make_row(case, "transfer", plain, "ms")
   for name, codec in _CODECS.items():
     encode = jax.jit(functools.partial(_encode, codec))
     decode = jax.jit(functools.partial(_decode, codec, weights))
@@ -98,9 +93,19 @@ def _measure_packed(x: np.ndarray, repeats: int) -> Iterator[records.Row]:
     for part, call in parts.items():
       times = _time_calls(call, repeats)
       base = statistics.median(plain) if part == "transfer" else None
-      value = statistics.median(times)
-      case = f"{x.nbytes}_bytes/{name}"
-      yield _make_row(case, part, value, "ms", times, base)
+      yield _make_row(f"{x.nbytes}_bytes/{name}", part, times, "ms", base)
+
+
+def _make_row(
+  case: str,
+  metric: str,
+  repeats: list[float],
+  unit: str,
+  baseline: float | None = None,
+) -> records.Row:
+  noise = records.find_spread(repeats)
+  median = records.Measured(statistics.median(repeats), unit, noise)
+  return records.make_row("gpu_transfers", case, metric, median, baseline)
 
 
 def _encode(codec: codecs.Codec, x: Array) -> PyTree:

@@ -16,5 +16,8 @@ from experiments.gpu_compile.compile import (
   trace_for as trace_for,
 )
 from experiments.gpu_compile.hlo import Kernel as Kernel
-from experiments.gpu_compile.ptx import Assembly as Assembly
-from experiments.gpu_compile.targets import GPUS as GPUS, Gpu as Gpu
+from experiments.gpu_compile.ptx import (
+  GPUS as GPUS,
+  Assembly as Assembly,
+  Gpu as Gpu,
+)

@@ -17,7 +17,7 @@ import jaxlib
 from jax.experimental import topologies
 from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
 
-from experiments.gpu_compile import hlo, ptx, targets
+from experiments.gpu_compile import hlo, ptx
 from jaxmotion import core
 from jaxmotion.core import PyTree
 
@@ -38,19 +38,15 @@ _SOURCE = re.compile(r'profile_annotation: "([^"]*)"\s*thunk_id: (\d+)')
 
 
 class Compiled(NamedTuple):
-  """A program for a GPU: compiled, not run.
+  """A program for a GPU: compiled, not run."""
 
-  Attributes:
-    gpu: the GPU. The compiler spends the memory that it is told of, so two
-      figures compare only if `gpu.memory_gib` is the same.
-    memory: bytes of the program's buffers, as `memory_analysis` states them.
-    kernels: instructions that run on the device, in order.
-    assembly: assembly of each launch of a generated kernel, in order.
-  """
-
-  gpu: targets.Gpu
+  # The GPU. The compiler spends the memory that it is told of, so two figures
+  # compare only if `gpu.memory_gib` is the same.
+  gpu: ptx.Gpu
+  # Bytes of the program's buffers, as `memory_analysis` states them.
   memory: Any
-  kernels: list[hlo.Kernel]
+  kernels: list[hlo.Kernel]  # Instructions that run on the device, in order.
+  # Assembly of each launch of a generated kernel, in order.
   assembly: list[ptx.Assembly]
 
   @property
@@ -92,30 +88,20 @@ def explain_refusal() -> str | None:
     if version != jaxlib.__version__:
       return f"{name} {version} is not made for jaxlib {jaxlib.__version__}"
   try:
-    _make_device(targets.GPUS["H100"])
+    _make_device(ptx.GPUS["H100"])
   except NotImplementedError:
     return "JAX started without JAX_PLATFORMS=cpu and found no GPU"
   return None
 
 
-def find_gpu(
-  name: str = "H100", memory_gib: float | None = None
-) -> targets.Gpu:
+def find_gpu(name: str = "H100", memory_gib: float | None = None) -> ptx.Gpu:
   """Returns the description of a GPU.
 
-  Args:
-    name: name of the GPU, a key of `GPUS`.
-    memory_gib: its memory, GiB; None for the memory that it comes with.
-
-  Raises:
-    ValueError: there is no such GPU, or its memory is not positive.
-
-  Example:
-    >>> find_gpu("H200").memory_gib, find_gpu("H200", 12).memory_gib
-    (141, 12)
+  >>> find_gpu("H200").memory_gib, find_gpu("H200", 12).memory_gib
+  (141, 12)
   """
-  core.check_choice("gpu", name, tuple(targets.GPUS))
-  gpu = targets.GPUS[name]
+  core.check_choice("gpu", name, tuple(ptx.GPUS))
+  gpu = ptx.GPUS[name]
   if memory_gib is None:
     return gpu
   if not memory_gib > 0:
@@ -159,7 +145,7 @@ def compile_memory(
 def trace_for(
   fn: Callable[..., PyTree],
   *args: PyTree,
-  gpu: targets.Gpu,
+  gpu: ptx.Gpu,
   **jit_options: Any,
 ) -> Any:
   """Traces a function at arguments on a GPU that is not there."""
@@ -173,7 +159,7 @@ def trace_for(
     return jax.jit(fn, **jit_options).trace(*args)
 
 
-def lower_for(traced: Any, gpu: targets.Gpu) -> Any:
+def lower_for(traced: Any, gpu: ptx.Gpu) -> Any:
   """Lowers a traced function for a GPU that is not there."""
   with jax.sharding.use_abstract_mesh(_make_mesh(gpu.kind)):
     return traced.lower(lowering_platforms=("cuda",))
@@ -182,17 +168,17 @@ def lower_for(traced: Any, gpu: targets.Gpu) -> Any:
 def _lower_program(
   fn: Callable[..., PyTree],
   args: PyTree,
-  gpu: targets.Gpu,
+  gpu: ptx.Gpu,
   jit_options: dict[str, Any],
 ) -> Any:
   return lower_for(trace_for(fn, *args, gpu=gpu, **jit_options), gpu)
 
 
 @functools.cache
-def _make_device(gpu: targets.Gpu) -> Any:
+def _make_device(gpu: ptx.Gpu) -> Any:
   topology = topologies.get_topology_desc(
     platform="cuda",
-    target_config=targets.describe_target(gpu),
+    target_config=ptx.describe_target(gpu),
     topology="1x1x1",
   )
   return topology.devices[0]
@@ -218,9 +204,7 @@ def _dump_mosaic(lowered: Any, folder: str) -> Iterator[None]:
       del os.environ[_MOSAIC_FOLDER]
 
 
-def _read_program(
-  program: Any, folder: pathlib.Path, gpu: targets.Gpu
-) -> Compiled:
+def _read_program(program: Any, folder: pathlib.Path, gpu: ptx.Gpu) -> Compiled:
   """Reads a compiled program and the compiler's dump in the folder."""
   sources = _SOURCE.findall(_read_dump(folder, "thunk_metadata"))
   source = {number: instruction for instruction, number in sources}

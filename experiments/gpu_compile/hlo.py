@@ -25,27 +25,20 @@ _UPDATES = {"dynamic-update-slice": 1, "scatter": -1}
 
 
 class Kernel(NamedTuple):
-  """One instruction that runs on the device.
+  """One instruction that runs on the device."""
 
-  Attributes:
-    name: name of the instruction.
-    opcode: opcode of the instruction: fusion, custom-call, copy, ...
-    read_bytes: bytes of the operands, each counted once, though a fusion may
-      load a value several times; of an operand that is only sliced, the bytes
-      of the slices.
-    write_bytes: bytes of the results; of a result updated in place, the bytes
-      of the updates.
-    launches: number of kernels that the instruction takes, each of which moves
-      those bytes: a sort takes several.
-    runs: number of times that it runs, in a loop; None if the compiler does
-      not know.
-  """
-
-  name: str
-  opcode: str
+  name: str  # Name of the instruction.
+  opcode: str  # Opcode of the instruction: fusion, custom-call, copy, ...
+  # Bytes of the operands, each counted once, though a fusion may load a value
+  # several times; of an operand that is only sliced, the bytes of the slices.
   read_bytes: int
+  # Bytes of the results; of a result updated in place, the bytes of the
+  # updates.
   write_bytes: int
+  # Number of kernels that the instruction takes, each of which moves those
+  # bytes: a sort takes several.
   launches: int
+  # Number of times that it runs, in a loop; None if the compiler does not know.
   runs: int | None
 
   @property

@@ -1,4 +1,4 @@
-"""Reads a kernel's PTX: registers, spills and width of memory accesses."""
+"""GPUs that programs are compiled for, and registers and spills of PTX."""
 
 import functools
 import importlib.util
@@ -11,7 +11,61 @@ import subprocess
 from collections import Counter
 from typing import NamedTuple
 
-from experiments.gpu_compile import targets
+
+# References: NVIDIA H100 and H200 datasheets (memory, bandwidth); NVIDIA H100
+# Tensor Core GPU Architecture (multiprocessors, L2); CUDA C++ Programming
+# Guide, technical specifications of compute capability 9.0 (limits).
+class Gpu(NamedTuple):
+  """A GPU of compute capability 9.0: name, memory and bandwidth."""
+
+  kind: str  # Name of the device.
+  memory_gib: float  # Memory of the device, GiB.
+  bandwidth: int  # Bandwidth of that memory, bytes per second.
+
+
+GPUS = {
+  "H100": Gpu("NVIDIA H100 80GB HBM3", 80, 3_350_000_000_000),
+  "H200": Gpu("NVIDIA H200", 141, 4_800_000_000_000),
+}
+
+# Limits of a multiprocessor ("core") of compute capability 9.0.
+THREADS_PER_CORE = 2048
+BLOCKS_PER_CORE = 32
+REGISTERS_PER_CORE = 65536
+SHARED_BYTES_PER_CORE = 233472
+# Shared memory that the system takes for each block.
+SHARED_BYTES_RESERVED = 1024
+
+
+def describe_target(gpu: Gpu) -> str:
+  """Returns the text of a `GpuTargetConfigProto` of a GPU."""
+  return f"""
+gpu_device_info {{
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: {SHARED_BYTES_PER_CORE}
+  threads_per_core_limit: {THREADS_PER_CORE}
+  core_count: 132
+  fpus_per_core: 128
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: {gpu.bandwidth}
+  l2_cache_size: 52428800
+  clock_rate_ghz: 1.98
+  device_memory_size: {int(gpu.memory_gib * 2**30)}
+  shared_memory_per_block_optin: 232448
+  cuda_compute_capability {{ major: 9 }}
+  registers_per_core_limit: {REGISTERS_PER_CORE}
+  registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 7 }}
+runtime_version {{ major: 12 minor: 8 }}
+device_description_str: "{gpu.kind}"
+"""
+
 
 _ENTRY = re.compile(r"^\.visible \.entry ([\w$]+)\(", re.MULTILINE)
 _TARGET = re.compile(r"^\.target (\w+)", re.MULTILINE)
@@ -28,28 +82,19 @@ _SPILLED = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
 class Assembly(NamedTuple):
-  """Figures of one kernel's assembly.
+  """Figures of one kernel's assembly."""
 
-  Attributes:
-    name: name of the kernel.
-    instruction: name of the HLO instruction that the kernel belongs to.
-    threads: number of threads in a block.
-    shared_bytes: shared memory of a block.
-    loads: number of instructions that load from global memory, by the bytes
-      that each loads for a thread (4 to 16).
-    stores: number of instructions that store to global memory, by bytes.
-    registers: registers of a thread; None without an assembler.
-    spill_bytes: bytes stored and loaded for lack of registers; None without an
-      assembler.
-  """
-
-  name: str
-  instruction: str
-  threads: int
-  shared_bytes: int
+  name: str  # Name of the kernel.
+  instruction: str  # Name of the HLO instruction that the kernel belongs to.
+  threads: int  # Number of threads in a block.
+  shared_bytes: int  # Shared memory of a block.
+  # Number of instructions that load from global memory, by the bytes that each
+  # loads for a thread (4 to 16).
   loads: dict[int, int]
+  # Number of instructions that store to global memory, by bytes.
   stores: dict[int, int]
-  registers: int | None
+  registers: int | None  # Registers of a thread; None without an assembler.
+  # Bytes stored and loaded for lack of registers; None without an assembler.
   spill_bytes: int | None
 
   @property
@@ -59,14 +104,14 @@ class Assembly(NamedTuple):
       return None
     # Registers are allocated in multiples of eight.
     registers = -(-self.registers // 8) * 8 * self.threads
-    shared = self.shared_bytes + targets.SHARED_BYTES_RESERVED
+    shared = self.shared_bytes + SHARED_BYTES_RESERVED
     blocks = min(
-      targets.BLOCKS_PER_CORE,
-      targets.THREADS_PER_CORE // self.threads,
-      targets.REGISTERS_PER_CORE // registers,
-      targets.SHARED_BYTES_PER_CORE // shared,
+      BLOCKS_PER_CORE,
+      THREADS_PER_CORE // self.threads,
+      REGISTERS_PER_CORE // registers,
+      SHARED_BYTES_PER_CORE // shared,
     )
-    return blocks * self.threads / targets.THREADS_PER_CORE
+    return blocks * self.threads / THREADS_PER_CORE
 
 
 def kernel_name(path: pathlib.Path) -> str | None:

@@ -31,15 +31,6 @@ _SEEDS = flags.DEFINE_integer("seeds", 3, "Number of runs of each case.", 1)
 _STEPS = flags.DEFINE_integer(
   "steps", cases.Settings.steps, "Steps of each run.", 1
 )
-_SETTLE = flags.DEFINE_integer(
-  "settle",
-  cases.Settings.settle,
-  "Steps that medians leave out after a change.",
-  0,
-)
-_DRAWS = flags.DEFINE_integer(
-  "draws", cases.Settings.draws, "Batches for the moments of gradients.", 2
-)
 _JSON = shared_flags.define_rows()
 _PLOT = shared_flags.define_plot()
 
@@ -51,8 +42,6 @@ def main() -> None:
     deals=tuple(_DEALS.value),
     seeds=tuple(range(_SEEDS.value)),
     steps=_STEPS.value,
-    settle=_SETTLE.value,
-    draws=_DRAWS.value,
   )
   # Before JAX starts: each worker runs on one thread.
   one_thread = "--xla_cpu_multi_thread_eigen=false"

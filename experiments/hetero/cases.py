@@ -21,15 +21,11 @@ DEALS = ("shuffled", "by_class")
 
 
 class Case(NamedTuple):
-  """A way to share the work and to average the gradients.
+  """A way to share the work and to average the gradients."""
 
-  Attributes:
-    split: "equal", "measured" (once, before training) or "rebalanced".
-    weighted: whether gradients are weighted by numbers of examples; otherwise
-      the mean of the workers' means is taken.
-  """
-
-  split: str
+  split: str  # "equal", "measured" (once, before training) or "rebalanced".
+  # Whether gradients are weighted by numbers of examples; otherwise the mean of
+  # the workers' means is taken.
   weighted: bool
 
 
@@ -43,32 +39,21 @@ CASES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-  """Settings of a whole experiment.
+  """Settings of a whole experiment."""
 
-  Attributes:
-    scenarios: names of slowdowns.
-    deals: names of ways to deal the data.
-    seeds: seeds of initial parameters and batches.
-    steps: number of steps of each run.
-    total: number of microbatches in a step, over all workers.
-    microbatch: number of examples in a microbatch.
-    settle: number of steps after every change of speed that medians leave out.
-    channels: output channels of each convolution of the model.
-    hidden: width of the model's layer before the classifier.
-    learning_rate: peak of the learning rate.
-    draws: number of batches that moments of gradients are taken over.
-  """
-
-  scenarios: tuple[str, ...] = tuple(SCENARIOS)
-  deals: tuple[str, ...] = DEALS
-  seeds: tuple[int, ...] = (0, 1, 2)
-  steps: int = 100
-  total: int = 28
-  microbatch: int = 4
+  scenarios: tuple[str, ...] = tuple(SCENARIOS)  # Names of slowdowns.
+  deals: tuple[str, ...] = DEALS  # Names of ways to deal the data.
+  seeds: tuple[int, ...] = (0, 1, 2)  # Seeds of initial parameters and batches.
+  steps: int = 100  # Number of steps of each run.
+  total: int = 28  # Number of microbatches in a step, over all workers.
+  microbatch: int = 4  # Number of examples in a microbatch.
+  # Number of steps after every change of speed that medians leave out.
   settle: int = 15
+  # Output channels of each convolution of the model.
   channels: tuple[int, ...] = (16, 32)
-  hidden: int = 64
-  learning_rate: float = 0.05
+  hidden: int = 64  # Width of the model's layer before the classifier.
+  learning_rate: float = 0.05  # Peak of the learning rate.
+  # Number of batches that moments of gradients are taken over.
   draws: int = 400
 
   def __post_init__(self) -> None:

@@ -10,17 +10,13 @@ from jaxmotion import hetero
 
 
 class Gradients(NamedTuple):
-  """Moments of an estimate of the full gradient, relative to its norm.
+  """Moments of an estimate of the full gradient, relative to its norm."""
 
-  Attributes:
-    bias: norm of the mean estimate's error.
-    bias_noise: expected norm for an unbiased estimate, from the variance over
-      the number of draws.
-    variance: mean squared distance of an estimate from the mean estimate.
-  """
-
-  bias: float
+  bias: float  # Norm of the mean estimate's error.
+  # Expected norm for an unbiased estimate, from the variance over the number of
+  # draws.
   bias_noise: float
+  # Mean squared distance of an estimate from the mean estimate.
   variance: float
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 
 from experiments.common import figures, records
-from experiments.hetero import cases, tables
+from experiments.hetero import cases, rows as hetero_rows
 
 
 def save_plot(
@@ -35,7 +35,8 @@ def save_plot(
 def _draw_bars(
   axes: Axes, rows: Sequence[records.Row], metric: str, label: str
 ) -> None:
-  found, names = tables.index_experiments(rows), tables.list_experiments(rows)
+  found = hetero_rows.index_experiments(rows)
+  names = hetero_rows.list_experiments(rows)
   width = 0.8 / len(cases.CASES)
   for i, case in enumerate(cases.CASES):
     shown = [found[name, case, metric] for name in names]

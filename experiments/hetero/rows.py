@@ -1,41 +1,31 @@
-"""Rows of runs: times, accuracy and shares of each case, and gradients."""
+"""Rows and tables: times, accuracy and shares of each case, and gradients."""
 
-import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
-from experiments.common import records
-from experiments.hetero import trainer
+from experiments.common import records, tables
+from experiments.hetero import cases, trainer
 from experiments.hetero.cases import SCENARIOS, WORKERS, Settings
 from experiments.hetero.gradients import Gradients
 
 BASELINE = "equal"
 EMULATED = "ms (emulated: workers timed in turns)"
 
-Found = dict[str, tuple[float, str, float | None]]
+Found = dict[str, records.Measured]
 
 
 class Times(NamedTuple):
-  """Median times of one run, over the steps at which shares have settled.
+  """Median times of one run, over the steps at which shares have settled."""
 
-  Attributes:
-    work_ms: time of the slowest worker.
-    update_ms: time of exchange and optimizer.
-    step_ms: time of both.
-    ideal_ms: time of the work if shares were exactly by speed.
-    ideal_ratio: work over ideal; the greatest of all phases.
-    balance_ratio: greatest of the workers' medians over ideal, which the noise
-      of single steps does not lengthen.
-  """
-
-  work_ms: float
-  update_ms: float
-  step_ms: float
-  ideal_ms: float
-  ideal_ratio: float
+  work_ms: float  # Time of the slowest worker.
+  update_ms: float  # Time of exchange and optimizer.
+  step_ms: float  # Time of both.
+  ideal_ms: float  # Time of the work if shares were exactly by speed.
+  ideal_ratio: float  # Work over ideal; the greatest of all phases.
+  # Greatest of the workers' medians over ideal, which the noise of single steps
+  # does not lengthen.
   balance_ratio: float
 
 
@@ -92,12 +82,18 @@ def make_rows(
       case: _measure_case(of_case, cases[BASELINE], settings)
       for case, of_case in cases.items()
     }
-    rows += _make_case_rows(f"hetero_{scenario}_{deal}", found, BASELINE)
+    rows += records.make_rows(
+      f"hetero_{scenario}_{deal}", found, found[BASELINE]
+    )
   for deal, means in gradients.items():
     found = {case: _list_moments(g) for case, g in means.items()}
     if deal == "shuffled":
-      found["plain_mean"]["predicted_variance_ratio"] = (ratio, "x", None)
-    rows += _make_case_rows(f"hetero_gradient_{deal}", found, "weighted")
+      found["plain_mean"]["predicted_variance_ratio"] = records.Measured(
+        ratio, "x"
+      )
+    rows += records.make_rows(
+      f"hetero_gradient_{deal}", found, found["weighted"]
+    )
   return rows
 
 
@@ -105,69 +101,138 @@ def _measure_case(
   runs: Sequence[trainer.Run], equal: Sequence[trainer.Run], settings: Settings
 ) -> Found:
   """Returns the measurements of one case over its seeds."""
-  timed = [
-    summarize_times(r, e, settings) for r, e in zip(runs, equal, strict=True)
-  ]
+  average = records.average_repeats
+  pairs = list(zip(runs, equal, strict=True))
+  timed = [summarize_times(r, e, settings) for r, e in pairs]
   found: Found = {
-    "test_accuracy": _average_seeds([r.score for r in runs], "%"),
-    "train_loss": _average_seeds([r.loss for r in runs], "nats"),
+    "test_accuracy": average([r.score for r in runs], "%"),
+    "train_loss": average([r.loss for r in runs], "nats"),
     # Seeds differ more than cases do: compare each run with its own seed.
-    "loss_gap": _average_seeds(
-      [r.loss - e.loss for r, e in zip(runs, equal, strict=True)], "nats"
-    ),
+    "loss_gap": average([r.loss - e.loss for r, e in pairs], "nats"),
   }
   for name in ("work_ms", "update_ms", "step_ms", "ideal_ms"):
-    found[name] = _average_seeds([getattr(t, name) for t in timed], EMULATED)
+    found[name] = average([getattr(t, name) for t in timed], EMULATED)
   for name in ("ideal_ratio", "balance_ratio"):
-    found[name] = _average_seeds([getattr(t, name) for t in timed], "T/T*")
+    found[name] = average([getattr(t, name) for t in timed], "T/T*")
   whole = [float((r.seconds.max(axis=1) + r.update_s).sum()) for r in runs]
-  found["train_s"] = _average_seeds(whole, EMULATED.replace("ms", "s"))
-  found["moves"] = _average_seeds(
-    [float(r.moves) for r in runs], "changes of shares"
-  )
+  found["train_s"] = average(whole, EMULATED.replace("ms", "s"))
+  found["moves"] = average([float(r.moves) for r in runs], "changes of shares")
   last = settled_phases(runs[0].scenario, settings)[-1]
   for worker in range(WORKERS):
     shares = [float(np.median(r.counts[last, worker])) for r in runs]
-    found[f"microbatches_{worker}"] = _average_seeds(
-      shares, "microbatches/step"
-    )
+    found[f"microbatches_{worker}"] = average(shares, "microbatches/step")
     speed = [
       settings.microbatch
       * float(np.median(r.counts[last, worker] / r.seconds[last, worker]))
       for r in runs
     ]
-    found[f"throughput_{worker}"] = _average_seeds(
-      speed, "examples/s (emulated)"
-    )
+    found[f"throughput_{worker}"] = average(speed, "examples/s (emulated)")
   return found
 
 
 def _list_moments(found: Gradients) -> Found:
   return {
-    "gradient_bias": (found.bias, "of the full gradient", found.bias_noise),
-    "gradient_variance": (found.variance, "of its squared norm", None),
+    "gradient_bias": records.Measured(
+      found.bias, "of the full gradient", found.bias_noise
+    ),
+    "gradient_variance": records.Measured(
+      found.variance, "of its squared norm"
+    ),
   }
 
 
-def _average_seeds(
-  values: list[float], unit: str
-) -> tuple[float, str, float | None]:
-  """Returns the mean over seeds, the unit and the standard deviation."""
-  spread = statistics.stdev(values) if len(values) > 1 else None
-  return statistics.fmean(values), unit, spread
+_HEADER = (
+  "slowed, data",
+  "case",
+  "shares at the end",
+  "step ms",
+  "to equal",
+  "T/T*",
+  "of medians",
+  "test accuracy, %",
+  "train loss over equal",
+)
+Cells = dict[tuple[str, str, str], records.Row]
 
 
-def _make_case_rows(
-  experiment: str, found: dict[str, Found], baseline: str
-) -> list[records.Row]:
-  stamp = (records.describe_machine(), jax.__version__)
-  rows = []
-  for case, measured in found.items():
-    for metric, (value, unit, noise) in measured.items():
-      base = found[baseline].get(metric, (None,))[0]
-      ratio = value / base if base else None
-      row = records.Row(
-        experiment, case, metric, value, unit, base, ratio, noise, *stamp
+def index_experiments(rows: Sequence[records.Row]) -> Cells:
+  """Returns the rows by experiment, case and metric."""
+  return {(r.experiment, r.case, r.metric): r for r in rows}
+
+
+def list_experiments(rows: Sequence[records.Row]) -> list[str]:
+  """Returns the names of the experiments that trained, in order."""
+  names = [r.experiment for r in rows if r.metric == "step_ms"]
+  return list(dict.fromkeys(names))
+
+
+def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns time and accuracy, a line for each scenario, deal and case."""
+  found = index_experiments(rows)
+  return tables.Table(
+    _HEADER,
+    [
+      _make_line(found, name, case)
+      for name in list_experiments(rows)
+      for case in cases.CASES
+    ],
+    title=f"Unequal workers on {rows[0].machine}, JAX {rows[0].jax}",
+    caption="± over seeds. Times are emulated: each worker was timed alone, in"
+    " turn, on this machine's cores; a step is the slowest worker's time plus"
+    " that of the exchange. T* is the time of the work split exactly by speed;"
+    " T the median of the slowest worker's times, or the slowest worker's"
+    " median.",
+    text_columns=(0, 1),
+  )
+
+
+def _make_line(found: Cells, name: str, case: str) -> list[str]:
+  """Returns the cells of one experiment and case."""
+
+  def format_cell(metric: str, digits: int) -> str:
+    return tables.format_noise(found[name, case, metric], digits)
+
+  shares = [
+    f"{found[name, case, f'microbatches_{i}'].value:.3g}"
+    for i in range(cases.WORKERS)
+  ]
+  return [
+    name.removeprefix("hetero_"),
+    case,
+    " ".join(shares),
+    format_cell("step_ms", 1),
+    f"{found[name, case, 'step_ms'].ratio:.2f}",
+    format_cell("ideal_ratio", 2),
+    format_cell("balance_ratio", 2),
+    format_cell("test_accuracy", 2),
+    format_cell("loss_gap", 3),
+  ]
+
+
+def gradient_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns bias and variance of the two means of the workers' gradients."""
+  found = index_experiments(rows)
+  lines = []
+  for name, case, metric in found:
+    if metric == "gradient_bias":
+      bias = found[name, case, metric]
+      variance = found[name, case, "gradient_variance"]
+      predicted = found.get((name, case, "predicted_variance_ratio"))
+      lines.append(
+        (
+          name.removeprefix("hetero_gradient_"),
+          case,
+          f"{bias.value:.3f} ({bias.noise:.3f})",
+          f"{variance.value:.3f}",
+          f"{variance.ratio:.2f}",
+          "" if predicted is None else f"{predicted.value:.2f}",
+        )
       )
-      rows.append(row)
-  return rows
+  return tables.Table(
+    ("data", "mean", "bias", "variance", "to weighted", "predicted"),
+    lines,
+    title="Mean of the workers' gradients, at the initial parameters",
+    caption="Bias relative to the gradient of all images; in brackets the bias"
+    " that an unbiased estimate would show over as many draws.",
+    text_columns=(0, 1),
+  )

@@ -5,13 +5,12 @@ import rich.progress
 from experiments.common import records
 from experiments.common.console import make_console
 from experiments.common.progress import Display
-from experiments.hetero import cases, tables, trainer
+from experiments.hetero import cases, rows as hetero_rows, trainer
 from experiments.hetero.gradients import (
   examine_means,
   examined_counts,
   predict_variance_ratio,
 )
-from experiments.hetero.rows import make_rows, summarize_times
 
 
 def run_experiment(
@@ -34,7 +33,7 @@ def run_experiment(
       on_step = display.begin_run(name, seed)
       *others, ours = trainer.train_cases(bench, scenario, deal, seed, on_step)
       runs += [*others, ours]
-      shown = summarize_times(ours, others[0], settings)
+      shown = hetero_rows.summarize_times(ours, others[0], settings)
       display.end_run(name, seed, ours.score, shown.step_ms)
   with rich.progress.Progress(console=console, transient=True) as progress:
     gradients = {
@@ -42,11 +41,10 @@ def run_experiment(
       for deal in progress.track(settings.deals, description="gradients")
     }
   ratio = predict_variance_ratio(examined_counts(bench))
-  rows = make_rows(settings, runs, gradients, ratio)
-  console.print(tables.summary_table(rows).to_console())
-  console.print(tables.gradient_table(rows).to_console())
-  if json:
-    records.write_rows(json, rows)
+  rows = hetero_rows.make_rows(settings, runs, gradients, ratio)
+  console.print(hetero_rows.summary_table(rows).to_console())
+  console.print(hetero_rows.gradient_table(rows).to_console())
+  records.write_rows(json, rows)
   if plot:
     from experiments.hetero.plot import save_plot  # Imports matplotlib.
 

@@ -1,4 +1,4 @@
-"""Training of all cases of a run in turns, step by step."""
+"""Training of all cases in turns, on workers that extra work slows."""
 
 import statistics
 import time
@@ -6,15 +6,141 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax import lax
 
 import jaxmotion
-from experiments.hetero import batches, cases
-from experiments.hetero.slow import make_loss, take_turns, weigh_microbatch
+from experiments.data.images import batch_indices, load_digits
+from experiments.hetero import cases
 from experiments.train import mesh, optimizer, tasks, trainer
 from jaxmotion import hetero
+
+Batch = tasks.Batch
+
+
+class Dealer:
+  """Deals the training images to workers, as a function of seed and step."""
+
+  def __init__(self, deal: str, *, microbatch: int, total: int):
+    # "shuffled" deals every batch at random, each epoch a permutation.
+    # "by_class" sorts the images by label. Each worker draws from its own
+    # range, as long as its share of the work: all images are equally likely,
+    # but workers see different classes.
+    self._is_shuffled = deal == "shuffled"
+    self._microbatch, self._total = microbatch, total
+    data = load_digits()
+    count = len(data.train.labels)
+    whole, _ = tasks.image_batches(data, count)
+    batch = whole(0, 0)
+    order = np.argsort(batch["labels"], kind="stable")
+    self.images: Batch = {k: a[order] for k, a in batch.items()}
+
+  def deal_batch(
+    self,
+    counts: Sequence[int],
+    slow: Sequence[int],
+    seed: int,
+    step: int,
+    *,
+    weighted: bool = True,
+  ) -> Batch:
+    """Returns a batch for a step whose workers have room for `total`
+    microbatches."""
+    index = self._choose_images(np.asarray(counts), seed, step)
+    examples = {k: a[index] for k, a in self.images.items()}
+    batch, valid = hetero.assign_microbatches(
+      examples,
+      counts,
+      microbatch=self._microbatch,
+      max_microbatches=self._total,
+    )
+    own = len(valid) // len(counts)
+    share = np.maximum(counts, 1)
+    weight = np.full(len(counts), self._microbatch) if weighted else 1 / share
+    return batch | {
+      "weight": np.repeat(weight.astype(np.float32), own),
+      "repeats": np.repeat(np.asarray(slow, np.int32), own),
+    }
+
+  def _choose_images(
+    self, counts: np.ndarray, seed: int, step: int
+  ) -> np.ndarray:
+    size, images = self._total * self._microbatch, len(self.images["labels"])
+    if self._is_shuffled:
+      return batch_indices(images, size, seed, step)
+    ends = np.rint(np.cumsum(counts) / self._total * images).astype(int)
+    random = np.random.default_rng([seed, step])
+    drawn = [
+      begin + random.choice(end - begin, n * self._microbatch, replace=False)
+      for begin, end, n in zip([0, *ends], ends, counts, strict=False)
+    ]
+    return np.concatenate(drawn)
+
+
+Params = Any
+
+
+def make_loss(task: tasks.Task) -> Callable[[Params, tasks.Batch], jax.Array]:
+  """Returns the mean loss of a microbatch, computed several times."""
+  # A microbatch with `repeats` of r is computed r times, forward and backward.
+  # Only the last time counts.
+  graph = nnx.graphdef(task.build(0))
+
+  def mean_loss(params: Params, batch: tasks.Batch) -> jax.Array:
+    return task.loss(nnx.merge(graph, params), batch)
+
+  def slow_loss(params: Params, batch: tasks.Batch) -> jax.Array:
+    frozen = lax.stop_gradient(params)
+
+    def repeat_work(_: Any, pixels: jax.Array) -> jax.Array:
+      grads = jax.grad(mean_loss)(frozen, batch | {"pixels": pixels})
+      # Adds zero, but XLA cannot know that: each repeat needs the last one.
+      return pixels + 0.0 * sum(jnp.sum(g) for g in jax.tree.leaves(grads))
+
+    repeats = batch["repeats"][0]
+    pixels = lax.fori_loop(1, repeats, repeat_work, batch["pixels"])
+    return mean_loss(params, batch | {"pixels": pixels})
+
+  return slow_loss
+
+
+def weigh_microbatch(batch: tasks.Batch) -> jax.Array:
+  """Returns the weight of a microbatch, which all its examples share."""
+  return batch["weight"][0]
+
+
+@jax.jit
+def _add_trees(a: Any, b: Any) -> Any:
+  return jax.tree.map(jnp.add, a, b)
+
+
+def take_turns(
+  compute: Callable[..., Any],
+  state: jaxmotion.TrainState,
+  batch: tasks.Batch,
+  counts: Sequence[int],
+) -> tuple[Any, np.ndarray]:
+  """Does a step's work one worker after another, and times each worker."""
+  # The same compiled program runs once for each worker, with no work for the
+  # others. Emulated workers share the machine's cores: if they ran together,
+  # each would take longer than alone.
+  # Returns the work, as `compute` returns it, and the seconds of each
+  # worker.
+  parts, seconds = [], np.zeros(len(counts))
+  for worker in range(len(counts)):
+    alone = np.where(np.arange(len(counts)) == worker, counts, 0)
+    begin = time.perf_counter()
+    work = compute(state, batch, counts=alone)
+    parts.append(jax.block_until_ready(work))
+    seconds[worker] = time.perf_counter() - begin
+  work = parts[0]
+  for part in parts[1:]:
+    work = _add_trees(work, part)
+  return work, seconds
+
 
 # Numbers of microbatches at which a worker's speed is measured.
 _PROBED = (2, 7, 14)
@@ -23,39 +149,22 @@ _ATTEMPTS = 20
 
 
 class Run(NamedTuple):
-  """Accuracy, shares and times of one case in one run.
+  """Accuracy, shares and times of one case in one run."""
 
-  Attributes:
-    scenario: name of the slowdowns.
-    deal: name of the way the data were dealt.
-    case: name of the case.
-    seed: seed of the run.
-    score: test accuracy in per cent.
-    loss: mean loss over all training images at the end.
-    counts: int[steps, workers], microbatches of each worker.
-    seconds: float[steps, workers], time of each worker's own work.
-    update_s: float[steps], time of exchange and optimizer.
-    moves: number of changes of the shares.
-  """
-
-  scenario: str
-  deal: str
-  case: str
-  seed: int
-  score: float
-  loss: float
-  counts: np.ndarray
-  seconds: np.ndarray
-  update_s: np.ndarray
-  moves: int
+  scenario: str  # Name of the slowdowns.
+  deal: str  # Name of the way the data were dealt.
+  case: str  # Name of the case.
+  seed: int  # Seed of the run.
+  score: float  # Test accuracy in per cent.
+  loss: float  # Mean loss over all training images at the end.
+  counts: np.ndarray  # int[steps, workers], microbatches of each worker.
+  seconds: np.ndarray  # float[steps, workers], time of each worker's own work.
+  update_s: np.ndarray  # float[steps], time of exchange and optimizer.
+  moves: int  # Number of changes of the shares.
 
 
 class Bench:
-  """Task, data and compiled programs that all runs share.
-
-  Args:
-    settings: settings of the experiment.
-  """
+  """Task, data and compiled programs that all runs share."""
 
   def __init__(self, settings: cases.Settings):
     self.settings = settings
@@ -75,9 +184,7 @@ class Bench:
     )
     self.score = trainer.make_score(self.task)
     self.dealers = {
-      deal: batches.Dealer(
-        deal, microbatch=settings.microbatch, total=settings.total
-      )
+      deal: Dealer(deal, microbatch=settings.microbatch, total=settings.total)
       for deal in settings.deals
     }
     graph = nnx.graphdef(self.task.build(0))
@@ -90,7 +197,7 @@ class Bench:
     return nnx.to_pure_dict(nnx.state(self.task.build(seed), nnx.Param))
 
   def measure_speeds(
-    self, dealer: batches.Dealer, slow: Sequence[int]
+    self, dealer: Dealer, slow: Sequence[int]
   ) -> tuple[list[float], float]:
     """Returns each worker's microbatches per second, and the fixed seconds."""
     state = self.init(self.init_params(0))
@@ -142,7 +249,7 @@ class _Trainee:
   def step(
     self,
     bench: Bench,
-    dealer: batches.Dealer,
+    dealer: Dealer,
     slow: Sequence[int],
     seed: int,
     step: int,

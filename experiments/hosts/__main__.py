@@ -23,8 +23,14 @@ from absl import flags
 
 from experiments.common import list_flags, records, shared_flags, signals
 from experiments.common.console import JobError, make_console
-from experiments.hosts import cases, links, processes, run, tables, worker
-from experiments.hosts.rows import make_rows
+from experiments.hosts import (
+  cases,
+  links,
+  processes,
+  rows as hosts_rows,
+  run,
+  worker,
+)
 
 _DEFAULT = run.Setting()
 _RATE = list_flags.define_item(
@@ -103,10 +109,9 @@ def main() -> None:
     results = run.measure_cases(setting, _CASES.value, _PEERS.value, console)
   except (processes.HostError, ValueError) as error:
     raise SystemExit(f"Stopped: {error}") from error
-  rows = make_rows(results, setting)
-  console.print(tables.byte_table(rows).to_console())
-  if _JSON.value:
-    records.write_rows(_JSON.value, rows)
+  rows = hosts_rows.make_rows(results, setting)
+  console.print(hosts_rows.byte_table(rows).to_console())
+  records.write_rows(_JSON.value, rows)
   if _PLOT.value:
     from experiments.hosts.plot import save_plot  # Imports matplotlib.
 

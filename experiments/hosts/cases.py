@@ -1,10 +1,85 @@
-"""Exchanges that are timed on hosts, and the worker module of each kind."""
+"""Exchanges and collectives that are timed on hosts, and their workers."""
 
+import re
+from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
 from experiments.common import names
-from experiments.hosts import carriers, torch_worker
+from experiments.hosts import torch_worker
 from experiments.train import cases, presets
+
+_CASE = re.compile(r"carry_(\w+)_(\d+)kib")
+_AXIS = "data"
+
+
+def _sum_rows(words: jax.Array, hosts: int) -> Any:
+  return lax.psum(words, _AXIS)
+
+
+def _gather_rows(words: jax.Array, hosts: int) -> Any:
+  return lax.all_gather(words, _AXIS)
+
+
+def _exchange_rows(words: jax.Array, hosts: int) -> Any:
+  return lax.all_to_all(words.reshape(hosts, -1), _AXIS, 0, 0)
+
+
+def _shift_rows(words: jax.Array, hosts: int) -> Any:
+  """Sends what `_exchange_rows` does, in turns of one row to one host."""
+  rows = words.reshape(hosts, -1)
+  index = lax.axis_index(_AXIS)
+  received = [lax.dynamic_index_in_dim(rows, index, keepdims=False)]
+  for turn in range(1, hosts):
+    to = lax.rem(index + turn, hosts)
+    sent = lax.dynamic_index_in_dim(rows, to, keepdims=False)
+    # The turns follow one another.
+    sent = sent + jnp.minimum(received[-1][:1] >> 1, 0)
+    pairs = [(i, (i + turn) % hosts) for i in range(hosts)]
+    received.append(lax.ppermute(sent, _AXIS, pairs))
+  return jnp.stack(received)
+
+
+# Function, and the bytes that a host has for each byte that it sends.
+CARRIERS: dict[str, tuple[Callable[..., Any], Callable[[int], float]]] = {
+  "sum": (_sum_rows, lambda hosts: hosts / (2 * (hosts - 1))),
+  "gather": (_gather_rows, lambda hosts: 1 / (hosts - 1)),
+  "alltoall": (_exchange_rows, lambda hosts: hosts / (hosts - 1)),
+  "shifts": (_shift_rows, lambda hosts: hosts / (hosts - 1)),
+}
+"""Kinds of collectives by name."""
+
+
+def is_carrier(case: str) -> bool:
+  """Says whether a case is a collective alone."""
+  found = _CASE.fullmatch(case)
+  return found is not None and found[1] in CARRIERS
+
+
+def make_carrier(mesh: Mesh, case: str) -> tuple[Callable[..., Any], Any]:
+  """Makes a collective and what each host gives to it."""
+  found = _CASE.fullmatch(case)
+  assert found is not None
+  carry, share = CARRIERS[found[1]]
+  hosts = mesh.size
+  count = int(share(hosts) * int(found[2]) * 1024 / 4) // hosts * hosts
+  own = np.tile(np.arange(count, dtype=np.uint32), (len(mesh.local_devices), 1))
+
+  def send(words: jax.Array) -> Any:
+    return jax.tree.map(lambda a: a[None], carry(words[0], hosts))
+
+  run = jax.shard_map(
+    send, mesh=mesh, in_specs=P(_AXIS), out_specs=P(_AXIS), check_vma=False
+  )
+  sharding = NamedSharding(mesh, P(_AXIS))
+  words = jax.make_array_from_process_local_data(sharding, own)
+  return jax.jit(run), words
+
 
 EXCHANGE_CASES = ("none", *cases.EXCHANGES)
 """Names of the default cases of jaxmotion; `none` exchanges nothing."""
@@ -34,7 +109,7 @@ PEER_WORKER = "experiments.hosts.torch_worker"
 def check_case(case: str) -> str:
   """Returns the name of a case if there is one of this name."""
   exchanges = (*cases.EXCHANGES, *cases.SHARDED, *presets.PRESETS)
-  if carriers.is_carrier(case) or cases.undelayed_name(
+  if is_carrier(case) or cases.undelayed_name(
     case.removeprefix(ONE_PROGRAM)
   ) in (exchanges):
     return case

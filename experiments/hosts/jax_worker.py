@@ -13,19 +13,13 @@ import optax
 from jax.experimental import multihost_utils
 
 from experiments.common import distributed
-from experiments.hosts import worker
-from experiments.hosts.carriers import is_carrier, make_carrier
-from experiments.hosts.cases import LOCAL_CASES, ONE_PROGRAM
+from experiments.hosts import cases, worker
 from experiments.train.cases import exchange_with, settled_branches
 from jaxmotion import make_train_step, presets, wire
 
 
 class JaxBackend:
-  """Backend of hosts that `jax.distributed` connects, one CPU device each.
-
-  Args:
-    arguments: parsed arguments of the command line.
-  """
+  """Backend of hosts that `jax.distributed` connects, one CPU device each."""
 
   warm_up = 3
 
@@ -53,24 +47,24 @@ class JaxBackend:
   def prepare(self, case: str) -> tuple[Callable[[], float], dict[str, Any]]:
     """Compiles the step of a case: `none`, or the name of an exchange."""
     jax.block_until_ready(self._state)
-    if is_carrier(case):
+    if cases.is_carrier(case):
       return self._prepare_carrier(case), {}
     begin = time.perf_counter()
     facts: dict[str, Any] = {}
     if case == "none":
       step, state, batch = self._make_lone_step()
-    elif case in LOCAL_CASES:
-      step, state, batch = self._make_local_step(LOCAL_CASES[case])
-      facts["period"] = LOCAL_CASES[case]["every"]
+    elif case in cases.LOCAL_CASES:
+      step, state, batch = self._make_local_step(cases.LOCAL_CASES[case])
+      facts["period"] = cases.LOCAL_CASES[case]["every"]
     else:
       step, state, batch = self._make_exchange_step(case)
     # What overlaps is several programs, which `step` runs.
-    is_one = case == "none" or case.startswith(ONE_PROGRAM)
+    is_one = case == "none" or case.startswith(cases.ONE_PROGRAM)
     # A fragment in flight is sent during the steps that follow.
-    is_overlapped = "delay" in LOCAL_CASES.get(case, {})
+    is_overlapped = "delay" in cases.LOCAL_CASES.get(case, {})
     run_step = step.lower(state, batch).compile() if is_one else step
     facts["compile_s"] = time.perf_counter() - begin
-    branches = (1,) if case in LOCAL_CASES else settled_branches(case)
+    branches = (1,) if case in cases.LOCAL_CASES else settled_branches(case)
     sent = [
       wire.step_bytes(step, state, batch, branch=branch).total_bytes
       for branch in branches
@@ -90,7 +84,7 @@ class JaxBackend:
 
   def _prepare_carrier(self, case: str) -> Callable[[], float]:
     """Compiles a collective alone."""
-    send, words = make_carrier(self._make_mesh(), case)
+    send, words = cases.make_carrier(self._make_mesh(), case)
 
     def run() -> float:
       jax.block_until_ready(send(words))
@@ -122,8 +116,8 @@ class JaxBackend:
 
   def _make_exchange_step(self, case: str) -> tuple[Any, ...]:
     mesh = self._make_mesh()
-    overlap = "program" if case.startswith(ONE_PROGRAM) else None
-    case = case.removeprefix(ONE_PROGRAM)
+    overlap = "program" if case.startswith(cases.ONE_PROGRAM) else None
+    case = case.removeprefix(cases.ONE_PROGRAM)
     tx = exchange_with(mesh, case, self._make_optimizer())
     # DDP does not average losses either.
     init, step = make_train_step(

@@ -32,16 +32,11 @@ HEADER_BYTES = 66
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-  """One host of a measurement.
+  """One host of a measurement."""
 
-  Attributes:
-    address: IPv4 address of the host.
-    interface: name of the network interface that has the address.
-    namespace: network namespace of the host; None is this machine itself.
-  """
-
-  address: str
-  interface: str
+  address: str  # IPv4 address of the host.
+  interface: str  # Name of the network interface that has the address.
+  # Network namespace of the host; None is this machine itself.
   namespace: str | None = None
 
   def command(self, argv: list[str]) -> list[str]:
@@ -69,12 +64,6 @@ def count_sent(interface: str) -> tuple[int, int]:
 
 def parse_rate(rate: str) -> float:
   """Returns the bits per second of a rate such as `100mbit`.
-
-  Args:
-    rate: number and unit (kbit, mbit, gbit), or `none` for no limit.
-
-  Raises:
-    ValueError: the rate is spelled otherwise.
 
   >>> parse_rate("100mbit")
   100000000.0
@@ -170,6 +159,12 @@ def linked_hosts(
         relay.kill()
     for name in (*names, middle):
       _delete_namespace(name)
+
+
+def set_link(host: Host, state: str) -> None:
+  """Turns the link of a host `up` or `down`."""
+  assert host.namespace is not None
+  _run_ip(host.namespace, "link", "set", host.interface, state)
 
 
 def remove_stale_namespaces() -> None:

@@ -14,6 +14,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from experiments.hosts import links
@@ -25,6 +27,7 @@ _ENVIRONMENT = {
   "PYTHONUNBUFFERED": "1",
   "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
+_START_S, _REPLY_S = 120.0, 600.0  # To start all programs, and to reply.
 _TAIL = 800  # Characters of a dead program's errors that are shown.
 
 
@@ -40,17 +43,15 @@ class HostError(RuntimeError):
 
 
 class HostProcess:
-  """Python program on one host.
-
-  Args:
-    host: host that runs the program.
-    module: Python module to run.
-    arguments: arguments of its command line.
-    name: name of the program in errors.
-  """
+  """Python program on one host."""
 
   def __init__(
-    self, host: links.Host, module: str, arguments: list[str], name: str
+    self,
+    host: links.Host,
+    module: str,
+    arguments: list[str],
+    name: str,
+    variables: Mapping[str, str] = MappingProxyType({}),
   ):
     self.name = name
     self._log = tempfile.TemporaryFile("w+")
@@ -58,7 +59,7 @@ class HostProcess:
     self._process = subprocess.Popen(
       host.command(program),
       cwd=_ROOT,
-      env=os.environ | _ENVIRONMENT,
+      env=os.environ | _ENVIRONMENT | dict(variables),
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
       stderr=self._log,
@@ -97,6 +98,16 @@ class HostProcess:
       raise HostError(f"{self.name}: {reply['error']}")
     return reply
 
+  def wait(self, timeout_s: float | None = None) -> tuple[int, str]:
+    """Waits for the end; returns the exit code and the last errors."""
+    code = self._process.wait(timeout_s)
+    self._log.seek(0)
+    return code, self._log.read()[-_TAIL:].strip()
+
+  def has_ended(self) -> bool:
+    """Returns whether the program has ended."""
+    return self._process.poll() is not None
+
   def kill(self) -> None:
     """Kills the program at once."""
     self._process.kill()
@@ -123,30 +134,18 @@ class HostProcess:
     self._replies.put(None)
 
   def _describe_end(self) -> HostError:
-    code = self._process.wait()
-    self._log.seek(0)
-    said = self._log.read()[-_TAIL:].strip()
+    code, said = self.wait()
     return HostError(f"{self.name} ended with code {code}: {said}")
 
 
 class HostGroup:
-  """One program on every host; the processes end with the context.
-
-  Args:
-    hosts: hosts that run the program; the first one coordinates.
-    module: Python module to run.
-    arguments: arguments of every command line, after `--rank`, `--hosts`,
-      `--coordinator` and `--interface`.
-    start_s: seconds that the start may take.
-  """
+  """One program on every host; the processes end with the context."""
 
   def __init__(
     self,
     hosts: list[links.Host],
     module: str,
     arguments: list[str],
-    *,
-    start_s: float = 120.0,
   ):
     # No two groups of a run share a port, nor do two runs on one loopback.
     port = find_free_port()
@@ -163,19 +162,16 @@ class HostGroup:
         self.processes.append(
           HostProcess(host, module, [*place, *arguments], name)
         )
-      self._receive_all(start_s)
+      self._receive_all(_START_S)
     except BaseException:
       self.close()
       raise
 
-  def ask(
-    self, command: dict[str, Any], timeout_s: float = 600.0
-  ) -> list[dict[str, Any]]:
+  def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
     """Sends one command to all hosts and returns their replies, by rank."""
-    # `timeout_s`: seconds to wait for all replies.
     for process in self.processes:
       process.send(command)
-    return self._receive_all(timeout_s)
+    return self._receive_all(_REPLY_S)
 
   def close(self) -> None:
     """Ends the processes of all hosts."""

@@ -1,11 +1,9 @@
-"""Rows of cases timed on hosts, with what the link allows."""
+"""Rows and tables of cases timed on hosts, with what the link allows."""
 
 import os
 from collections.abc import Sequence
 
-import jax
-
-from experiments.common import records
+from experiments.common import records, tables
 from experiments.hosts import links, run
 
 # Cases without any exchange.
@@ -44,26 +42,15 @@ def make_rows(
   """Returns the rows of all results, in the order of the cases."""
   by_case = {result.case: result for result in results}
   none, fp32 = by_case.get("none"), by_case.get("fp32")
-  stamp = records.describe_machine(), jax.__version__
   rows = []
   for result in results:
     for metric, value in _derive_metrics(result, none, fp32, setting).items():
       is_time = metric == "step_ms"
+      noise = result.noise_ms if is_time else None
+      measured = records.Measured(value, _find_unit(metric), noise)
       base = fp32.step_ms if fp32 and is_time else None
-      rows.append(
-        records.Row(
-          experiment=setting.experiment,
-          case=result.case,
-          metric=metric,
-          value=value,
-          unit=_find_unit(metric),
-          baseline=base,
-          ratio=value / base if base else None,
-          noise=result.noise_ms if is_time else None,
-          machine=stamp[0],
-          jax=stamp[1],
-        )
-      )
+      key = (setting.experiment, result.case, metric)
+      rows.append(records.make_row(*key, measured, base))
   return rows
 
 
@@ -95,3 +82,54 @@ def _find_unit(metric: str) -> str:
   if metric.endswith("_ms"):
     return "ms"
   return "bytes" if "bytes" in metric else "x"
+
+
+_RATIOS = {
+  "speedup": "over fp32",
+  "ideal_ratio": "T / T*",
+  "wire_ratio": "fewer bytes",
+}
+_BYTES = {
+  "interface_bytes": "MB counted",
+  "wire_bytes_counted": "without headers",
+  "wire_bytes_predicted": "predicted",
+}
+
+
+def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns step times and ratios, a line for each case."""
+  found = tables.index_rows(rows)
+  lines = []
+  for case in dict.fromkeys(row.case for row in rows):
+    line = [case, tables.format_noise(found[case, "step_ms"], digits=1)]
+    for metric in _RATIOS:
+      row = found.get((case, metric))
+      line.append("" if row is None else f"{row.value:.2f}")
+    lines.append(line)
+  return tables.Table(("exchange", "step, ms", *_RATIOS.values()), lines)
+
+
+def byte_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns the summary with megabytes, and a mark for cases slower than
+  fp32."""
+  found = tables.index_rows(rows)
+  summary = summary_table(rows)
+  lines = []
+  for case, *cells in summary.lines:
+    for metric in _BYTES:
+      row = found.get((case, metric))
+      cells.append("" if row is None else f"{float(row.value) / 1e6:.3f}")
+    speedup = found.get((case, "speedup"))
+    is_slower = speedup is not None and float(speedup.value) < 1.0
+    lines.append(
+      (case, *cells, "slower than fp32: do not" if is_slower else "")
+    )
+  return tables.Table(
+    (*summary.header, *_BYTES.values(), ""),
+    lines,
+    title=f"{rows[0].experiment} on {rows[0].machine}, JAX {rows[0].jax}",
+    caption="± is the standard deviation over the rounds. MB a step and host."
+    " T* is what the link allows: the step without exchange, and the fp32"
+    " exchange shortened by the ratio of bytes.",
+    text_columns=(0, len(summary.header) + len(_BYTES)),
+  )

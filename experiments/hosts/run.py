@@ -14,28 +14,19 @@ from experiments.hosts.cases import EXCHANGE_WORKER, PEER_WORKER
 
 
 class Setting(NamedTuple):
-  """Hosts, link and model of one measurement.
+  """Hosts, link and model of one measurement."""
 
-  Attributes:
-    hosts: number of hosts.
-    rate: rate of the link, such as `1gbit`; `none` does not limit it,
-      `loopback` has no link.
-    rtt_ms: round trip added between two hosts, milliseconds.
-    widths: widths of the MLP's layers.
-    batch: number of examples on each host.
-    steps: number of steps of a case in a round.
-    rounds: number of turns of every case.
-    optimizer: one of `worker.OPTIMIZERS`.
-  """
-
-  hosts: int = 2
+  hosts: int = 2  # Number of hosts.
+  # Rate of the link, such as `1gbit`; `none` does not limit it, `loopback` has
+  # no link.
   rate: str = "100mbit"
-  rtt_ms: float = 0.0
+  rtt_ms: float = 0.0  # Round trip added between two hosts, milliseconds.
+  # Widths of the MLP's layers.
   widths: Sequence[int] = (784, 2048, 2048, 2048, 10)
-  batch: int = 32
-  steps: int = 5
-  rounds: int = 5
-  optimizer: str = "sgd"
+  batch: int = 32  # Number of examples on each host.
+  steps: int = 5  # Number of steps of a case in a round.
+  rounds: int = 5  # Number of turns of every case.
+  optimizer: str = "sgd"  # One of `worker.OPTIMIZERS`.
 
   @property
   def experiment(self) -> str:
@@ -46,24 +37,15 @@ class Setting(NamedTuple):
 
 
 class Result(NamedTuple):
-  """Step time and bytes of one case.
+  """Step time and bytes of one case."""
 
-  Attributes:
-    case: name of the case.
-    step_ms: median time of a step, milliseconds.
-    noise_ms: sample standard deviation of the medians of the rounds.
-    process_ms: CPU time of a host's process in a step, all threads.
-    interface_bytes: bytes that left a host's interface, each step.
-    wire_bytes: the same without the headers of the packets.
-    predicted_bytes: bytes that the traced program sends; None for a peer.
-  """
-
-  case: str
-  step_ms: float
-  noise_ms: float
-  process_ms: float
-  interface_bytes: float
-  wire_bytes: float
+  case: str  # Name of the case.
+  step_ms: float  # Median time of a step, milliseconds.
+  noise_ms: float  # Sample standard deviation of the medians of the rounds.
+  process_ms: float  # CPU time of a host's process in a step, all threads.
+  interface_bytes: float  # Bytes that left a host's interface, each step.
+  wire_bytes: float  # The same without the headers of the packets.
+  # Bytes that the traced program sends; None for a peer.
   predicted_bytes: float | None
 
 

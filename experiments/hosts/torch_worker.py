@@ -24,20 +24,15 @@ _ONE_BUCKET = 100_000
 
 
 class PeerCase(NamedTuple):
-  """One way of exchanging gradients with PyTorch.
+  """One way of exchanging gradients with PyTorch."""
 
-  Attributes:
-    about: short description.
-    wrap: function from the plain module to the one that trains; None if gloo
-      cannot run the case.
-    reason: why gloo cannot run the case.
-    make_optimizer: function (parameters, class of the optimizer, lr=) that
-      makes the optimizer; None calls the class.
-  """
-
-  about: str
+  about: str  # Short description.
+  # Function from the plain module to the one that trains; None if gloo cannot
+  # run the case.
   wrap: "Callable[[torch.nn.Module], torch.nn.Module] | None"
-  reason: str = ""
+  reason: str = ""  # Why gloo cannot run the case.
+  # Function (parameters, class of the optimizer, lr=) that makes the optimizer;
+  # None calls the class.
   make_optimizer: "Callable[..., torch.optim.Optimizer] | None" = None
 
 
@@ -199,11 +194,7 @@ def _make_step(
 
 
 class TorchBackend:
-  """Backend of hosts that `torch.distributed` connects, one process each.
-
-  Args:
-    arguments: parsed arguments of the command line.
-  """
+  """Backend of hosts that `torch.distributed` connects, one process each."""
 
   # DDP regroups its buckets after the first step, and PowerSGD compresses
   # from its third step on.

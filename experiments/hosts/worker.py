@@ -42,13 +42,9 @@ class Unsupported(Exception):
 
 
 class Backend(Protocol):
-  """Framework that trains on several hosts.
+  """Framework that trains on several hosts."""
 
-  Attributes:
-    warm_up: number of steps of a case before it is measured.
-  """
-
-  warm_up: int
+  warm_up: int  # Number of steps of a case before it is measured.
 
   def connect(self) -> None:
     """Connects to the other hosts."""

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from experiments.models import classic, inception, network
-from experiments.models.googlenet import googlenet
 from experiments.models.gpt import gpt
+from experiments.models.inception import googlenet
 from experiments.models.resnet import DEPTHS, block_kind, resnet
 from jaxmotion import core
 
@@ -31,29 +31,20 @@ _NAMED: dict[str, dict[str, Any]] = {
 
 
 def make_network(name: str, **options: Any) -> network.Network:
-  """Makes a network by its name.
+  """Makes a network by its name, with options of its own function.
 
-  Args:
-    name: a key of `NETWORKS`, "vgg11", "vgg16", or "resnetN" for an N of
-      `DEPTHS`.
-    **options: arguments of the network's function. All networks have `classes`
-      and `width`, a factor of all channels. Networks of images have `image`,
-      their height and width from 32 up. "resnet" has the `blocks` of each
-      stage; "gpt" has `layers`, `heads` and `length`.
-
-  Raises:
-    ValueError: another name, or an option that is out of range.
-
-  Example:
-    >>> net = make_network("resnet50")
-    >>> net.size
-    25557032
-    >>> [(name, repeats) for name, _, repeats in net.stages][1:5]
-    [('stage1_first', 1), ('stage1_rest', 2), ('stage2_first', 1), \
+  >>> net = make_network("resnet50")
+  >>> net.size
+  25557032
+  >>> [(name, repeats) for name, _, repeats in net.stages][1:5]
+  [('stage1_first', 1), ('stage1_rest', 2), ('stage2_first', 1), \
 ('stage2_rest', 3)]
-    >>> make_network("resnet", blocks=(3, 138, 690, 3)).name
-    'resnet2504'
+  >>> make_network("resnet", blocks=(3, 138, 690, 3)).name
+  'resnet2504'
   """
+  # All networks have the options `classes` and `width`, a factor of all
+  # channels. Networks of images have `image`, their height and width from 32
+  # up. "resnet" has the `blocks` of each stage.
   core.check_choice("name", name, (*NETWORKS, *_NAMED))
   if name in _NAMED:
     options = _NAMED[name] | options

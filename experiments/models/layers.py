@@ -55,11 +55,7 @@ def output_shape(layer: "Layer", x: ShapedLike) -> jax.ShapeDtypeStruct:
 
 
 class Layer(Protocol):
-  """A pure function of its parameters and its input.
-
-  Attributes:
-    name: unique within a block.
-  """
+  """A pure function of its parameters and its input."""
 
   @property
   def name(self) -> str:
@@ -82,24 +78,17 @@ class Conv:
   """A convolution with batch norm or a bias, then optionally a ReLU.
 
   Batch norm is that of training: with the mean and variance of the batch.
-
-  Args:
-    name: key of the parameters.
-    features: channels of the output.
-    size: height and width of the kernel, or a pair of both.
-    stride: step of the window in both directions.
-    padding: rows and columns added on each side; None is half the kernel.
-    norm: whether batch norm follows.
-    relu: whether a ReLU follows.
   """
 
-  name: str
-  features: int
+  name: str  # Key of the parameters.
+  features: int  # Channels of the output.
+  # Height and width of the kernel, or a pair of both.
   size: int | tuple[int, int] = 3
-  stride: int = 1
+  stride: int = 1  # Step of the window in both directions.
+  # Rows and columns added on each side; None is half the kernel.
   padding: int | None = None
-  norm: bool = False
-  relu: bool = True
+  norm: bool = False  # Whether batch norm follows.
+  relu: bool = True  # Whether a ReLU follows.
 
   def specs(self, x: ShapedLike) -> PyTree:
     """Returns `kernel`, `bias` and, with batch norm, `scale`."""
@@ -165,21 +154,13 @@ class Dense:
 
 @dataclasses.dataclass(frozen=True)
 class MaxPool:
-  """Max pooling over square windows.
+  """Max pooling over square windows."""
 
-  Args:
-    name: key of the layer in its block.
-    window: height and width of a window.
-    stride: step of the window in both directions.
-    padding: rows and columns added on each side.
-    ceil: whether a last, partial window is kept.
-  """
-
-  name: str
-  window: int
-  stride: int = 2
-  padding: int = 0
-  ceil: bool = False
+  name: str  # Key of the layer in its block.
+  window: int  # Height and width of a window.
+  stride: int = 2  # Step of the window in both directions.
+  padding: int = 0  # Rows and columns added on each side.
+  ceil: bool = False  # Whether a last, partial window is kept.
 
   def specs(self, x: ShapedLike) -> PyTree:
     """Returns an empty tree of parameters."""
@@ -302,19 +283,12 @@ class Join:
 
 @dataclasses.dataclass(frozen=True)
 class Add:
-  """A residual connection: the sum of a body and its shortcut.
+  """A residual connection: the sum of a body and its shortcut."""
 
-  Args:
-    name: key of the layer in its block.
-    body: maps the input to the shape of the shortcut's output.
-    shortcut: the other branch; None is the input itself.
-    relu: whether a ReLU follows.
-  """
-
-  name: str
-  body: Layer
-  shortcut: Layer | None = None
-  relu: bool = True
+  name: str  # Key of the layer in its block.
+  body: Layer  # Maps the input to the shape of the shortcut's output.
+  shortcut: Layer | None = None  # The other branch; None is the input itself.
+  relu: bool = True  # Whether a ReLU follows.
 
   def specs(self, x: ShapedLike) -> PyTree:
     """Returns the parameters of each branch by its name."""

@@ -21,36 +21,24 @@ Wrap = Callable[[Block, str], Block]
 
 
 class Stage(NamedTuple):
-  """One block of a network, run once or several times.
+  """One block of a network, run once or several times."""
 
-  Attributes:
-    name: key of the stage's parameters.
-    block: `block(params, x) -> x`, hashable.
-    repeats: number of times the block runs, each with its own parameters. The
-      parameters of more than one repeat are stacked along a leading axis, and
-      the output has the shape of the input.
-  """
-
-  name: str
-  block: layers.Layer
+  name: str  # Key of the stage's parameters.
+  block: layers.Layer  # `block(params, x) -> x`, hashable.
+  # Number of times the block runs, each with its own parameters. The parameters
+  # of more than one repeat are stacked along a leading axis, and the output has
+  # the shape of the input.
   repeats: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-  """A network without state: each stage reads the output of the one before.
+  """A network without state: each stage reads the output of the one before."""
 
-  Args:
-    name: the network's name.
-    stages: from inputs to logits.
-    input: shape and dtype of one example.
-    label: shape and dtype of one example's labels.
-  """
-
-  name: str
-  stages: tuple[Stage, ...]
-  input: jax.ShapeDtypeStruct
-  label: jax.ShapeDtypeStruct
+  name: str  # The network's name.
+  stages: tuple[Stage, ...]  # From inputs to logits.
+  input: jax.ShapeDtypeStruct  # Shape and dtype of one example.
+  label: jax.ShapeDtypeStruct  # Shape and dtype of one example's labels.
 
   def init(self, key: Array) -> PyTree:
     """Returns initial float32 parameters: one tree per stage, by its name."""

@@ -19,14 +19,6 @@ class Cnn(nnx.Module):
   There is no batch norm and no dropout: the parameters are the whole state, so
   the workers exchange all that they share. A few large kernels hold nearly all
   parameters, and large kernels are what codecs compress.
-
-  Args:
-    shape: `(height, width, channels)` of one image; height and width must be
-      divisible by two once for every convolution but the first.
-    channels: output channels of each convolution.
-    hidden: width of the layer before the classifier.
-    classes: number of labels.
-    rngs: random numbers for the initial parameters.
   """
 
   def __init__(
@@ -39,6 +31,7 @@ class Cnn(nnx.Module):
     rngs: nnx.Rngs,
   ):
     height, width, inputs = shape
+    # Height and width are halved before every convolution but the first.
     shrink = 2 ** (len(channels) - 1)
     if height % shrink or width % shrink:
       raise ValueError(
@@ -94,15 +87,7 @@ class _Block(nnx.Module):
 
 
 class Transformer(nnx.Module):
-  """A transformer decoder over bytes; the output shares the embedding.
-
-  Args:
-    layers: number of blocks.
-    width: width of the residual stream.
-    heads: number of attention heads; divides `width`.
-    context: longest input, in bytes.
-    rngs: random numbers for the initial parameters.
-  """
+  """A transformer decoder over bytes; the output shares the embedding."""
 
   def __init__(
     self,

@@ -25,18 +25,7 @@ _HE = initial.draw_kernel(2.0)
 
 
 class Conv(nnx.Module):
-  """A convolution, a ReLU and, if asked for, max pooling.
-
-  Args:
-    inputs: channels of the input.
-    outputs: channels of the output.
-    kernel: height and width of the kernel.
-    stride: step of the kernel in both directions.
-    padding: "SAME" or "VALID".
-    pool: height and width of the pooling windows, whose stride is 2; 0 is no
-      pooling.
-    rngs: random numbers for the initial parameters.
-  """
+  """A convolution, a ReLU and, if asked for, max pooling."""
 
   def __init__(
     self,
@@ -67,14 +56,7 @@ class Conv(nnx.Module):
 
 
 class Dense(nnx.Module):
-  """A fully connected layer of each flattened example.
-
-  Args:
-    inputs: elements of an example.
-    outputs: width of the layer.
-    relu: whether a ReLU follows.
-    rngs: random numbers for the initial parameters.
-  """
+  """A fully connected layer of each flattened example."""
 
   def __init__(
     self, inputs: int, outputs: int, *, relu: bool = True, rngs: nnx.Rngs

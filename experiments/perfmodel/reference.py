@@ -112,16 +112,8 @@ class Network(NamedTuple):
 def reference_network(name: str) -> Network:
   """Returns a network for 224 x 224 images of 1000 classes.
 
-  Args:
-    name: "alexnet", "vgg11", "vgg16", "resnet18", "resnet34", "resnet50" or
-      "googlenet".
-
-  Raises:
-    ValueError: another name.
-
-  Example:
-    >>> reference_network("resnet50").size
-    25557032
+  >>> reference_network("resnet50").size
+  25557032
 
   References:
     Krizhevsky, One weird trick for parallelizing convolutional neural

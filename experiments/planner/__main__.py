@@ -14,8 +14,7 @@ from absl import flags
 
 from experiments.common import records, shared_flags
 from experiments.common.console import make_console
-from experiments.planner import run, tables
-from experiments.planner.rows import make_rows
+from experiments.planner import rows as planner_rows, run
 
 _CONFIG = shared_flags.define_config(
   "digits", "Configuration of the training step."
@@ -51,8 +50,8 @@ def main() -> None:
     gradients=_GRADIENTS.value,
   )
   console = make_console()
-  console.print(tables.tensor_table(plan).to_console())
-  console.print(tables.codec_table(plan).to_console())
+  console.print(planner_rows.tensor_table(plan).to_console())
+  console.print(planner_rows.codec_table(plan).to_console())
   console.print(
     f"{_CONFIG.value.experiment} on {plan.platform.name}, predicted"
   )
@@ -60,7 +59,7 @@ def main() -> None:
   codec = f"codec: {plan.codec!r}, method: {plan.method!r}"
   console.print(codec, markup=False)
   if _JSON.value:
-    rows = make_rows(_CONFIG.value.experiment, plan)
+    rows = planner_rows.make_rows(_CONFIG.value.experiment, plan)
     records.write_rows(_JSON.value, rows)
 
 

@@ -16,12 +16,11 @@ codecs below 8 bits are not chosen.
 import collections
 import dataclasses
 
-import jax
 from absl import flags
 
 from experiments import models
 from experiments.common import console, list_flags, records, shared_flags
-from experiments.planner import tables
+from experiments.planner import rows as planner_rows
 from jaxmotion import codecs, perfmodel, planner
 
 LINKS = {
@@ -61,9 +60,8 @@ def main() -> None:
   rows = []
   for network in _NETWORKS.value:
     rows += predict_network(network, NETWORKS[network], _SHARE.value)
-  console.make_console().print(tables.links_table(rows).to_console())
-  if _JSON.value:
-    records.write_rows(_JSON.value, rows)
+  console.make_console().print(planner_rows.links_table(rows).to_console())
+  records.write_rows(_JSON.value, rows)
 
 
 def make_platform(
@@ -97,18 +95,16 @@ def predict_network(
     plain_ms = 1e3 * plan.uncompressed.total_s
     step_ms = 1e3 * plan.step.total_s
     compute_ms = 1e3 * (plan.uncompressed.total_s - plan.uncompressed.exposed_s)
-    facts: list[tuple[str, float | str, str, float | None]] = [
-      ("step_ms_predicted", step_ms, "ms", plain_ms),
-      ("compute_ms_predicted", compute_ms, "ms", None),
-      ("wire_bytes_predicted", plan.step.wire_bytes, "bytes", None),
-      ("plan", describe_plan(plan), "text", None),
-    ]
-    for metric, value, unit, baseline in facts:
-      ratio = float(value) / baseline if baseline else None
-      key = ("planner_links", f"{case}: {name}", metric, value, unit)
-      rows.append(
-        records.Row(*key, baseline, ratio, None, machine, jax.__version__)
-      )
+    one = records.Measured
+    for metric, measured, baseline in (
+      ("step_ms_predicted", one(step_ms, "ms"), plain_ms),
+      ("compute_ms_predicted", one(compute_ms, "ms"), None),
+      ("wire_bytes_predicted", one(plan.step.wire_bytes, "bytes"), None),
+      ("plan", one(describe_plan(plan), "text"), None),
+    ):
+      key = ("planner_links", f"{case}: {name}", metric)
+      row = records.make_row(*key, measured, baseline, machine=machine)
+      rows.append(row)
   return rows
 
 

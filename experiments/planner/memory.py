@@ -30,13 +30,12 @@ memory decides what fits.
 import functools
 import os
 
-import jax
 from absl import flags
 
 from experiments.common import list_flags, records, shared_flags
 from experiments.common.console import make_console
-from experiments.planner import compile_store, hand_plans, memory_fits, tables
-from experiments.residuals import measure, model_names
+from experiments.planner import hand_plans, rows as planner_rows
+from experiments.residuals import measure, networks
 
 _MODELS = list_flags.define_items(
   "models",
@@ -50,26 +49,14 @@ _MODELS = list_flags.define_items(
     "moe",
     "ssm",
   ],
-  model_names.check_model,
+  networks.check_model,
   "Models, NAME or NAME:OPTION=VALUE.",
 )
 _OPTIONS = list_flags.define_names(
   "options", ["exact"], hand_plans.OPTIONS, "Options of plans: exact, rounded."
 )
-_DEPTHS = list_flags.define_numbers(
-  "depths",
-  [0.1, 0.4, 0.7, 0.95],
-  "Budgets, from 0 (plain) to 1 (least by hand).",
-  low=0,
-  high=1,
-)
-_TARGET = flags.DEFINE_enum(
-  "target",
-  "h100",
-  list(measure.TARGETS),
-  "Device to compile for.",
-  allow_override=True,
-)
+_DEPTHS = (0.1, 0.4, 0.7, 0.95)  # Budgets, from plain to the least by hand.
+_TARGET = measure.define_target()
 _STORE = shared_flags.define_output(
   "store",
   "File of what was compiled already.",
@@ -91,31 +78,24 @@ def main() -> None:
     console.print(f"Nothing can be compiled for {target}: {why}.")
     return
   store = (
-    compile_store.CompileStore(target, _STORE.value) if _COMPILE.value else None
+    hand_plans.CompileStore(target, _STORE.value) if _COMPILE.value else None
   )
   file = _RowFile(_JSON.value)
   for model in _MODELS.value:
     for options in _OPTIONS.value:
       hand = hand_plans.HandPlans(model, options, target, store)
       file.begin(f"{model}/{options}/")
-      for fit in memory_fits.fit_model(hand, _DEPTHS.value):
+      for fit in hand_plans.fit_model(hand, _DEPTHS):
         print(describe_fit(fit), flush=True)
         file.add(make_rows(fit, target))
       if store is not None and _ALL.value:
         file.add(make_error_rows(hand))
   if file.added:
-    console.print(tables.memory_table(file.added).to_console())
+    console.print(planner_rows.memory_table(file.added).to_console())
 
 
 class _RowFile:
-  """Rows of this run, written beside those of other models.
-
-  Args:
-    path: file of rows, replaced after every addition; None writes nothing.
-
-  Attributes:
-    added: rows of this run.
-  """
+  """Rows of this run, written beside those of other models."""
 
   def __init__(self, path: str | None):
     self._path = path
@@ -131,11 +111,10 @@ class _RowFile:
   def add(self, rows: list[records.Row]) -> None:
     """Adds rows, and writes the file."""
     self.added += rows
-    if self._path is not None:
-      records.write_rows(self._path, [*self._kept, *self.added])
+    records.write_rows(self._path, [*self._kept, *self.added])
 
 
-def describe_fit(fit: memory_fits.MemoryFit) -> str:
+def describe_fit(fit: hand_plans.MemoryFit) -> str:
   """Returns a line about a plan."""
   text = f"{fit.model} {fit.options} {fit.budget_bytes / 1e9:.2f} GB: "
   hand = "none by hand"
@@ -151,7 +130,7 @@ def describe_fit(fit: memory_fits.MemoryFit) -> str:
   )
 
 
-def make_rows(fit: memory_fits.MemoryFit, target: str) -> list[records.Row]:
+def make_rows(fit: hand_plans.MemoryFit, target: str) -> list[records.Row]:
   """Returns the rows of a plan."""
   case = f"{fit.model}/{fit.options}/{fit.budget_bytes / 1e9:.3g}GB"
   make = functools.partial(_make_row, case, target)
@@ -201,12 +180,10 @@ def _make_row(
   unit: str,
   baseline: float | None = None,
 ) -> records.Row:
-  ratio = None
-  if baseline and not isinstance(value, str):
-    ratio = value / baseline
+  measured = records.Measured(value, unit)
   machine = f"{target}: compiled or predicted, not run"
-  key = ("planner_memory", case, metric, value, unit, baseline, ratio)
-  return records.Row(*key, None, machine, jax.__version__)
+  key = ("planner_memory", case, metric)
+  return records.make_row(*key, measured, baseline, machine=machine)
 
 
 if __name__ == "__main__":

@@ -32,9 +32,7 @@ from experiments.common import console, list_flags, shared_flags
 from experiments.residuals import (
   cases,
   measure,
-  model_names,
   networks,
-  paper,
   run,
 )
 
@@ -51,7 +49,7 @@ _USUAL = (
 )
 _NETWORKS = list_flags.define_items(
   "networks",
-  list(paper.NETWORKS),
+  list(networks.NETWORKS),
   networks.parse_network,
   "Networks and batches, NAME:BATCH.",
   least=0,
@@ -72,7 +70,7 @@ _FIT = list_flags.define_names(
 _BATCH_OF = list_flags.define_names(
   "batch_of",
   ["resnet50"],
-  model_names.list_networks(),
+  networks.list_networks(),
   "Networks whose largest batch is searched.",
   least=0,
 )
@@ -91,16 +89,8 @@ _BUDGET_OF = list_flags.define_items(
   "Networks planned under budgets.",
   least=0,
 )
-_TARGET = flags.DEFINE_enum(
-  "target",
-  "h100",
-  list(measure.TARGETS),
-  "Device to compile for.",
-  allow_override=True,
-)
-_FRESH = flags.DEFINE_bool(
-  "fresh", False, "Measure again what is in --json.", allow_override=True
-)
+_TARGET = measure.define_target()
+_FRESH = shared_flags.define_fresh()
 _JSON = shared_flags.define_rows()
 _PLOT = shared_flags.define_plot()
 

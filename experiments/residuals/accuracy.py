@@ -14,7 +14,6 @@ from absl import flags
 from experiments.common import list_flags, progress, records, shared_flags
 from experiments.common.console import make_console
 from experiments.residuals import tables, training
-from experiments.residuals.rows import make_accuracy_rows
 
 _NETS = list_flags.define_names(
   "nets", training.NETWORKS, training.NETWORKS, "Names of networks."
@@ -52,10 +51,9 @@ def main() -> None:
       for name in _NETS.value
       for case in training.CODECS
     ]
-  rows = make_accuracy_rows(results)
+  rows = training.make_rows(results)
   console.print(tables.accuracy_table(rows).to_console())
-  if _JSON.value:
-    records.write_rows(_JSON.value, rows)
+  records.write_rows(_JSON.value, rows)
 
 
 if __name__ == "__main__":

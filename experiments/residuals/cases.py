@@ -19,17 +19,13 @@ _INPUT = "input"
 
 
 class StepProgram(NamedTuple):
-  """A training step as a function and the shapes of its arguments.
+  """A training step as a function and the shapes of its arguments."""
 
-  Attributes:
-    fn: function of the parameters and more; returns the loss and gradients,
-      or new parameters.
-    args: shapes of the arguments.
-    donated: positions of arguments that results may overwrite.
-  """
-
+  # Function of the parameters and more; returns the loss and gradients, or new
+  # parameters.
   fn: Callable[..., PyTree]
-  args: tuple[PyTree, ...]
+  args: tuple[PyTree, ...]  # Shapes of the arguments.
+  # Positions of arguments that results may overwrite.
   donated: tuple[int, ...] = ()
 
 

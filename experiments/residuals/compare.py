@@ -44,37 +44,203 @@ not measured again, unless with --fresh.
 """
 
 import fnmatch
+import functools
+import gc
 import hashlib
+import inspect
 import os
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+import jax
 from absl import flags
+from jax.extend import core
 
-from experiments.common import list_flags, records, shared_flags
+from experiments import gpu_compile
+from experiments.common import console, list_flags, records, shared_flags
 from experiments.common.console import JobError, make_console
-from experiments.common.kept import read_cases
+from experiments.common.records import describe_sources, read_cases
 from experiments.models import losses
 from experiments.residuals import (
-  comparison,
+  cases,
   measure,
-  model_names,
-  user_file,
-  verdicts,
+  networks,
+  policies,
+  tables,
 )
-from experiments.residuals.kept import add_ratios
+from experiments.residuals.measure import add_ratios
 from experiments.residuals.policies import (
   Policy,
   count_flops_alone,
   find_budget,
   list_policies,
 )
+from jaxmotion.command import extend
+from jaxmotion.core import check_choice
+
+EXPERIMENT = "residuals_compare"
+
+# A trace takes as little as 20 ms, and other jobs make a single one longer.
+_TRACES = 3
+_PREDICTED = ("flops", "step_ms_predicted")
+COMPILED = ("temp_bytes", "trace_s", "compile_s")
+"""Figures that a compilation gives; the others are predicted."""
+
+
+class Subject(NamedTuple):
+  """A model that policies are compared on."""
+
+  name: str  # Name in rows.
+  # Function that returns the task, optionally of `wrap`.
+  make_task: policies.MakeTask
+  source: str = ""  # What says which version of the model it is, if anything.
+
+
+class Figures(NamedTuple):
+  """Figures of a training step under a policy, as metrics of rows."""
+
+  temp_bytes: float  # Temporaries on the device, compiled.
+  flops: float  # FLOPs of the step, recomputed operations included.
+  step_ms_predicted: float  # Time of the step, predicted from datasheets.
+  trace_s: float  # Processor seconds of tracing, the least of three times.
+  compile_s: float  # Processor seconds of lowering and compiling.
+
+
+_UNITS = {
+  "temp_bytes": "bytes",
+  "flops": "FLOP",
+  "step_ms_predicted": "ms",
+  "trace_s": "s",
+  "compile_s": "s",
+}
+
+
+def measure_policy(policy: policies.Policy, target: str) -> Figures:
+  """Compiles and predicts the step of a policy."""
+  # Tracing begins without cached traces, so policies do not help one another.
+  check_choice("target", target, tuple(measure.TARGETS))
+  step = policy.build_step()
+  trace_s: list[float] = []
+  for _ in range(_TRACES):
+    jax.clear_caches()
+    gc.collect()
+    begin = measure.processor_seconds()
+    traced = measure.trace_step(step, target)
+    traced_at = measure.processor_seconds()
+    trace_s.append(traced_at - begin)
+  compiled = measure.lower_traced(traced, target).compile()
+  compiled_at = measure.processor_seconds()
+  flops, step_ms = _predict_traced(traced, step, target)
+  return Figures(
+    compiled.memory_analysis().temp_size_in_bytes,
+    flops,
+    step_ms,
+    min(trace_s),
+    compiled_at - traced_at,
+  )
+
+
+def predict_again(
+  policy: policies.Policy, target: str, found: Figures
+) -> Figures:
+  """Predicts the step of a policy again, without compiling it."""
+  step = policy.build_step()
+  traced = measure.trace_step(step, target)
+  flops, step_ms = _predict_traced(traced, step, target)
+  return found._replace(flops=flops, step_ms_predicted=step_ms)
+
+
+def _predict_traced(
+  traced: Any, step: cases.StepProgram, target: str
+) -> tuple[float, float]:
+  """Returns FLOPs and milliseconds of a step."""
+  # It is not traced once more: that takes seconds for large steps.
+  flat = [
+    jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jax.tree.leaves(step.args)
+  ]
+  again = cases.StepProgram(core.jaxpr_as_fun(traced.jaxpr), tuple(flat))
+  prediction = measure.predict_figures(again, 0, target)
+  return prediction.flops, 1e3 * prediction.step_s
+
+
+def describe_stamp(
+  subject: Subject, policy: str, metric: str, target: str
+) -> str:
+  """Returns what a figure of a policy holds for, as text."""
+  sources = measure.MODELS
+  if policies.is_ours(policy):
+    sources = measure.OURS
+  elif metric in _PREDICTED:
+    sources = measure.COSTS
+  versions = describe_sources(sources)
+  if subject.source:
+    versions = f"{subject.source}, {versions}"
+  if metric in _PREDICTED:
+    platform = measure.TARGETS[target]
+    return f"{platform}: predicted from datasheets; {versions}"
+  machine = "CPU"
+  if target != "cpu":
+    gpu = gpu_compile.find_gpu(target.upper())
+    machine = f"{gpu.kind}, {gpu.memory_gib:g} GiB, without cuDNN's workspace"
+  by = f", by {records.describe_machine()}" if metric.endswith("_s") else ""
+  return f"{machine}: compiled, not run{by}; {versions}"
+
+
+def make_rows(
+  subject: Subject, policy: str, found: Figures | str, target: str
+) -> list[records.Row]:
+  """Returns the rows of one policy, without ratios to plain."""
+  items: list[tuple[str, float | str]] = [("temp_bytes", f"none: {found}")]
+  if isinstance(found, Figures):
+    items = list(found._asdict().items())
+  case = f"{subject.name}/{policy}"
+  return [
+    records.make_row(
+      *(EXPERIMENT, case, metric, records.Measured(value, _UNITS[metric])),
+      machine=describe_stamp(subject, policy, metric, target),
+    )
+    for metric, value in items
+  ]
+
+
+def find_current(
+  subject: Subject, policy: str, rows: Sequence[records.Row], target: str
+) -> dict[str, float | str]:
+  """Returns the figures of rows that hold still, by metric."""
+  return {
+    row.metric: row.value
+    for row in rows
+    if row.jax == jax.__version__
+    and row.machine == describe_stamp(subject, policy, row.metric, target)
+  }
+
+
+def load_task(text: str) -> Callable[..., losses.Task]:
+  """Returns the function of a user's file, its result checked."""
+  try:
+    function = extend.load_function("--file", text)
+  except extend.CommandError as error:
+    raise console.JobError(str(error)) from error
+
+  @functools.wraps(function)
+  def make_task(*args: Any, **kwargs: Any) -> losses.Task:
+    try:
+      found = extend.call_user(text, function, *args, **kwargs)
+      return losses.Task(*extend.check_task(text, found))
+    except extend.CommandError as error:
+      raise console.JobError(str(error)) from error
+
+  make_task.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+  make_task()
+  return make_task
+
 
 _MODELS = list_flags.define_items(
   "models",
   list(losses.TASKS),
-  model_names.check_model,
+  networks.check_model,
   "Models, NAME or NAME:OPTION=VALUE; all by default, none with --file.",
 )
 _FILE = list_flags.define_items(
@@ -83,22 +249,14 @@ _FILE = list_flags.define_items(
 _POLICIES = list_flags.define_items(
   "policies", ["*"], str, "Patterns of policies, beside plain.", least=0
 )
-_TARGET = flags.DEFINE_enum(
-  "target",
-  "h100",
-  list(measure.TARGETS),
-  "Device to compile for.",
-  allow_override=True,
-)
+_TARGET = measure.define_target()
 _MATCH = flags.DEFINE_bool(
   "match",
   True,
   "Search budgets with the FLOPs of stock policies that hold less than ours.",
   allow_override=True,
 )
-_FRESH = flags.DEFINE_bool(
-  "fresh", False, "Measure again what is in --json.", allow_override=True
-)
+_FRESH = shared_flags.define_fresh()
 _JSON = shared_flags.define_rows()
 _PLOT = shared_flags.define_plot()
 
@@ -118,30 +276,30 @@ def main() -> None:
     match=_MATCH.value,
     fresh=_FRESH.value,
   )
-  console.print(verdicts.figures_table(rows).to_console())
-  console.print(verdicts.losses_table(rows).to_console())
-  console.print(verdicts.verdict_table(rows).to_console())
+  console.print(tables.figures_table(rows).to_console())
+  console.print(tables.losses_table(rows).to_console())
+  console.print(tables.verdict_table(rows).to_console())
   if _PLOT.value:
-    from experiments.residuals.frontier_plot import save_plot  # matplotlib.
+    from experiments.residuals.plot import save_frontiers  # matplotlib.
 
-    save_plot(rows, _PLOT.value)
+    save_frontiers(rows, _PLOT.value)
 
 
-def _list_subjects() -> Iterator[comparison.Subject]:
+def _list_subjects() -> Iterator[Subject]:
   """Yields the models of the flags."""
   if flags.FLAGS["models"].present or not _FILE.value:
     for text in _MODELS.value:
-      yield comparison.Subject(text, losses.parse_task(text))
+      yield Subject(text, losses.parse_task(text))
   for text in _FILE.value:
-    make_task = user_file.load_task(text)
+    make_task = load_task(text)
     path = pathlib.Path(text.rpartition(":")[0])
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     name = f"{path.stem}.{text.rpartition(':')[2]}"
-    yield comparison.Subject(name, make_task, f"{path.name} {digest}")
+    yield Subject(name, make_task, f"{path.name} {digest}")
 
 
 def compare_models(
-  subjects: list[comparison.Subject],
+  subjects: list[Subject],
   patterns: list[str],
   target: str,
   path: str | os.PathLike[str] | None = None,
@@ -178,13 +336,7 @@ def _check_patterns(patterns: list[str], names: set[str]) -> None:
 
 
 class _Run:
-  """Rows of one run, some of them measured before.
-
-  Args:
-    target: device to compile for.
-    path: file of rows, read before and written after every measurement.
-    fresh: whether rows that are there already are measured again.
-  """
+  """Rows of one run, some of them measured before."""
 
   def __init__(
     self, target: str, path: str | os.PathLike[str] | None, fresh: bool
@@ -197,9 +349,7 @@ class _Run:
     """Returns the rows of what was asked for, in that order."""
     return _join({case: self._kept[case] for case in self._asked})
 
-  def measure(
-    self, subject: comparison.Subject, policy: Policy, place: str
-  ) -> None:
+  def measure(self, subject: Subject, policy: Policy, place: str) -> None:
     """Measures a model under a policy, unless its rows are there."""
     case = f"{subject.name}/{policy.name}"
     if case in self._asked:
@@ -207,7 +357,7 @@ class _Run:
     self._asked[case] = None
     rows = [] if self._fresh else self._kept.get(case, [])
     name, target = policy.name, self._target
-    known = comparison.find_current(subject, name, rows, target)
+    known = find_current(subject, name, rows, target)
     if rows and len(known) == len(rows):
       print(f"{case} ({place}): in the file already", flush=True)
       return
@@ -215,13 +365,10 @@ class _Run:
     found = _try_policy(policy, target, known)
     figures = f"{_describe(found)}, in {time.monotonic() - begin:.0f} s"
     print(f"{case} ({place}): {figures}", flush=True)
-    self._kept[case] = comparison.make_rows(
-      subject, policy.name, found, self._target
-    )
-    if self._path is not None:
-      records.write_rows(self._path, _join(self._kept))
+    self._kept[case] = make_rows(subject, policy.name, found, self._target)
+    records.write_rows(self._path, _join(self._kept))
 
-  def match_stock(self, subject: comparison.Subject) -> None:
+  def match_stock(self, subject: Subject) -> None:
     """Measures the budgets whose FLOPs are those of stock policies."""
     # That is done for stock policies that hold less than ours at their FLOPs.
     # Ours are the fastest, and FLOPs are not all that takes time. So what is
@@ -232,7 +379,7 @@ class _Run:
         # A budget for another policy may do.
         if policy not in self._find_losses(subject):
           continue
-        most = (1 + verdicts.EQUAL_SHARE) * self._get_points(subject)[policy][
+        most = (1 + tables.EQUAL_SHARE) * self._get_points(subject)[policy][
           "flops"
         ]
         try:
@@ -243,13 +390,13 @@ class _Run:
         if found is not None:
           self.measure(subject, found, f"at the FLOPs of {policy}")
 
-  def _get_points(self, subject: comparison.Subject) -> verdicts.Points:
-    return verdicts.group_points(self.list_rows()).get(subject.name, {})
+  def _get_points(self, subject: Subject) -> tables.Points:
+    return tables.group_points(self.list_rows()).get(subject.name, {})
 
-  def _find_losses(self, subject: comparison.Subject) -> list[str]:
+  def _find_losses(self, subject: Subject) -> list[str]:
     """Returns the stock policies that hold less than ours at their FLOPs."""
     return [
-      loss.policy for loss in verdicts.find_losses(self._get_points(subject))
+      loss.policy for loss in tables.find_losses(self._get_points(subject))
     ]
 
 
@@ -259,20 +406,20 @@ def _join(kept: dict[str, list[records.Row]]) -> list[records.Row]:
 
 def _try_policy(
   policy: Policy, target: str, known: dict[str, float | str]
-) -> comparison.Figures | str:
+) -> Figures | str:
   """Measures a policy; what goes wrong is returned as text."""
-  compiled = {metric: known.get(metric) for metric in comparison.COMPILED}
+  compiled = {metric: known.get(metric) for metric in COMPILED}
   try:
     if all(isinstance(value, float | int) for value in compiled.values()):
-      found = comparison.Figures(flops=0, step_ms_predicted=0, **compiled)  # type: ignore[arg-type]
-      return comparison.predict_again(policy, target, found)
-    return comparison.measure_policy(policy, target)
+      found = Figures(flops=0, step_ms_predicted=0, **compiled)  # type: ignore[arg-type]
+      return predict_again(policy, target, found)
+    return measure_policy(policy, target)
   # Policies meet models of any kind; the others are to be measured still.
   except Exception as error:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
-def _describe(found: comparison.Figures | str) -> str:
+def _describe(found: Figures | str) -> str:
   if isinstance(found, str):
     return f"none: {found}"
   return (

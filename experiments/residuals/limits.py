@@ -1,30 +1,26 @@
-"""Search for the deepest network and the largest batch that fit a device.
+"""Searches what fits a device: depth, batch, and plans within budgets.
 
 Device memory is affine in the depth, and nearly affine in the batch. Two small
 programs are compiled first. The line through them says at which size the device
 is full, and the program of that size is compiled to see whether it fits.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from experiments import models
 from experiments.residuals import cases, measure, networks, streamed
+from jaxmotion import memory, perfmodel, planner
 
 _CompileSize = Callable[[int], measure.StepMemory]
 
 
 class FittingSize(NamedTuple):
-  """The largest size found to fit a device.
+  """The largest size found to fit a device."""
 
-  Attributes:
-    size: depth in layers, or number of examples.
-    memory: memory of the compiled program of that size.
-    drawn_bytes: device memory that the line through two other sizes predicted.
-  """
-
-  size: int
-  memory: measure.StepMemory
+  size: int  # Depth in layers, or number of examples.
+  memory: measure.StepMemory  # Memory of the compiled program of that size.
+  # Device memory that the line through two other sizes predicted.
   drawn_bytes: float
 
 
@@ -125,3 +121,60 @@ def _make_compiler(
     return measure.compile_step(step, target, memory_gib)
 
   return compile_size
+
+
+_OPTIONS = (
+  cases.INT8,
+  memory.offload(),
+  memory.offload(cases.INT8),
+  memory.recompute(),
+)
+
+
+class BudgetPlan(NamedTuple):
+  """A memory budget of a network, and its plan beside plain training."""
+
+  spec: networks.NetworkSpec  # The network and its batch.
+  share: float  # Budget relative to the device memory of plain training.
+  budget_bytes: float  # The budget.
+  plain_memory: measure.StepMemory  # Memory of plain training.
+  plain_s: float  # Predicted seconds of a plain step.
+  # The fastest plan within the budget; None if no plan fits.
+  plan: planner.MemoryPlan | None
+  # Smallest budget that a plan fits; None with `plan`.
+  least_bytes: float | None
+
+
+def fit_budgets(
+  spec: networks.NetworkSpec, shares: Sequence[float], target: str
+) -> Iterator[BudgetPlan]:
+  """Yields the plan of a network for each memory budget."""
+  # A residual may be kept, rounded to 8 bits, offloaded to the host exactly or
+  # rounded, or recomputed. The planner sees the whole loss as one function.
+  net = spec.make_network()
+  plain = cases.build_step("plain", net, spec.batch)
+  plain_memory = measure.compile_step(plain, target)
+  plain_s = measure.predict_figures(plain, 0, target).step_s
+
+  def measure_memory(fn: Any, *args: Any) -> int:
+    step = cases.StepProgram(fn, args)
+    return measure.compile_step(step, target).device_bytes
+
+  for share in shares:
+    budget = share * plain_memory.device_bytes
+    plan, least_bytes = None, None
+    try:
+      plan = planner.fit_memory(
+        lambda p, *b: net.loss(p, b),
+        net.params,
+        net.batch(spec.batch),
+        perfmodel.builtin_platform(measure.TARGETS[target]),
+        budget,
+        options=_OPTIONS,
+        measure_memory=measure_memory,
+      )
+    except planner.BudgetTooSmallError as error:
+      least_bytes = error.least_bytes
+    yield BudgetPlan(
+      spec, share, budget, plain_memory, plain_s, plan, least_bytes
+    )

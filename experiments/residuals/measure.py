@@ -1,37 +1,47 @@
-"""Memory of a compiled training step, and its predicted FLOPs and time."""
+"""Figures of a training step: compiled, predicted, and measured on a GPU."""
 
+import json
+import os
+import pathlib
 import resource
+import statistics
+import subprocess
+import sys
 import time
+from collections.abc import Container, Iterable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from absl import flags
 
-from experiments import gpu_compile
-from experiments.residuals import cases
+from experiments import gpu_compile, models
+from experiments.common import records
+from experiments.residuals import cases, networks
 from jaxmotion import core, perfmodel
+from jaxmotion.core import PyTree
 
 TARGETS = {"h100": "h100_node", "h200": "h200_node", "cpu": "ethernet_10gbit"}
 """Platform that predictions are for, by the target that is compiled for."""
 
 
+def define_target() -> flags.FlagHolder[str]:
+  """Defines `--target`."""
+  return flags.DEFINE_enum(
+    *("target", "h100", list(TARGETS), "Device to compile for."),
+    allow_override=True,
+  )
+
+
 class StepMemory(NamedTuple):
-  """Memory of a step, as its compiler states it.
+  """Memory of a step, as its compiler states it."""
 
-  Attributes:
-    machine: device that the step was compiled for.
-    temp_bytes: temporaries on the device.
-    host_temp_bytes: temporaries in host memory.
-    argument_bytes: parameters, state and batch.
-    result_bytes: results that overwrite no argument, such as gradients.
-    compile_s: seconds that the compilation took, on this machine.
-  """
-
-  machine: str
-  temp_bytes: int
-  host_temp_bytes: int
-  argument_bytes: int
-  result_bytes: int
-  compile_s: float
+  machine: str  # Device that the step was compiled for.
+  temp_bytes: int  # Temporaries on the device.
+  host_temp_bytes: int  # Temporaries in host memory.
+  argument_bytes: int  # Parameters, state and batch.
+  result_bytes: int  # Results that overwrite no argument, such as gradients.
+  compile_s: float  # Seconds that the compilation took, on this machine.
 
   @property
   def device_bytes(self) -> int:
@@ -40,19 +50,12 @@ class StepMemory(NamedTuple):
 
 
 class PredictedStep(NamedTuple):
-  """Figures of a step by the performance model.
+  """Figures of a step by the performance model."""
 
-  Attributes:
-    flops: FLOPs of the step, recomputed operations included.
-    bytes: bytes moved between memory and processor.
-    step_s: seconds of a step.
-    peak_bytes: most bytes on the device at once.
-  """
-
-  flops: float
-  bytes: float
-  step_s: float
-  peak_bytes: float
+  flops: float  # FLOPs of the step, recomputed operations included.
+  bytes: float  # Bytes moved between memory and processor.
+  step_s: float  # Seconds of a step.
+  peak_bytes: float  # Most bytes on the device at once.
 
 
 def explain_refusal(target: str) -> str | None:
@@ -138,3 +141,128 @@ def predict_figures(
   )
   step_s = compute_s + (sum(waits) if host_bytes else 0.0)
   return PredictedStep(cost.flops, cost.bytes, step_s, cost.peak_bytes)
+
+
+class Measured(NamedTuple):
+  """Figures measured on a device, or the reason for having none."""
+
+  # Peak of the bytes in use; None if the device does not say.
+  peak_bytes: int | None
+  step_ms: float  # Median time of a step, milliseconds.
+  reason: str = ""  # Error that ended the measurement; empty if it succeeded.
+
+
+class Point(NamedTuple):
+  """One network at one batch in one mode, with its figures."""
+
+  spec: networks.NetworkSpec  # The network and its batch.
+  mode: str  # Name of the mode, a key of `MODES`.
+  # Memory of the compiled step, or the compiler's error.
+  memory: StepMemory | str
+  # Predicted figures; None if the step was not compiled.
+  prediction: PredictedStep | None
+  # Figures measured on a GPU; None without a GPU.
+  measured: Measured | None
+
+
+def measure_point(spec: networks.NetworkSpec, mode: str, target: str) -> Point:
+  """Compiles and predicts a step, and measures it if this machine has a GPU."""
+  step = cases.build_step(mode, spec.make_network(), spec.batch)
+  try:
+    memory = compile_step(step, target)
+  except jax.errors.JaxRuntimeError as error:
+    return Point(spec, mode, str(error).splitlines()[0], None, None)
+  prediction = predict_figures(step, memory.host_temp_bytes, target)
+  measured = None
+  if has_gpu():
+    measured = measure_step(spec.name, dict(spec.options), spec.batch, mode)
+  return Point(spec, mode, memory, prediction, measured)
+
+
+def has_gpu() -> bool:
+  """Returns whether this machine has an NVIDIA GPU."""
+  return pathlib.Path("/dev/nvidia0").exists()
+
+
+def measure_step(
+  name: str, options: dict[str, Any], batch: int, mode: str, steps: int = 20
+) -> Measured:
+  """Runs a step in a new process, on the first device that JAX finds there."""
+  arguments = json.dumps([name, options, batch, mode, steps])
+  environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+  if has_gpu():
+    # This process may have been restricted to the host, to compile for a GPU.
+    environment.pop("JAX_PLATFORMS", None)
+  child = subprocess.run(
+    [sys.executable, "-m", __name__, arguments],
+    env=environment,
+    capture_output=True,
+    text=True,
+  )
+  if child.returncode:
+    last = child.stderr.strip().splitlines() or [f"exit {child.returncode}"]
+    return Measured(None, 0.0, last[-1][:200])
+  return Measured(*json.loads(child.stdout.splitlines()[-1]))
+
+
+def _time_steps(
+  name: str, options: dict[str, Any], batch: int, mode: str, steps: int
+) -> Measured:
+  net = models.make_network(name, **options)
+  program = cases.build_step(mode, net, batch)
+  args = jax.tree.map(_fill_array, program.args)
+  step = jax.jit(program.fn, donate_argnums=program.donated)
+  times = []
+  for i in range(steps + 2):
+    begin = time.perf_counter()
+    out = jax.block_until_ready(step(*args))
+    if i >= 2:
+      times.append(time.perf_counter() - begin)
+    # Donated arguments are gone: their new values are the first results.
+    args = (*out[: len(program.donated)], *args[len(program.donated) :])
+    del out
+  stats = jax.devices()[0].memory_stats() or {}
+  peak = stats.get("peak_bytes_in_use")
+  return Measured(peak, 1e3 * statistics.median(times))
+
+
+def _fill_array(like: Any) -> PyTree:
+  """Returns an array of 0.01, or of 0 for labels and tokens."""
+  fill = 0.01 if jnp.issubdtype(like.dtype, jnp.floating) else 0
+  return jnp.full(like.shape, fill, like.dtype)
+
+
+MODELS: tuple[str, ...] = ("experiments/models",)
+"""Sources that compiled figures of stock policies depend on."""
+
+COSTS: tuple[str, ...] = (*MODELS, "jaxmotion/perfmodel", "jaxmotion/program")
+"""Sources that predicted figures of stock policies depend on."""
+
+OURS: tuple[str, ...] = (*MODELS, "jaxmotion")
+"""Sources that figures of ours depend on."""
+
+
+def add_ratios(
+  rows: Iterable[records.Row], metrics: Container[str] | None = None
+) -> list[records.Row]:
+  """Returns rows with baselines and ratios to plain training."""
+  rows = list(rows)
+  plain = {
+    (row.case.rpartition("/")[0], row.metric): row.value
+    for row in rows
+    if row.case.endswith("/plain") and not isinstance(row.value, str)
+  }
+
+  def add_ratio(row: records.Row) -> records.Row:
+    baseline = plain.get((row.case.rpartition("/")[0], row.metric))
+    if metrics is not None and row.metric not in metrics:
+      baseline = None
+    if isinstance(row.value, str) or not baseline:
+      return row._replace(baseline=None, ratio=None)
+    return row._replace(baseline=baseline, ratio=row.value / baseline)
+
+  return [add_ratio(row) for row in rows]
+
+
+if __name__ == "__main__":
+  print(json.dumps(_time_steps(*json.loads(sys.argv[1]))))

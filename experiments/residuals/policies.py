@@ -31,14 +31,10 @@ _STOCK = {
 
 
 class Policy(NamedTuple):
-  """One way to choose what a training step saves.
+  """One way to choose what a training step saves."""
 
-  Attributes:
-    name: name in rows: "plain", "jax_..." or "ours...".
-    build_step: function without arguments that returns the training step.
-  """
-
-  name: str
+  name: str  # Name in rows: "plain", "jax_..." or "ours...".
+  # Function without arguments that returns the training step.
   build_step: Callable[[], cases.StepProgram]
 
 

@@ -1,23 +1,16 @@
-"""Rows of residual memory, fitting sizes, budgets, accuracy and equality."""
+"""Rows of residual memory, fitting sizes and budgets."""
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
 import jax
-import numpy as np
 
 from experiments.common import records
-from experiments.common.kept import describe_sources, drop_sources
+from experiments.common.records import describe_sources, drop_sources
 from experiments.residuals import (
-  budgets,
-  gradients,
-  kept,
   limits,
   measure,
   networks,
-  paper,
-  points,
-  training,
 )
 
 EXPERIMENT = "residuals"
@@ -40,7 +33,7 @@ _OF_HOST = (
 )
 
 
-def make_point_rows(point: points.Point, target: str) -> Iterator[records.Row]:
+def make_point_rows(point: measure.Point, target: str) -> Iterator[records.Row]:
   """Yields the rows of a point; ratios are added by `add_plain_ratios`."""
   case = f"{point.spec.case}/{point.mode}"
   for metric, value in _list_figures(point):
@@ -50,7 +43,7 @@ def make_point_rows(point: points.Point, target: str) -> Iterator[records.Row]:
 
 def add_plain_ratios(rows: Iterable[records.Row]) -> list[records.Row]:
   """Returns rows of points with the figures of the network's `plain`."""
-  return kept.add_ratios(rows, _COMPARED)
+  return measure.add_ratios(rows, _COMPARED)
 
 
 def is_of_point(rows: Sequence[records.Row]) -> bool:
@@ -85,10 +78,10 @@ def are_current(rows: Sequence[records.Row], mode: str | None) -> bool:
 
 def _describe_stamp(mode: str | None) -> str:
   is_stock = mode == "plain" or (mode or "").startswith("jax_")
-  return describe_sources(kept.COSTS if is_stock else kept.OURS)
+  return describe_sources(measure.COSTS if is_stock else measure.OURS)
 
 
-def _list_figures(point: points.Point) -> Iterator[tuple[str, float | str]]:
+def _list_figures(point: measure.Point) -> Iterator[tuple[str, float | str]]:
   """Yields (metric, value) of a point; a missing value is its reason."""
   memory, prediction = point.memory, point.prediction
   if isinstance(memory, str) or prediction is None:
@@ -120,7 +113,7 @@ def _unit_of(metric: str) -> str:
   return {"compile_s": "s", "flops": "FLOP"}.get(metric, "ms")
 
 
-def _machine_of(metric: str, point: points.Point, target: str) -> str:
+def _machine_of(metric: str, point: measure.Point, target: str) -> str:
   if metric in _OF_HOST:
     return records.describe_machine()
   if metric in ("flops", "traffic_bytes_predicted", "step_ms_predicted"):
@@ -130,7 +123,7 @@ def _machine_of(metric: str, point: points.Point, target: str) -> str:
 
 def make_paper_rows() -> Iterator[records.Row]:
   """Yields the figures that the papers published."""
-  for p in paper.PUBLISHED:
+  for p in networks.PUBLISHED:
     yield _make_row(f"paper/{p.case}", p.metric, p.value, p.unit, p.source)
 
 
@@ -183,7 +176,7 @@ def name_budget(spec: networks.NetworkSpec, share: float) -> str:
   return f"{spec.case}/budget_{100 * share:g}%"
 
 
-def make_budget_rows(found: budgets.BudgetPlan) -> Iterator[records.Row]:
+def make_budget_rows(found: limits.BudgetPlan) -> Iterator[records.Row]:
   """Yields the rows of the plan for a memory budget."""
   case = name_budget(found.spec, found.share)
   machine = f"{found.plain_memory.machine}; predicted from datasheets"
@@ -217,46 +210,6 @@ def _make_row(
   machine: str,
   baseline: float | None = None,
 ) -> records.Row:
-  ratio = None if baseline is None else float(value) / baseline
-  key = (EXPERIMENT, case, metric, value, unit)
-  return records.Row(*key, baseline, ratio, None, machine, jax.__version__)
-
-
-def make_accuracy_rows(results: Sequence[training.Result]) -> list[records.Row]:
-  """Returns means over seeds, with deviations and plain training's accuracy."""
-  stamp = (records.describe_machine(), jax.__version__)
-  baselines = {
-    r.net: float(np.mean(r.accuracy)) for r in results if r.case == "fp32"
-  }
-  rows = []
-  for r in results:
-    for metric, values, unit in (
-      ("test_accuracy", r.accuracy, "%"),
-      ("gradient_error", r.error, "1"),
-    ):
-      mean = float(np.mean(values))
-      baseline = baselines.get(r.net) if metric == "test_accuracy" else None
-      key = (f"{EXPERIMENT}_accuracy_{r.net}", r.case, metric)
-      ratio = mean / baseline if baseline else None
-      noise = float(np.std(values, ddof=1)) if len(values) > 1 else None
-      rows.append(records.Row(*key, mean, unit, baseline, ratio, noise, *stamp))
-  return rows
-
-
-def make_equality_rows(
-  found: gradients.GradientErrors,
-) -> Iterator[records.Row]:
-  """Yields the distances between one mode's gradient and others."""
-  case = f"{found.case}/{found.mode}"
-  stamp = (records.describe_machine(), jax.__version__)
-  for metric, value, baseline in (
-    ("gradient_error", found.error, found.plain_error),
-    ("gradient_from_plain", found.from_plain, None),
-    ("values_equal", found.equal_share, None),
-    ("gradient_error_float64", found.error_float64, None),
-  ):
-    if value is not None:
-      unit = "relative" if metric.startswith("gradient") else "of all"
-      key = (f"{EXPERIMENT}_equality", case, metric, value, unit)
-      ratio = value / baseline if baseline else None
-      yield records.Row(*key, baseline, ratio, None, *stamp)
+  measured = records.Measured(value, unit)
+  key = (EXPERIMENT, case, metric)
+  return records.make_row(*key, measured, baseline, machine=machine)

@@ -7,54 +7,41 @@ from typing import NamedTuple
 
 import rich.progress
 
-from experiments.common import kept, records
+from experiments.common import records
 from experiments.common.console import make_console
 from experiments.residuals import (
-  budgets,
   limits,
   rows as residuals_rows,
   tables,
 )
+from experiments.residuals.measure import measure_point
 from experiments.residuals.networks import NetworkSpec
-from experiments.residuals.points import measure_point
 
 Path = str | os.PathLike[str]
 
 
 class Question(NamedTuple):
-  """Networks, modes, limits and budgets of one job.
+  """Networks, modes, limits and budgets of one job."""
 
-  Attributes:
-    networks: networks and batches that run in every mode.
-    modes: names of modes, keys of `MODES`.
-    fit_modes: modes whose deepest network and largest batches are searched.
-    batch_of: names of networks whose largest batch is searched.
-    limit_gb: memory of the device that they must fit, 10^9 bytes.
-    budget_of: networks and batches that are planned under budgets.
-    budget_shares: budgets, relative to the device memory of plain training.
-  """
-
+  # Networks and batches that run in every mode.
   networks: Sequence[NetworkSpec]
-  modes: Sequence[str]
+  modes: Sequence[str]  # Names of modes, keys of `MODES`.
+  # Modes whose deepest network and largest batches are searched.
   fit_modes: Sequence[str]
-  batch_of: Sequence[str]
-  limit_gb: float
+  batch_of: Sequence[str]  # Names of networks whose largest batch is searched.
+  limit_gb: float  # Memory of the device that they must fit, 10^9 bytes.
+  # Networks and batches that are planned under budgets.
   budget_of: Sequence[NetworkSpec]
+  # Budgets, relative to the device memory of plain training.
   budget_shares: Sequence[float]
 
 
 class _Run:
-  """Rows of one job, some of them measured before.
-
-  Args:
-    target: device to compile for, a key of `TARGETS`.
-    path: file of rows, read before and written after every measurement.
-    fresh: whether rows that are there already are measured again.
-  """
+  """Rows of one job, some of them measured before."""
 
   def __init__(self, target: str, path: Path | None, fresh: bool):
     self._target, self._path, self._fresh = target, path, fresh
-    self._kept = kept.read_cases(path)
+    self._kept = records.read_cases(path)
 
   def measure_networks(
     self, specs: Sequence[NetworkSpec], modes: Sequence[str]
@@ -98,7 +85,7 @@ class _Run:
     """Plans a network under budgets."""
     cases = [residuals_rows.name_budget(spec, share) for share in shares]
     if not self._has(cases, None):
-      for plan in budgets.fit_budgets(spec, shares, self._target):
+      for plan in limits.fit_budgets(spec, shares, self._target):
         self._add(residuals_rows.make_budget_rows(plan), None)
 
   def list_rows(self) -> list[records.Row]:
@@ -136,8 +123,7 @@ class _Run:
     for row in residuals_rows.stamp_rows(rows, mode):
       added.setdefault(row.case, []).append(row)
     self._kept |= added
-    if self._path is not None:
-      records.write_rows(self._path, self.list_rows())
+    records.write_rows(self._path, self.list_rows())
 
 
 def run_experiment(
@@ -161,8 +147,7 @@ def run_experiment(
     run.fit_budgets(spec, question.budget_shares)
   rows = run.list_rows()
   console.print(tables.comparison_table(rows).to_console())
-  if json:
-    records.write_rows(json, rows)
+  records.write_rows(json, rows)
   if plot:
     from experiments.residuals.plot import save_plot  # Imports matplotlib.
 

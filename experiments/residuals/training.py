@@ -1,5 +1,6 @@
-"""Training of narrow networks with compressed residuals."""
+"""Training of narrow networks with compressed residuals, and its rows."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 import optax
 
 from experiments import models
-from experiments.common import loop, progress
+from experiments.common import loop, progress, records
 from experiments.models import training
 from jaxmotion import codecs, memory
 from jaxmotion.core import Array, PyTree
@@ -30,19 +31,13 @@ NETWORKS: dict[str, dict] = {
 
 
 class Result(NamedTuple):
-  """Accuracies and gradient errors of one network in one case.
+  """Accuracies and gradient errors of one network in one case."""
 
-  Attributes:
-    net: name of the network.
-    case: name of the case, a key of `CODECS`.
-    accuracy: correctly classified held-out images in per cent, by seed.
-    error: relative error of the first gradient, by seed.
-  """
-
-  net: str
-  case: str
+  net: str  # Name of the network.
+  case: str  # Name of the case, a key of `CODECS`.
+  # Correctly classified held-out images in per cent, by seed.
   accuracy: list[float]
-  error: list[float]
+  error: list[float]  # Relative error of the first gradient, by seed.
 
 
 def train_network(
@@ -116,3 +111,22 @@ def _relative_distance(exact: PyTree, found: PyTree) -> Array:
   """Returns the norm of all differences over the norm of `exact`."""
   gap = jax.tree.map(jnp.subtract, exact, found)
   return optax.tree.norm(gap) / optax.tree.norm(exact)
+
+
+def make_rows(results: Sequence[Result]) -> list[records.Row]:
+  """Returns means over seeds, with deviations and plain training's accuracy."""
+  groups: dict[str, dict[str, records.Metrics]] = {}
+  for r in results:
+    groups.setdefault(r.net, {})[r.case] = {
+      "test_accuracy": records.average_repeats(r.accuracy, "%"),
+      "gradient_error": records.average_repeats(r.error, "1"),
+    }
+  return [
+    row
+    if row.metric == "test_accuracy"
+    else row._replace(baseline=None, ratio=None)
+    for net, cases in groups.items()
+    for row in records.make_rows(
+      f"residuals_accuracy_{net}", cases, cases.get("fp32", {})
+    )
+  ]

@@ -23,15 +23,9 @@ from absl import flags
 
 from experiments import gpu_compile
 from experiments.common import console, records, shared_flags
-from experiments.state import run, tables
-from experiments.state.rows import make_rows
+from experiments.state import run
 
-_LEAVES = flags.DEFINE_integer(
-  "leaves", 16, "Number of matrices.", 1, allow_override=True
-)
-_WIDTH = flags.DEFINE_integer(
-  "matrix_width", 2048, "Rows and columns of each.", 1
-)
+_LEAVES, _WIDTH = 16, 2048  # Matrices; rows and columns of each.
 _GPU = flags.DEFINE_enum(
   "gpu",
   "H100",
@@ -47,11 +41,10 @@ def main() -> None:
   gpu_compile.stay_on_host()
   if why := gpu_compile.explain_refusal():
     sys.exit(f"Nothing can be compiled for a GPU: {why}.")
-  found = run.compile_all(_LEAVES.value, _WIDTH.value, _GPU.value)
-  rows = list(make_rows(found, _LEAVES.value, _WIDTH.value))
-  console.make_console().print(tables.summary_table(rows).to_console())
-  if _JSON.value:
-    records.write_rows(_JSON.value, rows)
+  found = run.compile_all(_LEAVES, _WIDTH, _GPU.value)
+  rows = list(run.make_rows(found, _LEAVES, _WIDTH))
+  console.make_console().print(run.summary_table(rows).to_console())
+  records.write_rows(_JSON.value, rows)
 
 
 if __name__ == "__main__":

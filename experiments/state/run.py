@@ -1,12 +1,106 @@
-"""Compiles the update of an optimizer for a GPU, in every case."""
+"""Programs that update parameters, compiled for a GPU in every case."""
 
-from collections.abc import Iterator
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from experiments import gpu_compile
-from experiments.state import cases
+from experiments.common import records, tables
+from jaxmotion import codecs, memory
+from jaxmotion.core import PyTree
+
+PACKINGS: dict[str, dict[str, Any]] = {
+  "plain": dict.fromkeys(("first", "second", "sums"), codecs.identity()),
+  "packed": {},
+}
+"""Arguments of `memory.compress_state` by the name of the packing."""
+
+OPTIMIZERS: dict[str, optax.GradientTransformation] = {
+  "adam": optax.adam(1e-3),
+  "adagrad": optax.adagrad(1e-2),
+  "adafactor": optax.adafactor(
+    1e-3, momentum=0.9, multiply_by_parameter_scale=False
+  ),
+}
+"""Optimizers by name; the first one's state is also kept on the host."""
+
+
+class UpdateProgram(NamedTuple):
+  """A program that updates parameters."""
+
+  optimizer: str  # Name of the optimizer, a key of `OPTIMIZERS`.
+  case: str  # Name of the packing and of the place of the state.
+  fn: Callable[..., Any]  # Function of parameters, gradients and state.
+  tx: optax.GradientTransformation  # Optimizer that initializes the state.
+  donated: tuple[int, ...]  # Positions of donated arguments.
+
+
+def list_programs() -> Iterator[UpdateProgram]:
+  """Yields the programs: state on the device, on the host naively, and ours."""
+  for (optimizer, tx), (name, options) in itertools.product(
+    OPTIMIZERS.items(), PACKINGS.items()
+  ):
+    on_device = memory.compress_state(tx, min_leaf_size=0, **options)
+    step = functools.partial(step_on_device, on_device)
+    yield UpdateProgram(optimizer, name, step, on_device, (0, 2))
+    if optimizer != next(iter(OPTIMIZERS)):
+      continue
+    on_host = memory.compress_state(
+      tx, min_leaf_size=0, memory_kind="pinned_host", **options
+    )
+    naive = functools.partial(step_on_host, on_device, True)
+    yield UpdateProgram(optimizer, f"{name}_host_naive", naive, on_device, (0,))
+    ours = functools.partial(step_on_host, on_host, False)
+    yield UpdateProgram(optimizer, f"{name}_host", ours, on_host, (0,))
+
+
+def step_on_device(
+  tx: optax.GradientTransformation, params: PyTree, grads: PyTree, state: PyTree
+) -> tuple[PyTree, PyTree]:
+  """Runs one step and returns the parameters and the state."""
+  updates, state = tx.update(grads, state, params)
+  return optax.apply_updates(params, updates), state
+
+
+def step_on_host(
+  tx: optax.GradientTransformation,
+  naive: bool,
+  params: PyTree,
+  grads: PyTree,
+  state: PyTree,
+) -> tuple[PyTree, PyTree]:
+  """Runs two steps with the state in host memory between them."""
+  # A scan carries the state, because the arguments of a program that is only
+  # compiled are on the device.
+
+  def step(carry: tuple[PyTree, PyTree], _: None) -> tuple[Any, None]:
+    params, state = carry
+    state = _move_state(state, jax.memory.Space.Device) if naive else state
+    params, state = step_on_device(tx, params, grads, state)
+    state = _move_state(state, jax.memory.Space.Host) if naive else state
+    return (params, state), None
+
+  carry = params, _move_state(state, jax.memory.Space.Host)
+  return jax.lax.scan(step, carry, None, length=2)[0]
+
+
+def _move_state(state: PyTree, space: Any) -> PyTree:
+  """Returns the state with its encoded leaves in another memory."""
+
+  def move_leaf(x: Any) -> Any:
+    if not isinstance(x, memory.EncodedLeaf):
+      return x
+    payload = jax.tree.map(lambda a: jax.device_put(a, space), x.payload)
+    return dataclasses.replace(x, payload=payload)
+
+  is_encoded = lambda x: isinstance(x, memory.EncodedLeaf)
+  return jax.tree.map(move_leaf, state, is_leaf=is_encoded)
 
 
 def compile_all(
@@ -15,7 +109,7 @@ def compile_all(
   """Yields each optimizer, case and its compiled program."""
   like = jax.ShapeDtypeStruct((width, width), jnp.float32)
   params = {f"layer{i:03d}": like for i in range(leaves)}
-  for optimizer, case, fn, tx, donated in cases.list_programs():
+  for optimizer, case, fn, tx, donated in list_programs():
     # Shapes without shardings: memory kinds of arguments are not compiled.
     state = jax.tree.map(
       lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype),
@@ -27,3 +121,61 @@ def compile_all(
       case,
       gpu_compile.compile_for(fn, *args, gpu=gpu, donate_argnums=donated),
     )
+
+
+def make_rows(
+  found: Iterable[tuple[str, str, gpu_compile.Compiled]],
+  leaves: int,
+  width: int,
+) -> Iterator[records.Row]:
+  """Yields the rows of all cases."""
+  # The baseline of state on the host is the naive loop, that of encoded state
+  # on the device is plain state.
+  known: dict[tuple[str, str, str], int] = {}
+  for optimizer, case, program in found:
+    on_host = "host" in case
+    values: dict[str, int | None] = {
+      "temp_bytes": program.memory.temp_size_in_bytes
+    }
+    if not on_host:
+      values = {
+        "argument_bytes": program.memory.argument_size_in_bytes,
+        "temp_bytes": program.memory.temp_size_in_bytes,
+        "traffic_bytes": program.traffic_bytes,
+      }
+    for metric, value in values.items():
+      assert value is not None, f"{metric} of {case} is unknown"
+      known[optimizer, case, metric] = value
+      baseline = None
+      if on_host:
+        baseline = known.get((optimizer, f"{case}_naive", metric))
+      elif case != "plain" and metric != "temp_bytes":
+        baseline = known[optimizer, "plain", metric]
+      machine = f"{program.gpu.kind}, {program.gpu.memory_gib:g} GiB"
+      yield records.make_row(
+        "state_compiled",
+        f"{optimizer}/{leaves}x{width}x{width}/{case}",
+        metric,
+        records.Measured(value, "bytes"),
+        baseline,
+        machine=f"compiled, not run: {machine}",
+      )
+
+
+def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns the MiB of every case and metric, with ratios to baselines."""
+  lines = [
+    (
+      row.case,
+      row.metric,
+      f"{float(row.value) / 2**20:.1f}",
+      "" if row.ratio is None else f"{row.ratio:.3f}",
+    )
+    for row in rows
+  ]
+  return tables.Table(
+    ("case", "metric", "MiB", "ratio"),
+    lines,
+    title=rows[0].machine,
+    text_columns=(0, 1),
+  )

@@ -32,25 +32,19 @@ def _send_alike(steps: int) -> Phases:
 
 
 class Algorithm(NamedTuple):
-  """An algorithm of the study.
+  """An algorithm of the study."""
 
-  Attributes:
-    exchange: name of an exchange of `experiments.train`, or of `LOCAL`.
-    optimizer: whose base learning rate it takes: sgd, adamw, sign or muon. None
-      for that of the configuration.
-    outer_rate: base outer learning rate of local updates, None for others.
-    phases: branches that a run of so many steps takes.
-    warms_up: whether the program depends on the number of steps.
-    rounds: number of sums in a step that wait for one another.
-    fragments: number of parts that local updates send at different steps.
-  """
-
-  exchange: str
+  exchange: str  # Name of an exchange of `experiments.train`, or of `LOCAL`.
+  # Whose base learning rate it takes: sgd, adamw, sign or muon. None for that
+  # of the configuration.
   optimizer: str | None = None
+  # Base outer learning rate of local updates, None for others.
   outer_rate: float | None = None
+  # Branches that a run of so many steps takes.
   phases: Callable[[int], Phases] = _send_alike
-  warms_up: bool = False
-  rounds: int = 1
+  warms_up: bool = False  # Whether the program depends on the number of steps.
+  rounds: int = 1  # Number of sums in a step that wait for one another.
+  # Number of parts that local updates send at different steps.
   fragments: int = 1
 
 
@@ -188,3 +182,23 @@ def _take_cosine(count: Array, peak: Array, length: Array) -> Array:
   share = jnp.clip((count - rise) / (length - rise), 0.0, 1.0)
   fall = 0.5 * (1 + jnp.cos(jnp.pi * share))
   return peak * jnp.where(count < rise, count / rise, fall)
+
+
+def study_config(config: ConfigDict, **base_rates: float) -> ConfigDict:
+  """Returns a configuration of a study of the same data and model."""
+  config.algorithms = tuple(ALGORITHMS)
+  config.lengths = (48, 200, 800)  # Steps of the runs that are compared.
+
+  # Trials of the learning rates, with one seed. First the base rate and those
+  # `coarse` times less and more. Then, of the best of them: other outer
+  # learning rates for local updates, and the rates between for all others. At
+  # last those beyond the best, if it is the least or the greatest of all.
+  config.trial_steps = 200
+  config.trial_seed = 9
+  config.coarse = 3.0
+  config.fine = 3.0**0.5
+  config.further = 2
+  config.base_rates = ConfigDict(base_rates)
+  # Decay of the weights, in units of the learning rate.
+  config.decays = ConfigDict(dict.fromkeys(base_rates, 0.01))
+  return config

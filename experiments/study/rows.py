@@ -1,14 +1,13 @@
-"""Rows of the study: scores at equal steps, equal bytes and equal time."""
+"""Rows and table: scores at equal steps, equal bytes and equal time."""
 
 import itertools
 import math
 import statistics
 from collections.abc import Sequence
 
-import jax
 from ml_collections import ConfigDict
 
-from experiments.common import records
+from experiments.common import records, tables
 from experiments.study import trainer
 from experiments.train import tasks
 
@@ -18,8 +17,7 @@ _CLOSE = 0.05  # Times of equal programs differ by as much.
 _EMULATED = "ms (emulated)"
 _PREDICTED = "ms (predicted)"
 
-Found = dict[str, tuple[float | str, str, float | None]]
-"""Value, unit and noise by metric."""
+Found = dict[str, records.Measured]
 
 Curve = list[tuple[float, float]]
 """Cost of a whole run and its mean score, the cheapest run first."""
@@ -41,21 +39,9 @@ def make_rows(
     budgets = _list_costs(config, cases[BASELINE])
     for name, own in cases.items():
       measured[name] |= _score_budgets(config, task, own, budgets)
-  base = measured.get(BASELINE, {})
-  stamp = (records.describe_machine(), jax.__version__)
-  rows = []
-  for name, found in measured.items():
-    for metric, (value, unit, noise) in found.items():
-      baseline = ratio = None
-      if metric in base and not isinstance(base[metric][0], str):
-        baseline = float(base[metric][0])
-      if baseline and not isinstance(value, str):
-        ratio = value / baseline
-      key = (f"study_{config.experiment}", name, metric)
-      rows.append(
-        records.Row(*key, value, unit, baseline, ratio, noise, *stamp)
-      )
-  return rows
+  return records.make_rows(
+    f"study_{config.experiment}", measured, measured.get(BASELINE, {})
+  )
 
 
 def score_at(curve: Curve, budget: float) -> float | None:
@@ -94,6 +80,7 @@ def _measure_algorithm(
   config: ConfigDict, task: tasks.Task, runs: Sequence[trainer.StudyRun]
 ) -> Found:
   """Returns scores of each length, the chosen rates, bytes and times."""
+  one = records.Measured
   found: Found = {}
   finals = _final_runs(config, runs)
   for length, own in finals.items():
@@ -101,27 +88,26 @@ def _measure_algorithm(
     value: float | str = DIVERGED
     if len(scores) == len(own):
       value = statistics.fmean(scores)
-    noise = statistics.stdev(scores) if len(scores) > 1 else None
-    found[f"{task.metric}_{length}"] = (value, task.unit, noise)
+    noise = records.find_spread(scores)
+    found[f"{task.metric}_{length}"] = one(value, task.unit, noise)
   last = next(iter(finals.values()))
   chosen = last[0]
   losses = [run.loss for run in last if run.loss is not None]
   loss = statistics.fmean(losses) if len(losses) == len(last) else DIVERGED
-  found["loss"] = (loss, "nats", None)
-  found["seeds"] = (len(last), "runs", None)
-  found["rate"] = (chosen.trial.rate, "1", None)
+  found["loss"] = one(loss, "nats")
+  found["seeds"] = one(len(last), "runs")
+  found["rate"] = one(chosen.trial.rate, "1")
   if chosen.trial.outer_rate is not None:
-    found["outer_rate"] = (chosen.trial.outer_rate, "1", None)
-  trials = [run for run in runs if run.trial.seed == config.trial_seed]
-  found["trials"] = (
-    ", ".join(map(_describe_trial, trials)),
-    f"{task.unit} at learning rates, {config.trial_steps} steps",
-    None,
+    found["outer_rate"] = one(chosen.trial.outer_rate, "1")
+  tried = ", ".join(
+    _describe_trial(run) for run in runs if run.trial.seed == config.trial_seed
   )
-  found["wire_bytes"] = (chosen.wire_bytes, "bytes/step/worker", None)
-  found["step_ms"] = (_step_ms(runs), _EMULATED, None)
+  unit = f"{task.unit} at learning rates, {config.trial_steps} steps"
+  found["trials"] = one(tried, unit)
+  found["wire_bytes"] = one(chosen.wire_bytes, "bytes/step/worker")
+  found["step_ms"] = one(_step_ms(runs), _EMULATED)
   for link, ms in zip(trainer.LINKS, chosen.link_ms, strict=True):
-    found[f"link_ms_{link}"] = (ms, _PREDICTED, None)
+    found[f"link_ms_{link}"] = one(ms, _PREDICTED)
   return found
 
 
@@ -159,13 +145,75 @@ def _score_budgets(
     unit = "bytes" if kind == "bytes" else "s (emulated and predicted)"
     curve: Curve = []
     for length, cost in costs.items():
-      found[f"cost_{kind}_{length}"] = (cost, unit, None)
+      found[f"cost_{kind}_{length}"] = records.Measured(cost, unit)
       scores = [run.score for run in finals[length] if run.score is not None]
       if len(scores) == len(finals[length]):
         curve.append((cost, statistics.fmean(scores)))
     for length, budget in list(budgets[kind].items())[:-1]:
       score = score_at(curve, budget)
       if score is not None:
-        name = f"{task.metric}_equal_{kind}_{length}"
-        found[name] = (score, f"{task.unit} (interpolated)", None)
+        name, unit = f"{task.metric}_equal_{kind}_{length}", task.unit
+        found[name] = records.Measured(score, f"{unit} (interpolated)")
   return found
+
+
+_NOTHING = "-"
+
+
+def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns a line for each algorithm."""
+  found = tables.index_rows(rows)
+  longest = rows[0].metric
+  metric, steps = longest.rsplit("_", 1)
+  unit, digits = rows[0].unit, 2 if rows[0].unit == "%" else 3
+  prefix = f"{metric}_equal_bytes_"
+  spent = max(
+    (int(r.metric.removeprefix(prefix)) for r in rows if prefix in r.metric),
+    default=0,
+  )
+  budgets = [f"{metric}_equal_bytes_{spent}"]
+  budgets += [f"{metric}_equal_time_{link}_{spent}" for link in trainer.LINKS]
+
+  def format_budget(case: str, name: str) -> str:
+    row = found.get((case, name))
+    return _NOTHING if row is None else f"{float(row.value):.{digits}f}"
+
+  lines = []
+  for case in dict.fromkeys(row.case for row in rows):
+    row = found[case, longest] if (case, longest) in found else None
+    sent = found[case, "wire_bytes"]
+    rates = [found.get((case, name)) for name in ("rate", "outer_rate")]
+    has_score = row is not None and row.value != DIVERGED
+    lines.append(
+      (
+        case,
+        ", ".join(f"{float(r.value):.2g}" for r in rates if r is not None),
+        tables.format_noise(row, digits)
+        if row and has_score
+        else (DIVERGED if row else _NOTHING),
+        _NOTHING
+        if sent.baseline is None
+        else f"{sent.baseline / float(sent.value):.1f}",
+        f"{float(found[case, 'step_ms'].value):.1f}",
+        *(format_budget(case, name) for name in budgets),
+      )
+    )
+  header = (
+    "algorithm",
+    "rates",
+    f"{metric.replace('_', ' ')}{', %' * (unit == '%')}, {steps} steps",
+    "fewer bytes",
+    "step, ms",
+    f"bytes of {spent} steps of fp32",
+    "time at 10 Mbit/s",
+    "at 100 Mbit/s",
+    "at 1 Gbit/s",
+  )
+  return tables.Table(
+    header,
+    lines,
+    title=f"{rows[0].experiment} on {rows[0].machine}, JAX {rows[0].jax}",
+    caption="± is the standard deviation over the seeds. The last four columns"
+    f" are scores that the bytes, and the time, of {spent} steps of fp32"
+    " buy. Times of steps are emulated, those of links predicted.",
+  )

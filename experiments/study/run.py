@@ -1,16 +1,16 @@
-"""Runs the study from a configuration to a table, rows and a plot."""
+"""Runs the study: rates by trials, then a table, rows and a plot."""
 
 import pathlib
 import sys
+from collections.abc import Callable
 
 import jax
 from ml_collections import ConfigDict
 
-from experiments.common import config_fields, records
+from experiments.common import names, records
 from experiments.common.console import make_console
 from experiments.common.workdir import Workdir
-from experiments.study import cases, tables, trainer, trials
-from experiments.study.rows import make_rows
+from experiments.study import cases, rows as study_rows, trainer
 from experiments.train import tasks
 from experiments.train.mesh import make_mesh
 
@@ -26,7 +26,7 @@ def run_experiment(
   workdir: str | None = None,
 ) -> list[records.Row]:
   """Runs what is missing, prints the table, and writes rows and a plot."""
-  config_fields.check_fields(config, "algorithms")
+  names.check_fields(config, "algorithms")
   for name in config.algorithms:
     cases.check_algorithm(name)  # A misspelled name fails before any work.
   mesh = make_mesh(config.workers)
@@ -59,8 +59,8 @@ def run_experiment(
     done = finished[trial] = used[trial] = bench.run(trial)
     if folder:
       folder.add_run(done)
-    if json:
-      records.write_rows(json, make_rows(config, task, list(used.values())))
+    rows = study_rows.make_rows(config, task, list(used.values()))
+    records.write_rows(json, rows)
     name = f"{trial.algorithm} seed {trial.seed}, {trial.steps} steps"
     rates = f"rates {trial.rate:.3g} {trial.outer_rate or ''}".rstrip()
     score = "diverged" if done.score is None else f"{done.score:.3f}"
@@ -68,17 +68,68 @@ def run_experiment(
     return done
 
   for name in config.algorithms:
-    best = trials.choose_rates(config, name, run, higher=task.unit == "%").trial
+    best = choose_rates(config, name, run, higher=task.unit == "%").trial
     # The longest runs come first: they alone make a table.
     for length in sorted(config.lengths, reverse=True):
       for seed in config.seeds:
         run(best._replace(seed=seed, steps=length))
-  rows = make_rows(config, task, list(used.values()))
-  if json:
-    records.write_rows(json, rows)
-  console.print(tables.summary_table(rows).to_console())
+  rows = study_rows.make_rows(config, task, list(used.values()))
+  records.write_rows(json, rows)
+  console.print(study_rows.summary_table(rows).to_console())
   if plot:
     from experiments.study.plot import save_plot  # Imports matplotlib.
 
     save_plot(rows, plot)
   return rows
+
+
+def choose_rates(
+  config: ConfigDict,
+  name: str,
+  run: Callable[[trainer.Trial], trainer.StudyRun],
+  *,
+  higher: bool,
+) -> trainer.StudyRun:
+  """Returns the best of an algorithm's trials."""
+  # Three learning rates are tried, then both neighbors of the best of them:
+  # other outer learning rates for local updates, rates in between for all
+  # others. As long as the best is the least or the greatest that was tried, the
+  # next one beyond it is tried, at most `config.further` times.
+  algorithm = cases.ALGORITHMS[name]
+  base = config.base_rates[algorithm.optimizer or config.optimizer]
+  is_local = algorithm.outer_rate is not None
+
+  def try_rates(rate: float, outer_rate: float | None) -> trainer.StudyRun:
+    seed, steps = config.trial_seed, config.trial_steps
+    return run(trainer.Trial(name, seed, steps, rate, outer_rate))
+
+  def rank(found: trainer.StudyRun) -> tuple[float, float]:
+    if found.score is None or found.loss is None:
+      return float("inf"), float("inf")
+    # Scores of few examples are often equal: then the training loss decides.
+    return (-found.score if higher else found.score), found.loss
+
+  def knob(found: trainer.StudyRun) -> float:
+    trial = found.trial
+    return trial.rate if trial.outer_rate is None else trial.outer_rate
+
+  def scale(found: trainer.StudyRun, factor: float) -> trainer.StudyRun:
+    _, _, _, rate, outer_rate = found.trial
+    if outer_rate is None:
+      return try_rates(rate * factor, None)
+    return try_rates(rate, outer_rate * factor)
+
+  tried = [
+    try_rates(base * factor, algorithm.outer_rate)
+    for factor in (1.0, 1 / config.coarse, config.coarse)
+  ]
+  best = min(tried, key=rank)
+  tried = [best] if is_local else tried
+  tried += [scale(best, 1 / config.fine), scale(best, config.fine)]
+  for _ in range(config.further):
+    best = min(tried, key=rank)
+    if knob(best) == min(map(knob, tried)):
+      tried.append(scale(best, 1 / config.fine))
+    elif knob(best) == max(map(knob, tried)):
+      tried.append(scale(best, config.fine))
+  return min(tried, key=rank)

@@ -28,44 +28,29 @@ _SUM = "all_reduce"
 
 
 class Trial(NamedTuple):
-  """Names one run among all others.
+  """Names one run among all others."""
 
-  Attributes:
-    algorithm: name of the algorithm.
-    seed: seed of the initial parameters and of the batches.
-    steps: number of steps.
-    rate: greatest learning rate.
-    outer_rate: outer learning rate of local updates, None for others.
-  """
-
-  algorithm: str
-  seed: int
-  steps: int
-  rate: float
+  algorithm: str  # Name of the algorithm.
+  seed: int  # Seed of the initial parameters and of the batches.
+  steps: int  # Number of steps.
+  rate: float  # Greatest learning rate.
+  # Outer learning rate of local updates, None for others.
   outer_rate: float | None
 
 
 class StudyRun(NamedTuple):
-  """Holds the measurements of one finished run.
+  """Holds the measurements of one finished run."""
 
-  Attributes:
-    trial: what has run.
-    score: score on the held-out data, None if it is not finite.
-    loss: mean training loss of the last tenth of the steps, None if it is not
-      finite.
-    wire_bytes: bytes that one worker sends in a step, mean over the run, by the
-      compiled program.
-    link_ms: predicted time of each link of `LINKS` in a step, mean over the
-      run.
-    step_ms: time of a step on emulated devices, by `typical_ms`.
-  """
-
-  trial: Trial
-  score: float | None
+  trial: Trial  # What has run.
+  score: float | None  # Score on the held-out data, None if it is not finite.
+  # Mean training loss of the last tenth of the steps, None if it is not finite.
   loss: float | None
+  # Bytes that one worker sends in a step, mean over the run, by the compiled
+  # program.
   wire_bytes: float
+  # Predicted time of each link of `LINKS` in a step, mean over the run.
   link_ms: list[float]
-  step_ms: float
+  step_ms: float  # Time of a step on emulated devices, by `typical_ms`.
 
   def to_line(self) -> dict[str, Any]:
     """Returns the fields of the trial and of the run side by side."""
@@ -80,25 +65,14 @@ def run_from_line(**line: Any) -> StudyRun:
 
 
 class Sent(NamedTuple):
-  """Holds what one step of a branch sends.
+  """Holds what one step of a branch sends."""
 
-  Attributes:
-    wire_bytes: bytes that one worker sends, by the compiled program.
-    link_ms: predicted time of each link of `LINKS`.
-  """
-
-  wire_bytes: float
-  link_ms: list[float]
+  wire_bytes: float  # Bytes that one worker sends, by the compiled program.
+  link_ms: list[float]  # Predicted time of each link of `LINKS`.
 
 
 class Bench:
-  """Trains all algorithms on one task; each is compiled once for all rates.
-
-  Args:
-    config: configuration of the study.
-    task: model, data and loss.
-    mesh: workers on the axis "data".
-  """
+  """Trains all algorithms on one task; each is compiled once for all rates."""
 
   def __init__(self, config: ConfigDict, task: tasks.Task, mesh: Mesh):
     self._config = config

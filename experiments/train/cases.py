@@ -68,12 +68,6 @@ def undelayed_name(name: str) -> str:
 def settled_branches(name: str) -> tuple[int | None, ...]:
   """Returns the branches that steps take in turn, after a preset's start.
 
-  Args:
-    name: name of an exchange.
-
-  Returns:
-    Indices for `wire.step_bytes`; None where nothing depends on the step.
-
   >>> settled_branches("power_sgd_alternating")
   (0, 1)
   """

@@ -14,35 +14,21 @@ from jaxmotion.core import AxisName
 
 
 class Settings(NamedTuple):
-  """Fields of a configuration that presets take.
+  """Fields of a configuration that presets take."""
 
-  Attributes:
-    learning_rate: number or schedule.
-    momentum: factor on the momentum.
-    nesterov: whether SGD takes Nesterov's step.
-    weight_decay: in units of the learning rate.
-    steps: steps of the run; a tenth of them are a warm-up. 0 for none.
-  """
-
-  learning_rate: optax.ScalarOrSchedule = 0.1
-  momentum: float = 0.9
-  nesterov: bool = False
-  weight_decay: float = 0.0
-  steps: int = 0
+  learning_rate: optax.ScalarOrSchedule = 0.1  # Number or schedule.
+  momentum: float = 0.9  # Factor on the momentum.
+  nesterov: bool = False  # Whether SGD takes Nesterov's step.
+  weight_decay: float = 0.0  # In units of the learning rate.
+  steps: int = 0  # Steps of the run; a tenth of them are a warm-up. 0 for none.
 
 
 class Place(NamedTuple):
-  """Axes of the workers, and what stands on them.
+  """Axes of the workers, and what stands on them."""
 
-  Attributes:
-    axis_name: the workers' axis, or `HostAxes`.
-    optimizer: optimizer of the configuration.
-    settings: fields of the configuration.
-  """
-
-  axis_name: AxisName
-  optimizer: optax.GradientTransformation
-  settings: Settings
+  axis_name: AxisName  # The workers' axis, or `HostAxes`.
+  optimizer: optax.GradientTransformation  # Optimizer of the configuration.
+  settings: Settings  # Fields of the configuration.
 
   @property
   def warmup(self) -> int:

@@ -1,13 +1,12 @@
-"""Rows of finished training runs."""
+"""Rows of finished training runs, and their table."""
 
 import statistics
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
 import jax
 from ml_collections import ConfigDict
 
-from experiments.common import records, workdir
+from experiments.common import records, tables, workdir
 from experiments.train import tasks
 
 LINK_SPEEDS = {"100mbit": 1e8, "1gbit": 1e9, "10gbit": 1e10}
@@ -17,17 +16,10 @@ _BASELINE = "fp32"
 _COMPUTED = "ms (computed from bytes)"
 
 
-class _Measured(NamedTuple):
-  value: float
-  unit: str
-  noise: float | None = None
-
-
 def make_rows(
   config: ConfigDict, task: tasks.Task, runs: Iterable[workdir.Run]
 ) -> list[records.Row]:
   """Returns one row for each exchange and metric, over the seeds."""
-  experiment = f"train_{config.experiment}"
   groups: dict[str, list[workdir.Run]] = {}
   for run in runs:
     groups.setdefault(run.exchange, []).append(run)
@@ -37,57 +29,74 @@ def make_rows(
     name: _measure_exchange(task, group, sharing)
     for name, group in groups.items()
   }
-  base = cases.get(_BASELINE, {})
-  stamp = (records.describe_machine(), jax.__version__)
-  rows = []
-  for name, measured in cases.items():
-    for metric, (value, unit, noise) in _add_ratio(measured, base).items():
-      baseline = base[metric].value if metric in base else None
-      ratio = value / baseline if baseline else None
-      key = (experiment, name, metric)
-      rows.append(
-        records.Row(*key, value, unit, baseline, ratio, noise, *stamp)
-      )
-  for metric, fact, unit in task.facts:
-    key = (experiment, "data", metric)
-    rows.append(records.Row(*key, fact, unit, None, None, None, *stamp))
-  return rows
+  base = dict(cases.get(_BASELINE, {}))
+  if base:
+    sent = {name: group[0].wire_bytes for name, group in groups.items()}
+    for name, found in cases.items():
+      ratio = sent[_BASELINE] / sent[name]
+      found["wire_ratio"] = records.Measured(ratio, "x")
+  cases["data"] = {m: records.Measured(v, unit) for m, v, unit in task.facts}
+  return records.make_rows(f"train_{config.experiment}", cases, base)
 
 
 def _measure_exchange(
   task: tasks.Task, runs: list[workdir.Run], sharing: int
-) -> dict[str, _Measured]:
+) -> dict[str, records.Measured]:
   """Returns the measurements of one exchange by metric, the score first."""
-  scores = [run.score for run in runs]
+  one = records.Measured
   times = [run.step_ms for run in runs]
-  sent = runs[0].wire_bytes
+  sent, compiled = runs[0].wire_bytes, runs[0].compiled_bytes
   return {
-    task.metric: _Measured(
-      statistics.fmean(scores), task.unit, _spread(scores)
-    ),
-    "loss": _Measured(statistics.fmean(run.loss for run in runs), "nats"),
-    "wire_bytes_predicted": _Measured(sent, "bytes/step/worker"),
-    "wire_bytes_compiled": _Measured(
-      runs[0].compiled_bytes, "bytes/step/worker"
-    ),
-    "compile_s": _Measured(runs[0].compile_s, "s"),
-    "step_ms": _Measured(statistics.median(times), "ms", _spread(times)),
+    task.metric: records.average_repeats([r.score for r in runs], task.unit),
+    "loss": one(statistics.fmean(run.loss for run in runs), "nats"),
+    "wire_bytes_predicted": one(sent, "bytes/step/worker"),
+    "wire_bytes_compiled": one(compiled, "bytes/step/worker"),
+    "compile_s": one(runs[0].compile_s, "s"),
+    "step_ms": one(statistics.median(times), "ms", records.find_spread(times)),
     **{
-      f"exchange_ms_{link}": _Measured(8e3 * sharing * sent / speed, _COMPUTED)
+      f"exchange_ms_{link}": one(8e3 * sharing * sent / speed, _COMPUTED)
       for link, speed in LINK_SPEEDS.items()
     },
   }
 
 
-def _add_ratio(
-  measured: dict[str, _Measured], base: dict[str, _Measured]
-) -> dict[str, _Measured]:
-  if not base:
-    return measured
-  sent = "wire_bytes_predicted"
-  ratio = _Measured(base[sent].value / measured[sent].value, "x")
-  return measured | {"wire_ratio": ratio}
-
-
-def _spread(values: list[float]) -> float | None:
-  return statistics.stdev(values) if len(values) > 1 else None
+def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns score, bytes and times, a line for each exchange."""
+  found = tables.index_rows(rows)
+  metric, unit = rows[0].metric, rows[0].unit
+  digits = 2 if unit == "%" else 3
+  lines = []
+  for row in [row for row in rows if row.metric == metric]:
+    ratio = found.get((row.case, "wire_ratio"))
+    lines.append(
+      (
+        row.case,
+        tables.format_noise(row, digits),
+        tables.format_gap(row, digits),
+        f"{found[row.case, 'wire_bytes_compiled'].value:,.0f}",
+        "-" if ratio is None else f"{ratio.value:.2f}",
+        f"{found[row.case, 'step_ms'].value:.1f}",
+        *(
+          f"{found[row.case, f'exchange_ms_{link}'].value:.3g}"
+          for link in LINK_SPEEDS
+        ),
+      )
+    )
+  header = (
+    "exchange",
+    f"{metric.replace('_', ' ')}, {unit}",
+    f"to fp32, {'points' if unit == '%' else unit}",
+    "bytes a step",
+    "ratio",
+    "step, ms",
+    "at 100 Mbit/s, ms",
+    "at 1 Gbit/s",
+    "at 10 Gbit/s",
+  )
+  return tables.Table(
+    header,
+    lines,
+    title=f"{rows[0].experiment} on {rows[0].machine}, JAX {rows[0].jax}",
+    caption="± is the standard deviation over the seeds. The last three"
+    " columns are computed from the bytes, not measured.",
+  )

@@ -7,17 +7,15 @@ from ml_collections import ConfigDict
 
 from experiments.common import (
   checkpoint,
-  config_fields,
   loop,
+  names,
   progress,
   records,
-  scalars,
 )
 from experiments.common.console import make_console
 from experiments.common.workdir import FREE_FIELDS, Run, Workdir
-from experiments.train import cases, tables, tasks
+from experiments.train import cases, rows as train_rows, tasks
 from experiments.train.mesh import Mesh, make_mesh
-from experiments.train.rows import make_rows
 from experiments.train.trainer import Trainer, make_score
 
 
@@ -33,7 +31,7 @@ def run_experiment(
   """Trains all exchanges and seeds, prints the table, writes rows and plot."""
   # Of several processes, only the first prints and writes; checkpoints are the
   # exception.
-  config_fields.check_fields(config, "exchanges")
+  names.check_fields(config, "exchanges")
   for exchange in config.exchanges:
     cases.check_exchange(exchange)  # A misspelled name fails before any work.
   mesh = make_mesh(config.workers, processes)
@@ -57,12 +55,11 @@ def run_experiment(
       raise SystemExit(f"Stopped: {error}") from error
   if not is_first:
     return
-  rows = make_rows(config, task, finished)
-  console.print(tables.summary_table(rows).to_console())
+  rows = train_rows.make_rows(config, task, finished)
+  console.print(train_rows.summary_table(rows).to_console())
   for metric, value, unit in task.facts:
     console.print(f"{metric}: {value} {unit}")
-  if json:
-    records.write_rows(json, rows)
+  records.write_rows(json, rows)
   if plot:
     from experiments.train.plot import save_plot  # Imports matplotlib.
 
@@ -74,12 +71,12 @@ def open_workdir(folder: str, config: ConfigDict) -> Workdir:
   return Workdir(folder, config, free_fields=(*FREE_FIELDS, "workers"))
 
 
-def open_scalars(folder: str | None, name: str) -> scalars.ScalarWriter | None:
+def open_scalars(folder: str | None, name: str) -> progress.ScalarWriter | None:
   """Returns the writer of one run's scalars, if there is a folder for them."""
   if folder is None:
     return None
   path = pathlib.Path(folder) / name
-  return scalars.ScalarWriter(path, is_quiet=jax.process_index() != 0)
+  return progress.ScalarWriter(path, is_quiet=jax.process_index() != 0)
 
 
 def train_all(

@@ -13,15 +13,8 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from experiments.common import console
-from experiments.data import labels
+from experiments.data import labels, text as data_text
 from experiments.data.images import batch_indices, load_images
-from experiments.data.text import (
-  corpus_sha256,
-  cut_windows,
-  draw_windows,
-  load_text,
-  zlib_bits_per_byte,
-)
 from experiments.models import small
 
 Batch = dict[str, np.ndarray]
@@ -31,29 +24,22 @@ _TEST_BATCH = 256
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """A model to train and a way to score it.
+  """A model to train and a way to score it."""
 
-  Attributes:
-    metric: name of the score in the rows.
-    unit: unit of the score.
-    build: function from a seed to the model.
-    loss: differentiable function (model, batch) -> mean loss.
-    batch: pure function (seed, step) -> training batch.
-    score_sum: function (model, test batch) -> sum of the examples' scores;
-      examples with weight 0 do not count.
-    score_divisor: number that divides the sum over all test batches.
-    test: function that iterates over the test batches, all of one shape.
-    facts: further `(metric, value, unit)` about the data.
-  """
-
-  metric: str
-  unit: str
-  build: Callable[[int], nnx.Module]
+  metric: str  # Name of the score in the rows.
+  unit: str  # Unit of the score.
+  build: Callable[[int], nnx.Module]  # Function from a seed to the model.
+  # Differentiable function (model, batch) -> mean loss.
   loss: Callable[[Any, Batch], jax.Array]
+  # Pure function (seed, step) -> training batch.
   batch: Callable[[int, int], Batch]
+  # Function (model, test batch) -> sum of the examples' scores; examples with
+  # weight 0 do not count.
   score_sum: Callable[[Any, Batch], jax.Array]
-  score_divisor: float
+  score_divisor: float  # Number that divides the sum over all test batches.
+  # Function that iterates over the test batches, all of one shape.
   test: Callable[[], Iterator[Batch]]
+  # Further `(metric, value, unit)` about the data.
   facts: tuple[tuple[str, float | str, str], ...] = ()
 
 
@@ -120,11 +106,11 @@ def _count_correct(model: Any, batch: Batch) -> jax.Array:
 
 
 def _text_task(config: ConfigDict) -> Task:
-  data = load_text(config)
-  held_out = cut_windows(data.test, config.context)
+  data = data_text.load_text(config)
+  held_out = data_text.cut_windows(data.test, config.context)
 
   def batch(seed: int, step: int) -> Batch:
-    text = draw_windows(
+    text = data_text.draw_windows(
       data.train, config.context, config.batch_size, seed, step
     )
     return {"text": text}
@@ -139,8 +125,12 @@ def _text_task(config: ConfigDict) -> Task:
     score_divisor=held_out[:, 1:].size,
     test=lambda: _pad_batches({"text": held_out}),
     facts=(
-      ("corpus_sha256", corpus_sha256(data), "hex"),
-      ("zlib9_bits_per_byte", zlib_bits_per_byte(data.test), "bits/byte"),
+      ("corpus_sha256", data_text.corpus_sha256(data), "hex"),
+      (
+        "zlib9_bits_per_byte",
+        data_text.zlib_bits_per_byte(data.test),
+        "bits/byte",
+      ),
     ),
   )
 

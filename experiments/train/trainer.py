@@ -12,7 +12,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 import jaxmotion
-from experiments.common import console, distributed, loop, scalars, workdir
+from experiments.common import console, distributed, loop, progress, workdir
 from experiments.common.checkpoint import CheckpointStore, Elastic, Log
 from experiments.train import cases, optimizer, tasks
 from experiments.train.mesh import DEVICE_AXIS, Mesh
@@ -41,35 +41,25 @@ def make_score(task: tasks.Task) -> Callable[[Params], float]:
 
 
 class Trained(NamedTuple):
-  """State of a run after its last step.
+  """State of a run after its last step."""
 
-  Attributes:
-    state: parameters and optimizer state, on the mesh.
-    log: loss and time of the steps so far.
-  """
-
-  state: jaxmotion.TrainState
-  log: Log
+  state: jaxmotion.TrainState  # Parameters and optimizer state, on the mesh.
+  log: Log  # Loss and time of the steps so far.
 
 
 class Program(NamedTuple):
-  """A compiled training step and the bytes it sends.
+  """A compiled training step and the bytes it sends."""
 
-  Attributes:
-    step: maps (state, batch) to (state, loss).
-    wire_bytes: bytes that one worker sends in one step, by the traced program,
-      without what stays within a host.
-    compiled_bytes: the same bytes, by the compiled program.
-    compile_s: seconds to trace and compile the step.
-  """
-
+  # Maps (state, batch) to (state, loss).
   step: Callable[
     [jaxmotion.TrainState, tasks.Batch],
     tuple[jaxmotion.TrainState, jax.Array],
   ]
+  # Bytes that one worker sends in one step, by the traced program, without what
+  # stays within a host.
   wire_bytes: int
-  compiled_bytes: int
-  compile_s: float
+  compiled_bytes: int  # The same bytes, by the compiled program.
+  compile_s: float  # Seconds to trace and compile the step.
 
 
 def compile_step(
@@ -93,14 +83,7 @@ def compile_step(
 
 
 class Trainer:
-  """Training of one exchange, compiled at the first step for all seeds.
-
-  Args:
-    config: configuration of the job.
-    task: model, data and loss.
-    mesh: made by `make_mesh`.
-    exchange: name of the exchange.
-  """
+  """Training of one exchange, compiled at the first step for all seeds."""
 
   def __init__(
     self, config: ConfigDict, task: tasks.Task, mesh: Mesh, exchange: str
@@ -134,7 +117,7 @@ class Trainer:
     store: CheckpointStore | None = None,
     stop: int | None = None,
     on_step: loop.OnStep = loop.ignore_step,
-    writer: scalars.ScalarWriter | None = None,
+    writer: progress.ScalarWriter | None = None,
   ) -> Trained:
     """Trains one seed, from its latest checkpoint if there is one."""
     initial = nnx.state(self._task.build(seed), nnx.Param)
@@ -172,7 +155,7 @@ class Trainer:
     return Trained(state, log)
 
   def _make_watch(
-    self, writer: scalars.ScalarWriter
+    self, writer: progress.ScalarWriter
   ) -> Callable[[int, jaxmotion.TrainState], None]:
     """Returns a function of a step that logs what its exchange did."""
 

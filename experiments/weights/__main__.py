@@ -14,13 +14,13 @@ are measured. With `--workdir` a killed job continues from its last checkpoint.
 from absl import flags
 
 from experiments.common import shared_flags, signals
-from experiments.weights import host_link, run
+from experiments.weights import predict, run
 
 _CONFIG = shared_flags.define_config("weights_vgg")
 _LINK = flags.DEFINE_enum(
   "link",
   "pcie3_x8",
-  list(host_link.HOST_LINKS),
+  list(predict.HOST_LINKS),
   "Host link whose emulated times the tables show.",
 )
 _JSON = shared_flags.define_rows()

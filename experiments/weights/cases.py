@@ -10,20 +10,15 @@ from jaxmotion import codecs, controllers
 
 
 class Case(NamedTuple):
-  """Codecs of weights and gradients, and the controller of the weights'.
+  """Codecs of weights and gradients, and the controller of the weights'."""
 
-  Attributes:
-    weights: codecs from host to device, one for each level.
-    bits: bits of a weight at each level.
-    grads: codec from device to host.
-    delta: whether weights travel as differences to what the device holds.
-    control: controller of the level: `awp`, `awp_tuned`, `budget`, or None.
-  """
-
+  # Codecs from host to device, one for each level.
   weights: tuple[codecs.Codec, ...]
-  bits: tuple[int, ...]
-  grads: codecs.Codec = codecs.identity()
+  bits: tuple[int, ...]  # Bits of a weight at each level.
+  grads: codecs.Codec = codecs.identity()  # Codec from device to host.
+  # Whether weights travel as differences to what the device holds.
   delta: bool = False
+  # Controller of the level: `awp`, `awp_tuned`, `budget`, or None.
   control: str | None = None
 
 

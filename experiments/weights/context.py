@@ -13,21 +13,14 @@ from experiments.weights import model
 
 
 class RunContext(NamedTuple):
-  """Data, batches and optimizer that all runs of a job share.
+  """Data, batches and optimizer that all runs of a job share."""
 
-  Attributes:
-    config: configuration of the job.
-    tx: the optimizer.
-    data: images of the size that the network takes.
-    batch: returns the training batch of (seed, step).
-    test: iterates over the test batches.
-  """
-
-  config: ConfigDict
-  tx: optax.GradientTransformation
-  data: labels.ImageData
+  config: ConfigDict  # Configuration of the job.
+  tx: optax.GradientTransformation  # The optimizer.
+  data: labels.ImageData  # Images of the size that the network takes.
+  # Returns the training batch of (seed, step).
   batch: Callable[[int, int], tasks.Batch]
-  test: Callable[[], Any]
+  test: Callable[[], Any]  # Iterates over the test batches.
 
   def make_model(
     self, seed: int, *, size: int | None = None, width: float | None = None

@@ -17,17 +17,11 @@ Tree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-  """A stage as a function; equal stages are equal functions.
+  """A stage as a function; equal stages are equal functions."""
 
-  Attributes:
-    graph: the stage's module without its arrays.
-    first: whether the input is the batch's pixels.
-    last: whether the output is the batch's mean loss.
-  """
-
-  graph: nnx.GraphDef
-  first: bool
-  last: bool
+  graph: nnx.GraphDef  # The stage's module without its arrays.
+  first: bool  # Whether the input is the batch's pixels.
+  last: bool  # Whether the output is the batch's mean loss.
 
   def __call__(
     self, params: Tree, stats: Tree, x: jax.Array | None, batch: tasks.Batch
@@ -49,16 +43,11 @@ class Stage:
 
 
 class Model(NamedTuple):
-  """A network of one seed, as functions and trees.
+  """A network of one seed, as functions and trees."""
 
-  Attributes:
-    stages: names and functions.
-    params: parameters by the name of the stage.
-    stats: running statistics of batch norm by the name of the stage.
-  """
-
-  stages: tuple[tuple[str, Stage], ...]
-  params: dict[str, Tree]
+  stages: tuple[tuple[str, Stage], ...]  # Names and functions.
+  params: dict[str, Tree]  # Parameters by the name of the stage.
+  # Running statistics of batch norm by the name of the stage.
   stats: dict[str, Tree]
 
 
@@ -93,15 +82,10 @@ def abstract_model(make: Callable[[], list[nnx.Module]]) -> Model:
 
 
 class StageCost(NamedTuple):
-  """Size and work of one stage.
+  """Size and work of one stage."""
 
-  Attributes:
-    weights: number of parameters.
-    flops: floating-point operations of the forward pass.
-  """
-
-  weights: int
-  flops: float
+  weights: int  # Number of parameters.
+  flops: float  # Floating-point operations of the forward pass.
 
 
 def stage_costs(model: Model, pixels: jax.ShapeDtypeStruct) -> list[StageCost]:

@@ -15,27 +15,16 @@ GPUS = 4
 
 
 class Profile(NamedTuple):
-  """Milliseconds of one batch, by its parts.
+  """Milliseconds of one batch, by its parts."""
 
-  Attributes:
-    host_to_device: transfer of the weights.
-    device_to_host: transfer of the gradients.
-    convolution: convolutions, forward and backward.
-    fully_connected: fully connected layers, forward and backward.
-    update: update of the weights.
-    norm: norms of the weights; 0 where no controller reads them.
-    pack: packing on the host.
-    unpack: unpacking on the device.
-  """
-
-  host_to_device: float
-  device_to_host: float
-  convolution: float
-  fully_connected: float
-  update: float
-  norm: float = 0.0
-  pack: float = 0.0
-  unpack: float = 0.0
+  host_to_device: float  # Transfer of the weights.
+  device_to_host: float  # Transfer of the gradients.
+  convolution: float  # Convolutions, forward and backward.
+  fully_connected: float  # Fully connected layers, forward and backward.
+  update: float  # Update of the weights.
+  norm: float = 0.0  # Norms of the weights; 0 where no controller reads them.
+  pack: float = 0.0  # Packing on the host.
+  unpack: float = 0.0  # Unpacking on the device.
 
   @property
   def compute(self) -> float:

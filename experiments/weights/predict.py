@@ -12,81 +12,101 @@ from typing import NamedTuple
 
 from experiments.weights import paper
 
+# Links are emulated: bandwidths are those of the standard in one direction
+# after line coding, before the headers of packets. No real link is faster, so
+# the gain of a codec is not overstated. The latency is an assumption, not a
+# measurement.
+_LATENCY_S = 10e-6
+
+
+class HostLink(NamedTuple):
+  """A link whose two directions do not slow each other down."""
+
+  latency_s: float  # Seconds of every transfer, assumed.
+  bandwidth: float  # Bytes per second in each direction.
+  source: str  # Document that the bandwidth is from.
+
+  def emulate_ms(self, moved_bytes: float, transfers: float) -> float:
+    """Returns emulated milliseconds of transfers in one direction.
+
+    >>> HostLink(1e-3, 1e9, "an example").emulate_ms(5_000_000, 2)
+    7.0
+    """
+    seconds = transfers * self.latency_s + moved_bytes / self.bandwidth
+    return 1e3 * seconds
+
+
+def _pcie_link(gigatransfers: float, lanes: int, generation: str) -> HostLink:
+  bandwidth = gigatransfers * 1e9 * lanes * 128 / 130 / 8
+  return HostLink(
+    _LATENCY_S,
+    bandwidth,
+    f"PCI Express Base Specification {generation}: {gigatransfers:g} GT/s a"
+    f" lane, 128b/130b, {lanes} lanes",
+  )
+
+
+HOST_LINKS = {
+  "pcie3_x8": _pcie_link(8.0, 8, "3.0"),
+  "pcie5_x16": _pcie_link(32.0, 16, "5.0"),
+  "nvlink2_x3": HostLink(
+    _LATENCY_S,
+    3 * 25e9,
+    "IBM Power System AC922, Redpaper REDP-5472: 3 NVLink 2.0 bricks of 25 GB/s"
+    " between a POWER9 and each of 4 GPUs",
+  ),
+}
+"""Links by name: 7.88, 63.0 and 75 GB/s each way."""
+
+
+def emulated_unit(unit: str, link: str) -> str:
+  """Returns the unit that rows give to a figure emulated for a link."""
+  return f"{unit} (emulated {link})"
+
+
 _FLOAT_BYTES = 4
 
 
 class PackingRates(NamedTuple):
-  """Bytes per millisecond that packing reads and writes.
+  """Bytes per millisecond that packing reads and writes."""
 
-  Attributes:
-    host: rate of Bitpack.
-    device: rate of Bitunpack.
-  """
-
-  host: float
-  device: float
+  host: float  # Rate of Bitpack.
+  device: float  # Rate of Bitunpack.
 
 
 class TouchedBytes(NamedTuple):
-  """Bytes per weight that a case moves, and that coding reads and writes.
+  """Bytes per weight that a case moves, and that coding reads and writes."""
 
-  Attributes:
-    down: payload of the weight, host to device.
-    up: payload of the gradient, device to host.
-    pack: packing of the weight, on the host.
-    unpack: unpacking of the weight, on the device.
-    grad_pack: packing of the gradient, on the device.
-    grad_unpack: unpacking of the payloads of all GPUs, on the host.
-    norm: input of the controller, on the host.
-  """
-
-  down: float = _FLOAT_BYTES
-  up: float = _FLOAT_BYTES
-  pack: float = 0.0
-  unpack: float = 0.0
-  grad_pack: float = 0.0
+  down: float = _FLOAT_BYTES  # Payload of the weight, host to device.
+  up: float = _FLOAT_BYTES  # Payload of the gradient, device to host.
+  pack: float = 0.0  # Packing of the weight, on the host.
+  unpack: float = 0.0  # Unpacking of the weight, on the device.
+  grad_pack: float = 0.0  # Packing of the gradient, on the device.
+  # Unpacking of the payloads of all GPUs, on the host.
   grad_unpack: float = 0.0
-  norm: float = 0.0
+  norm: float = 0.0  # Input of the controller, on the host.
 
 
 class BatchTimes(NamedTuple):
-  """Predicted milliseconds of one batch, by parts in sequence.
+  """Predicted milliseconds of one batch, by parts in sequence."""
 
-  Attributes:
-    pack: packing of the weights, on the host.
-    host_to_device: transfer of the weights.
-    unpack: unpacking of the weights, on the device.
-    forward: forward pass, a third of the computation.
-    backward: backward pass, the rest of the computation.
-    grad_pack: packing of the gradients, on the device.
-    device_to_host: transfer of the gradients.
-    grad_unpack: unpacking of the gradients, on the host.
-    update: update of the weights, on the host.
-    norm: input of the controller, on the host.
-  """
-
-  pack: float
-  host_to_device: float
-  unpack: float
-  forward: float
-  backward: float
-  grad_pack: float
-  device_to_host: float
-  grad_unpack: float
-  update: float
-  norm: float = 0.0
+  pack: float  # Packing of the weights, on the host.
+  host_to_device: float  # Transfer of the weights.
+  unpack: float  # Unpacking of the weights, on the device.
+  forward: float  # Forward pass, a third of the computation.
+  backward: float  # Backward pass, the rest of the computation.
+  grad_pack: float  # Packing of the gradients, on the device.
+  device_to_host: float  # Transfer of the gradients.
+  grad_unpack: float  # Unpacking of the gradients, on the host.
+  update: float  # Update of the weights, on the host.
+  norm: float = 0.0  # Input of the controller, on the host.
 
 
 class StageShare(NamedTuple):
-  """Share of one stage in a network.
+  """Share of one stage in a network."""
 
-  Attributes:
-    weights: share of all weights.
-    work: share of all floating-point operations.
-  """
-
-  weights: float
-  work: float
+  weights: float  # Share of all weights.
+  work: float  # Share of all floating-point operations.
 
 
 def packing_rates(system: str, weights: int) -> PackingRates:
@@ -146,10 +166,6 @@ def stage_shares(
   weights: Sequence[float], flops: Sequence[float]
 ) -> list[StageShare]:
   """Returns the share of each stage in weights and work.
-
-  Args:
-    weights: number of weights of each stage.
-    flops: floating-point operations of each stage.
 
   >>> stage_shares([1, 3], [4, 1])[0]
   StageShare(weights=0.25, work=0.8)

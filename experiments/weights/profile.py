@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.weights import store
+from experiments.weights import trainer
 from experiments.weights.cases import (
   control_interval,
   get_case,
@@ -42,35 +42,23 @@ BITPACK = "truncate1"
 
 
 class Profile(NamedTuple):
-  """Times and bytes of a step of one case.
+  """Times and bytes of a step of one case."""
 
-  Attributes:
-    case: name of the case.
-    ms: median milliseconds of each of `PARTS`.
-    step_ms: median milliseconds of a whole step without norms, timed at once.
-    norm_ratio: `norm` per step over `pack` of `BITPACK` in the same round.
-    norm_share: `norm` over the step, in per cent: median over the rounds.
-    pack_ratio: `pack` over that of `BITPACK` in the same round.
-    plain_bytes: bytes of the parameters as float32.
-    sent_bytes: bytes sent to the device.
-    returned_bytes: bytes returned to the host.
-    sends: number of transfers to the device.
-    returns: number of transfers to the host.
-    noise_ms: sample standard deviation of `step_ms` over the rounds.
-  """
-
-  case: str
-  ms: dict[str, float]
+  case: str  # Name of the case.
+  ms: dict[str, float]  # Median milliseconds of each of `PARTS`.
+  # Median milliseconds of a whole step without norms, timed at once.
   step_ms: float
+  # `norm` per step over `pack` of `BITPACK` in the same round.
   norm_ratio: float
+  # `norm` over the step, in per cent: median over the rounds.
   norm_share: float
-  pack_ratio: float
-  plain_bytes: int
-  sent_bytes: int
-  returned_bytes: int
-  sends: int
-  returns: int
-  noise_ms: float
+  pack_ratio: float  # `pack` over that of `BITPACK` in the same round.
+  plain_bytes: int  # Bytes of the parameters as float32.
+  sent_bytes: int  # Bytes sent to the device.
+  returned_bytes: int  # Bytes returned to the host.
+  sends: int  # Number of transfers to the device.
+  returns: int  # Number of transfers to the host.
+  noise_ms: float  # Sample standard deviation of `step_ms` over the rounds.
 
 
 def profile_steps(
@@ -114,7 +102,7 @@ class _Profiler:
     size = config.profile_size
     model = context.make_model(0, size=size, width=config.profile_width)
     self.name, self.level = name, level
-    self.store = store.make_store(case, context.tx, model)
+    self.store = trainer.make_store(case, context.tx, model)
     self.state = self.store.init(model.params, model.stats)
     # Static cases show the cost that AWP would have for them.
     self._case = case if case.control else get_case("awp")
@@ -170,7 +158,7 @@ class _Profiler:
     jax.block_until_ready((self.state.params, loss))
 
   def _update_control(self) -> None:
-    signal = store.make_signal(self._case, self.store, self.state, self.level)
+    signal = trainer.make_signal(self._case, self.store, self.state, self.level)
     self.control = self._update(signal, self.control)
     np.asarray(self.control.history.level)
 

@@ -6,12 +6,9 @@ figures name the paper in the place of the machine.
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
-import jax
-
-from experiments.common import records
-from experiments.weights import host_link, paper, predict, trainer
+from experiments.common import records, tables
+from experiments.weights import paper, predict, trainer
 from experiments.weights.cases import get_case
 from experiments.weights.profile import BITPACK, Profile
 from jaxmotion import codecs
@@ -27,21 +24,7 @@ _PROFILED_PARTS = {
   "norm_ms": "norm",
 }
 
-
-class Measured(NamedTuple):
-  """A measurement of one case.
-
-  Attributes:
-    value: the measurement.
-    unit: unit of the value.
-    noise: standard deviation over seeds or rounds, if there are several.
-  """
-
-  value: float
-  unit: str
-  noise: float | None = None
-
-
+Measured = records.Measured
 Metrics = dict[str, Measured]
 """Measurements of one case by the name of the metric."""
 
@@ -50,23 +33,13 @@ def make_rows(
   experiment: str, cases: Mapping[str, Metrics], network: str
 ) -> list[records.Row]:
   """Returns rows with ratios to `fp32`, then those of the paper."""
-  base = cases.get(BASELINE, {})
-  stamp = records.describe_machine(), jax.__version__
-  rows = []
-  for case, metrics in cases.items():
-    for metric, (value, unit, noise) in metrics.items():
-      baseline = base[metric].value if metric in base else None
-      ratio = value / baseline if baseline else None
-      key = experiment, case, metric
-      rows.append(
-        records.Row(*key, value, unit, baseline, ratio, noise, *stamp)
-      )
-  for case, metrics in paper_metrics(network).items():
-    for metric, (value, unit, _) in metrics.items():
-      key = experiment, case, metric
-      source = paper.SOURCE, "not JAX"
-      rows.append(records.Row(*key, value, unit, None, None, None, *source))
-  return rows
+  ours = records.make_rows(experiment, cases, cases.get(BASELINE, {}))
+  return ours + records.make_rows(
+    experiment,
+    paper_metrics(network),
+    machine=paper.SOURCE,
+    version="not JAX",
+  )
 
 
 def summarize_cases(
@@ -108,9 +81,7 @@ def _average_seeds(runs: list[trainer.Run], threshold: float) -> Metrics:
   plain = runs[0].plain_bytes
   times = [run.step_ms for run in runs]
   metrics = {
-    "test_accuracy": Measured(
-      statistics.fmean(accuracies), "%", _deviation(accuracies)
-    ),
+    "test_accuracy": records.average_repeats(accuracies, "%"),
     "loss": Measured(statistics.fmean(run.loss for run in runs), "nats"),
     "sent_bytes": Measured(sent, "bytes/step"),
     "returned_bytes": Measured(returned, "bytes/step"),
@@ -120,14 +91,14 @@ def _average_seeds(runs: list[trainer.Run], threshold: float) -> Metrics:
     "switches": Measured(
       statistics.fmean(len(r.switches) - len(r.groups) for r in runs), "a run"
     ),
-    "step_ms": Measured(statistics.median(times), "ms", _deviation(times)),
+    "step_ms": Measured(
+      statistics.median(times), "ms", records.find_spread(times)
+    ),
   }
   steps = [steps_to_error(run, threshold) for run in runs]
   reached = [s for s in steps if s is not None]
   if len(reached) == len(runs):
-    metrics["steps_to_error"] = Measured(
-      statistics.fmean(reached), "steps", _deviation(reached)
-    )
+    metrics["steps_to_error"] = records.average_repeats(reached, "steps")
   return metrics
 
 
@@ -153,8 +124,8 @@ def profiled_metrics(profile: Profile, *, on_host: bool) -> Metrics:
     metrics["host_to_device_ms"] = Measured(profile.ms["send"], "ms")
     metrics["device_to_host_ms"] = Measured(profile.ms["return"], "ms")
     return metrics
-  for name, link in host_link.HOST_LINKS.items():
-    unit = host_link.emulated_unit("ms", name)
+  for name, link in predict.HOST_LINKS.items():
+    unit = predict.emulated_unit("ms", name)
     down = link.emulate_ms(profile.sent_bytes, profile.sends)
     up = link.emulate_ms(profile.returned_bytes, profile.returns)
     metrics[f"host_to_device_ms_{name}"] = Measured(down, unit)
@@ -170,11 +141,11 @@ def error_times(case: Metrics, profile: Profile, *, on_host: bool) -> Metrics:
   metrics = {}
   if not on_host:
     metrics["time_to_error"] = Measured(steps * step_ms / 1e3, "s")
-  for name, link in host_link.HOST_LINKS.items() if on_host else ():
+  for name, link in predict.HOST_LINKS.items() if on_host else ():
     moved_ms = link.emulate_ms(case["sent_bytes"].value, profile.sends)
     moved_ms += link.emulate_ms(case["returned_bytes"].value, profile.returns)
     seconds = steps * (step_ms + moved_ms) / 1e3
-    unit = host_link.emulated_unit("s", name)
+    unit = predict.emulated_unit("s", name)
     metrics[f"time_to_error_{name}"] = Measured(seconds, unit)
   for system in paper.SYSTEMS:
     batch_ms = case[f"predicted_{system}_batch_ms"].value
@@ -251,5 +222,200 @@ def paper_metrics(network: str) -> dict[str, Metrics]:
   return cases
 
 
-def _deviation(values: Sequence[float]) -> float | None:
-  return statistics.stdev(values) if len(values) > 1 else None
+Cells = dict[tuple[str, str], records.Row]
+
+# Columns of the paper's table, and the rows of ours that add up to each.
+_PARTS = {
+  "host to device": ("host_to_device_ms",),
+  "device to host": ("device_to_host_ms",),
+  "forward, backward": ("forward_ms", "backward_ms"),
+  "update": ("update_ms",),
+  "norm": ("norm_ms",),
+  "pack": ("pack_ms",),
+  "unpack": ("unpack_ms",),
+}
+_COMPUTE = ("convolution_ms", "fully_connected_ms")
+
+
+def profile_table(rows: Sequence[records.Row], link: str) -> tables.Table:
+  """Returns the milliseconds of a batch by parts, a line for each case."""
+  cells = tables.index_rows(rows)
+  lines = []
+  for system, case in paper.PROFILES:
+    name = f"paper_{system}_{case}"
+    parts = [_paper_cell(cells, name, metrics) for metrics in _PARTS.values()]
+    lines.append([name, *parts, ""])
+  for case in _cases_with(cells, "pack_ratio"):
+    parts = [_own_cell(cells, case, m, link) for m in _PARTS.values()]
+    share = _value_cell(cells, case, "norm_share", "{:.2f} %")
+    lines.append([case, *parts, share])
+  return tables.Table(
+    ("case", *_PARTS, "norm, share"),
+    lines,
+    title=f"Milliseconds per batch: {rows[0].experiment}, profiled on"
+    f" {rows[0].machine}",
+    caption="paper: VGG-A, 224 pixels, batch 64, on its machines; compare"
+    f" shares, not times. * emulated: {predict.HOST_LINKS[link].source}. The "
+    "backward"
+    " pass packs gradients, the update unpacks them.",
+  )
+
+
+def _paper_cell(cells: Cells, case: str, metrics: tuple[str, ...]) -> str:
+  if metrics[0] == "forward_ms":
+    metrics = _COMPUTE
+  value = sum(float(cells[case, m].value) for m in metrics)
+  return f"{value:.2f}" if value else "-"
+
+
+def _own_cell(
+  cells: Cells, case: str, metrics: tuple[str, ...], link: str
+) -> str:
+  total, mark = 0.0, ""
+  for metric in metrics:
+    row = cells.get((case, metric))
+    if row is None:
+      row, mark = cells[case, f"{metric}_{link}"], "*"
+    total += float(row.value)
+  return f"{total:.2f}{mark}"
+
+
+def error_table(rows: Sequence[records.Row], link: str) -> tables.Table:
+  """Returns accuracy, bytes and time to the error threshold by case."""
+  cells = tables.index_rows(rows)
+  sizes = [
+    row.metric.removeprefix("time_to_error_batch")
+    for row in rows
+    if row.case == "paper_x86_a2dtwp" and "to_error_batch" in row.metric
+  ]
+  lines = [
+    [case, *_error_cells(cells, case, link)]
+    for case in _cases_with(cells, "test_accuracy")
+  ]
+  for case in ("a2dtwp", "best_static"):
+    times = [
+      " / ".join(
+        f"{cells[f'paper_{s}_{case}', f'time_to_error_batch{size}'].value:.3f}"
+        for size in sizes
+      )
+      for s in paper.SYSTEMS
+    ]
+    lines.append([f"paper_{case}", *[""] * 7, *times])
+  header = (
+    "case",
+    "accuracy, %",
+    "to fp32",
+    "sent, x",
+    "back, x",
+    "switches",
+    "steps",
+    link,
+    "x86",
+    "power",
+  )
+  return tables.Table(
+    header,
+    lines,
+    title=f"Time to an error, relative to fp32: {rows[0].experiment}",
+    caption="± is the standard deviation over the seeds. never: some seed"
+    f" misses the error. {link}: steps times (the step measured here and its"
+    " bytes over that link, emulated unless a device was there). x86, power: of"
+    f" the paper as published, at batch {' / '.join(sizes)}; of ours predicted:"
+    " steps times the batch of VGG-A at batch 64 on the paper's machines, one"
+    " part after the other.",
+  )
+
+
+def _error_cells(cells: Cells, case: str, link: str) -> list[str]:
+  score = cells[case, "test_accuracy"]
+  own_time = f"time_to_error_{link}"
+  if (case, "time_to_error") in cells:
+    own_time = "time_to_error"  # Measured on a device: nothing is emulated.
+  times = (own_time, *(f"predicted_{s}_time_to_error" for s in paper.SYSTEMS))
+  return [
+    tables.format_noise(score),
+    tables.format_gap(score),
+    _value_cell(cells, case, "sent_ratio", "{:.2f}"),
+    _value_cell(cells, case, "returned_ratio", "{:.2f}"),
+    _value_cell(cells, case, "switches", "{:.0f}"),
+    _value_cell(cells, case, "steps_to_error", "{:.0f}"),
+    *(_ratio_cell(cells, case, metric) for metric in times),
+  ]
+
+
+def prediction_table(rows: Sequence[records.Row], system: str) -> tables.Table:
+  """Returns the predicted batch of VGG-A term by term, with ratios to fp32."""
+  cells = tables.index_rows(rows)
+  prefix = f"predicted_{system}_"
+  metrics = [
+    metric
+    for case, metric in cells
+    if case == BASELINE and metric.startswith(prefix) and metric.endswith("_ms")
+  ]
+  titles = [m.removeprefix(prefix).removesuffix("_ms") for m in metrics]
+  best = paper.TIME_TO_ERROR[system, "best_static"]["vgg_a"][-1]
+  return tables.Table(
+    ("case", *(title.replace("_", " ") for title in titles)),
+    [
+      [case, *(_predicted_cell(cells[case, m]) for m in metrics)]
+      for case in _cases_with(cells, "pack_ratio")
+    ],
+    title="Predicted ms per batch of VGG-A, batch 64, on"
+    f" {paper.SYSTEMS[system]}",
+    caption="batch: all parts in sequence. overlapped: stages beside each"
+    " other. In brackets: relative to fp32. The paper's best static format"
+    f" takes {best} of fp32's time to an error.",
+  )
+
+
+def _predicted_cell(row: records.Row) -> str:
+  is_total = "batch" in row.metric or "overlapped" in row.metric
+  ratio = f" ({row.ratio:.3f})" if is_total and row.ratio else ""
+  return f"{row.value:.1f}{ratio}"
+
+
+def _value_cell(cells: Cells, case: str, metric: str, style: str) -> str:
+  row = cells.get((case, metric))
+  return "never" if row is None else style.format(row.value)
+
+
+def _ratio_cell(cells: Cells, case: str, metric: str) -> str:
+  row = cells.get((case, metric))
+  if row is None:
+    return "never"
+  return "-" if row.ratio is None else f"{row.ratio:.3f}"
+
+
+def _cases_with(cells: Cells, metric: str) -> list[str]:
+  return [case for case, name in cells if name == metric]
+
+
+def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns accuracy, bytes and predicted times, a line for each case."""
+  found = tables.index_rows(rows)
+  lines = []
+  for row in [row for row in rows if row.metric == "test_accuracy"]:
+    steps = found.get((row.case, "steps_to_error"))
+    line = [
+      row.case,
+      tables.format_noise(row),
+      tables.format_gap(row),
+      f"{found[row.case, 'sent_ratio'].value:.2f}",
+      f"{found[row.case, 'returned_ratio'].value:.2f}",
+      "never" if steps is None else f"{steps.value:.0f}",
+    ]
+    for metric in ("batch_ms", "time_to_error"):
+      cell = found.get((row.case, f"predicted_x86_{metric}"))
+      line.append("never" if cell is None else f"{cell.ratio:.3f}")
+    lines.append(line)
+  header = (
+    "weights and gradients",
+    "test accuracy, %",
+    "to fp32, points",
+    "fewer bytes to the device",
+    "and back",
+    "steps to error",
+    "batch of VGG-A, predicted",
+    "time to error, predicted",
+  )
+  return tables.Table(header, lines)

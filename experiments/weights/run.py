@@ -8,7 +8,7 @@ import rich.console
 import rich.progress
 from ml_collections import ConfigDict
 
-from experiments.common import checkpoint, config_fields, loop, records
+from experiments.common import checkpoint, loop, names, records
 from experiments.common.console import make_console
 from experiments.common.progress import Display
 from experiments.common.workdir import Workdir
@@ -19,11 +19,10 @@ from experiments.weights import (
   plot as weights_plot,
   predict,
   profile,
-  tables,
+  rows as weights_rows,
 )
 from experiments.weights.cases import get_case
 from experiments.weights.context import RunContext, load_context
-from experiments.weights.rows import make_rows, summarize_cases
 from experiments.weights.trainer import Run, Trainer
 
 
@@ -36,7 +35,7 @@ def run_experiment(
   workdir: str | None = None,
 ) -> None:
   """Trains all cases and seeds, prints the tables, writes rows and plot."""
-  config_fields.check_fields(config, "cases")
+  names.check_fields(config, "cases")
   cases = {name: get_case(name) for name in config.cases}
   console = make_console()
   folder = Workdir(workdir, config, Run) if workdir else None
@@ -46,12 +45,11 @@ def run_experiment(
     runs = train_all(context, workdir=folder, display=display)
   profiles = _profile_cases(context, runs, console)
   rows = collect_rows(config, runs, profiles)
-  console.print(tables.profile_table(rows, link).to_console())
+  console.print(weights_rows.profile_table(rows, link).to_console())
   for system in paper.SYSTEMS:
-    console.print(tables.prediction_table(rows, system).to_console())
-  console.print(tables.error_table(rows, link).to_console())
-  if json:
-    records.write_rows(json, rows)
+    console.print(weights_rows.prediction_table(rows, system).to_console())
+  console.print(weights_rows.error_table(rows, link).to_console())
+  records.write_rows(json, rows)
   if plot:
     bits = {n: case.bits for n, case in cases.items() if case.control}
     weights_plot.save_plot(runs, bits, plot)
@@ -97,7 +95,7 @@ def collect_rows(
   shares = predict.stage_shares(
     [cost.weights for cost in costs], [cost.flops for cost in costs]
   )
-  cases = summarize_cases(
+  cases = weights_rows.summarize_cases(
     runs,
     profiles,
     config.error_threshold,
@@ -105,7 +103,7 @@ def collect_rows(
     shares,
     on_host=on_host,
   )
-  return make_rows(config.experiment, cases, config.model)
+  return weights_rows.make_rows(config.experiment, cases, config.model)
 
 
 def vgg_a_costs() -> list[model.StageCost]:

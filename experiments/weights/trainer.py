@@ -1,82 +1,115 @@
 """Training of one case: compiled once, trained with every seed."""
 
+import functools
 import math
 import statistics
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 
 from experiments.common import checkpoint, loop
 from experiments.train import tasks
 from experiments.weights import cases
 from experiments.weights.context import RunContext
-from experiments.weights.model import count_correct
-from experiments.weights.store import (
-  make_signal,
-  make_store,
-  received_weights,
-)
-from jaxmotion import controllers, memory
+from experiments.weights.model import Model, Tree, count_correct
+from jaxmotion import codecs, controllers, memory
+
+# Biases and norms travel as they are, as in the paper; the other weights of a
+# stage share one precision.
+GROUPS = ((r"bias|scale", None), (r"(.*?)/", r"\1"))
+
+
+def make_store(
+  case: cases.Case, tx: optax.GradientTransformation, model: Model
+) -> memory.HostResident:
+  """Returns the host-resident store of a case."""
+  return memory.HostResident(
+    model.stages,
+    tx,
+    weights=case.weights,
+    grads=case.grads,
+    send_difference=case.delta,
+    groups=GROUPS,
+    min_leaf_size=0,
+    stateful=True,
+  )
+
+
+def make_signal(
+  case: cases.Case,
+  store: memory.HostResident,
+  state: memory.HostState,
+  level: np.ndarray | int,
+) -> jax.Array:
+  """Returns the input of a case's controller: norms or relative errors."""
+  if case.control == "budget":
+    return store.errors(state, level)
+  return store.norms(state)
+
+
+def received_weights(
+  case: cases.Case,
+  store: memory.HostResident,
+  state: memory.HostState,
+  level: np.ndarray,
+) -> Tree:
+  """Returns the weights that the device computes with."""
+  # They are those of the next step. A case that sends differences has them on
+  # the device already.
+  groups = store.groups_of(state.params)
+  parts = groups.split(state.params)
+  if case.delta:
+    # A group is a stage, and both are in the order of their names.
+    reference = iter(jax.tree.leaves(state.device_reference))
+    received = [[next(reference) for _ in part] for part in parts]
+  else:
+    received = [
+      [_round_trip(case.weights[own], x) for x in part]
+      for own, part in zip(level, parts, strict=True)
+    ]
+  return groups.merge(received, state.params)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _round_trip(codec: codecs.Codec, x: jax.Array) -> jax.Array:
+  return codec.decode(codec.encode(x)[0], x)
 
 
 class Run(NamedTuple):
-  """Record of one finished run.
+  """Record of one finished run."""
 
-  Attributes:
-    case: name of the case.
-    seed: seed of the run.
-    error: error on the held-out data at the end, in per cent.
-    loss: loss of the last training step.
-    steps: number of steps; fewer than `config.steps` if the loss was not
-      finite.
-    curve: [steps done, error in per cent] of every evaluation.
-    plain_bytes: bytes of the parameters as float32.
-    sent_bytes: bytes to the device, mean over the steps.
-    returned_bytes: bytes to the host, mean over the steps.
-    step_ms: median time of a step.
-    weight_error: largest relative error of a group's weights on the device
-      against the host's, at the end.
-    groups: names of the groups that have one level each.
-    switches: [steps done, group, level] of every change, the start included.
-  """
-
-  case: str
-  seed: int
-  error: float
-  loss: float
+  case: str  # Name of the case.
+  seed: int  # Seed of the run.
+  error: float  # Error on the held-out data at the end, in per cent.
+  loss: float  # Loss of the last training step.
+  # Number of steps; fewer than `config.steps` if the loss was not finite.
   steps: int
-  curve: list
-  plain_bytes: int
-  sent_bytes: float
-  returned_bytes: float
-  step_ms: float
+  curve: list  # [steps done, error in per cent] of every evaluation.
+  plain_bytes: int  # Bytes of the parameters as float32.
+  sent_bytes: float  # Bytes to the device, mean over the steps.
+  returned_bytes: float  # Bytes to the host, mean over the steps.
+  step_ms: float  # Median time of a step.
+  # Largest relative error of a group's weights on the device against the
+  # host's, at the end.
   weight_error: float
-  groups: list
+  groups: list  # Names of the groups that have one level each.
+  # [steps done, group, level] of every change, the start included.
   switches: list
 
 
 class RunState(NamedTuple):
-  """State of a run between two steps.
+  """State of a run between two steps."""
 
-  Attributes:
-    state: state of the host-resident store.
-    control: state of the controller.
-    errors: float64[evaluations], per cent; NaN where there was none yet.
-  """
-
-  state: memory.HostState
-  control: Any
+  state: memory.HostState  # State of the host-resident store.
+  control: Any  # State of the controller.
+  # float64[evaluations], per cent; NaN where there was none yet.
   errors: np.ndarray
 
 
 class Trainer:
-  """Training of one case, compiled at the first step for all seeds.
-
-  Args:
-    context: data, batches and optimizer of the job.
-    name: name of the case.
-  """
+  """Training of one case, compiled at the first step for all seeds."""
 
   def __init__(self, context: RunContext, name: str):
     self._context, self._name = context, name

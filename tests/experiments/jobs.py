@@ -1,11 +1,13 @@
-"""Jobs of `experiments.train` that tests start as processes."""
+"""Jobs that tests start as processes, and the comparison of their results."""
 
 import os
 import subprocess
 import sys
 
+import jax
 import numpy as np
 
+from experiments.fuzz import fault_jobs
 from tests import compile_fast
 from tests.paths import ROOT
 
@@ -27,12 +29,9 @@ def command(config, *flags):
 
 
 def environment(cache=True):
-  """The environment of a job.
-
-  Args:
-    cache: whether jobs share compiled programs. Of several processes only the
-      first one uses them, and the others keep it waiting while they compile.
-  """
+  """The environment of a job, which may share compiled programs."""
+  # Of several processes only the first one uses these programs, and the others
+  # keep it waiting while they compile.
   # The emulated devices of this test process are not those of the job.
   kept = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
   kept["JAX_PLATFORMS"] = "cpu"
@@ -46,30 +45,35 @@ def environment(cache=True):
   return kept
 
 
-def run(config, *flags):
+def run_module(module, *flags, **variables):
+  """Runs a command of the experiments to its end."""
+  return finish(
+    [sys.executable, "-m", f"experiments.{module}", *flags], **variables
+  )
+
+
+def finish(command, **variables):
   return subprocess.run(
-    command(config, *flags),
+    command,
     cwd=ROOT,
-    env=environment(),
+    env=environment() | variables,
     capture_output=True,
     text=True,
     timeout=WAIT,
   )
 
 
+def run(config, *flags):
+  return finish(command(config, *flags))
+
+
 def save_images(path):
   """Writes few small images of ten classes, which load faster than digits."""
-  random = np.random.default_rng(0)
-  arrays = {}
-  for split, count in (("train", 64), ("test", 32)):
-    shape = (count, 8, 8, 1)
-    arrays[f"x_{split}"] = random.integers(0, 256, shape).astype(np.uint8)
-    arrays[f"y_{split}"] = random.integers(0, 10, count)
-  np.savez(path, **arrays)
+  fault_jobs.save_images(path)
   return {"data": "cifar10", "data_dir": str(path)}
 
 
-def latest_step(folder):
-  """The last step that has a checkpoint in a work folder, 0 without any."""
-  names = [path.name for path in folder.glob("checkpoints/*/*")]
-  return max((int(name) for name in names if name.isdigit()), default=0)
+def assert_same_bits(a, b):
+  assert jax.tree.structure(a) == jax.tree.structure(b)
+  for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+    assert np.asarray(x).tobytes() == np.asarray(y).tobytes()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from experiments.common.names import check_fields
 from experiments.study import cases as study_cases
 from experiments.train import cases as train_cases, tasks
 from experiments.train.mesh import make_mesh
@@ -72,41 +73,33 @@ def test_small_form_of_hosted_weights_runs(tiny_hosted, name):
   assert run.returned_bytes > 3 * run.sent_bytes > 0
 
 
-@pytest.mark.parametrize("name", HOSTED)
+RUNNERS = {
+  "weights": ("cases", set(weights_cases.CASES)),
+  "study": ("algorithms", set(study_cases.ALGORITHMS)),
+  "train": ("exchanges", {*train_cases.EXCHANGES, *train_cases.SHARDED}),
+}
+
+
+def runner_of(name):
+  return next((r for r in RUNNERS if name.startswith(f"{r}_")), "train")
+
+
+@pytest.mark.parametrize("name", EVERY)
 def test_cases_exist_and_begin_with_the_baseline(load_config, name):
-  cases = load_config(name).cases
-  assert cases[0] == "fp32"
-  assert set(cases) <= set(weights_cases.CASES)
-
-
-@pytest.mark.parametrize("name", STUDIES)
-def test_algorithms_exist_and_begin_with_the_baseline(load_config, name):
   config = load_config(name)
-  assert config.algorithms[0] == "fp32"
-  assert set(config.algorithms) <= set(study_cases.ALGORITHMS)
-  # Else the last steps of local updates would never be exchanged.
-  steps = (*config.lengths, config.trial_steps)
-  assert all(count % study_cases.EVERY == 0 for count in steps)
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_exchanges_exist_and_begin_with_the_baseline(load_config, name):
-  exchanges = load_config(name).exchanges
-  assert exchanges[0] == "fp32"
-  assert set(exchanges) <= {*train_cases.EXCHANGES, *train_cases.SHARDED}
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_batch_is_divisible_by_the_workers(load_config, name):
-  config = load_config(name)
-  assert config.batch_size % config.workers == 0
+  field, known = RUNNERS[runner_of(name)]
+  check_fields(config, field)
+  assert config[field][0] == "fp32"
+  assert set(config[field]) <= known
+  if name in STUDIES:
+    # Else the last steps of local updates would never be exchanged.
+    steps = (*config.lengths, config.trial_steps)
+    assert all(count % study_cases.EVERY == 0 for count in steps)
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_docstring_gives_the_command(name):
   path = ROOT / "configs" / f"{name}.py"
   docstring = ast.get_docstring(ast.parse(path.read_text()))
-  runner = "weights" if name in HOSTED else "train"
-  runner = "study" if name in STUDIES else runner
-  command = f"python -m experiments.{runner} --config=configs/{name}.py"
-  assert docstring and command in docstring
+  runner = f"python -m experiments.{runner_of(name)}"
+  assert f"{runner} --config=configs/{name}.py" in docstring

@@ -1,8 +1,13 @@
+import fnmatch
+import re
+
 import absl.app
 import pytest
 
-from experiments import tables
+from experiments import figures, history, tables
 from experiments.common import records
+from experiments.common.console import JobError
+from experiments.common.tables import Table
 from tests.paths import ROOT
 
 
@@ -70,9 +75,10 @@ def test_the_bytes_of_each_number_of_hosts_are_those_of_the_rows():
   assert "".join(lines) in page
 
 
-def test_no_file_at_all_prints_the_usage():
+@pytest.mark.parametrize("command", [tables.main, figures.main])
+def test_no_file_at_all_prints_the_usage(command):
   with pytest.raises(absl.app.UsageError, match="Name at least one file"):
-    tables.main(["tables"])
+    command(["tables"])
 
 
 @pytest.mark.parametrize(
@@ -101,3 +107,92 @@ def test_rows_of_another_command_give_one_line(tmp_path, experiment):
     tables.main(["tables", str(path)])
   except SystemExit as error:
     assert "bad.jsonl" in str(error) and "\n" not in str(error)
+
+
+def test_rows_are_ratios_within_a_turn_and_commits_are_columns():
+  times = {"fp32": [1.0, 2.0, 4.0], "int8": [3.0, 4.0, 16.0]}
+  old = history.make_rows("aaa", [("compile_ratio", "fp32", times)])
+  (row,) = old
+  assert (row.case, row.value) == ("int8", 3.0)
+  once = {"fp32": [2.0], "int8": [1.0], "sign": [0.5]}
+  new = history.make_rows("bbb", [("compile_ratio", "fp32", once)])
+  assert new[0].noise is None
+  table = history.summary_table([*old, *new])
+  assert isinstance(table, Table)
+  assert [name.split()[-1] for name in table.header[2:]] == ["aaa", "bbb"]
+  assert [list(line[1:]) for line in table.lines] == [
+    ["int8", "3.00 ± 1.00", "0.50"],
+    ["sign", "", "0.25"],
+  ]
+
+
+def test_a_commit_that_git_does_not_know_is_asked_for(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(JobError, match="`--commit` must be given"):
+    history._find_commit()
+
+
+FOLDER = ROOT / "experiments"
+LINES = [
+  [cell.strip() for cell in line.strip("| ").split(" | ")]
+  for line in (FOLDER / "README.md").read_text().splitlines()
+  if line.startswith("| `")
+]
+COMMANDS = [re.match(r"`([\w.]+)`", line[0])[1] for line in LINES]
+
+
+def runners():
+  """Names of all modules that can be started as commands."""
+  for path in FOLDER.rglob("*.py"):
+    text = path.read_text()
+    if "shared_flags.run_main(main)" in text:
+      parts = path.relative_to(FOLDER).with_suffix("").parts
+      yield ".".join(part for part in parts if part != "__main__")
+
+
+def test_every_runner_is_in_the_table_and_every_command_exists():
+  loose = ["tables", "figures"]  # They read rows and write none.
+  assert sorted(COMMANDS) == sorted([*runners(), *loose])
+  for name in loose:
+    assert '__name__ == "__main__"' in (FOLDER / f"{name}.py").read_text()
+
+
+def test_rows_and_pages_of_the_table_exist():
+  for line in LINES:
+    names = re.findall(r"`([\w*]+)`", line[-2])
+    for name in names:
+      assert list((ROOT / "docs" / "results").glob(f"{name}.jsonl")), (
+        f"no rows {name}"
+      )
+    (page,) = re.findall(r"\]\((.+)\)", line[-1])
+    assert (FOLDER / page).exists(), f"no page {page}"
+
+
+def test_every_file_of_rows_is_in_the_table():
+  named = [n for line in LINES for n in re.findall(r"`([\w*]+)`", line[-2])]
+  folder = ROOT / "docs" / "results"
+  listed = {path for name in named for path in folder.glob(f"{name}.jsonl")}
+  assert listed == set(folder.glob("*.jsonl"))
+
+
+RESULTS = ROOT / "docs" / "results"
+FIGURES = sorted(path.stem for path in RESULTS.glob("*.png"))
+PAGES = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+
+
+def test_every_figure_is_drawn_from_rows_and_is_on_a_page():
+  text = "".join(path.read_text() for path in PAGES)
+  assert FIGURES
+  for name in FIGURES:
+    assert (RESULTS / f"{name}.jsonl").exists(), name
+    assert any(fnmatch.fnmatch(name, known) for known in figures.FIGURES), name
+    assert f"results/{name}.png)" in text, f"{name}.png is on no page"
+
+
+def test_rows_give_figures_at_double_resolution(tmp_path):
+  rows = tmp_path / "train_digits.jsonl"
+  rows.write_bytes((RESULTS / rows.name).read_bytes())
+  (drawn,) = figures.draw_figures([str(rows), str(RESULTS / "codecs.jsonl")])
+  header = drawn.read_bytes()[:24]
+  assert header.startswith(b"\x89PNG")
+  assert int.from_bytes(header[16:20]) == 1400  # Pixels, of 7 inches.

@@ -4,15 +4,32 @@ import functools
 import json
 from collections.abc import Callable
 
+from experiments.models import catalog
 from experiments.models.losses import (
   blocks,
   experts,
-  images,
   state_space,
   task,
   transformer,
   unet,
 )
+
+
+def make_classifier_task(
+  wrap: task.Wrap = task.run_plain,
+  *,
+  network: str,
+  batch: int = 32,
+  **options: int,
+) -> task.Task:
+  """Returns the loss of a network of `make_network`."""
+  net = catalog.make_network(network, **options)
+  return task.Task(
+    lambda params, batch: net.loss(params, batch, lambda b, _: wrap(b)),
+    net.params,
+    net.batch(batch),
+  )
+
 
 TASKS: dict[str, Callable[..., task.Task]] = {
   "gpt": transformer.make_transformer,
@@ -21,12 +38,8 @@ TASKS: dict[str, Callable[..., task.Task]] = {
   "gpt_unrolled_flash": functools.partial(
     transformer.make_transformer, unroll=True, flash=True
   ),
-  "resnet50": functools.partial(
-    images.make_classifier_task, network="resnet50"
-  ),
-  "resnet101": functools.partial(
-    images.make_classifier_task, network="resnet101"
-  ),
+  "resnet50": functools.partial(make_classifier_task, network="resnet50"),
+  "resnet101": functools.partial(make_classifier_task, network="resnet101"),
   "unet": unet.make_unet,
   "moe": experts.make_experts,
   "ssm": state_space.make_state_space,
@@ -41,16 +54,9 @@ TASKS: dict[str, Callable[..., task.Task]] = {
 def parse_task(text: str) -> Callable[..., task.Task]:
   """Returns the function that makes a task of a command line.
 
-  Args:
-    text: NAME, followed by :OPTION=VALUE for each option; values are JSON.
-
-  Raises:
-    ValueError: there is no such task, or the text has another form.
-
-  Example:
-    >>> task = parse_task("mlp_relu:blocks=2:width=8:rows=4")()
-    >>> len(task.params), task.batch.shape
-    (2, (4, 8))
+  >>> task = parse_task("mlp_relu:blocks=2:width=8:rows=4")()
+  >>> len(task.params), task.batch.shape
+  (2, (4, 8))
   """
   name, *options = text.split(":")
   if name not in TASKS:

@@ -10,17 +10,12 @@ Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Task(NamedTuple):
-  """A loss, and the shapes that it is called with.
+  """A loss, and the shapes that it is called with."""
 
-  Attributes:
-    loss_fn: function (params, batch) -> loss.
-    params: shapes of the parameters, which gradients are taken of.
-    batch: shapes of everything else.
-  """
-
+  # Function (params, batch) -> loss.
   loss_fn: Callable[[PyTree, PyTree], Array]
-  params: PyTree
-  batch: PyTree
+  params: PyTree  # Shapes of the parameters, which gradients are taken of.
+  batch: PyTree  # Shapes of everything else.
 
 
 def run_plain(block: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,8 +4,8 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from experiments.activations import __main__ as activations, run
-from experiments.activations.cases import CODES, OURS, PUBLISHED_CODE
+from experiments.activations import __main__ as activations, measure
+from experiments.activations.codes import CODES, OURS, PUBLISHED_CODE
 from experiments.common import records
 from experiments.models import catalog, training
 from tests.experiments.tiny_network import make_tiny
@@ -46,8 +46,8 @@ def test_it_trains_measures_predicts_and_writes(tmp_path, monkeypatch, capsys):
 
 
 def test_steps_must_ascend_to_the_end_of_a_schedule():
-  run.check_steps([0, 2])
+  measure.check_steps([0, 2])
   for steps in ([2, 1], [0, 1], [0]):
     got = ", ".join(map(str, steps))
     with pytest.raises(ValueError, match=f"ascend to 2 or more, got {got}"):
-      run.check_steps(steps)
+      measure.check_steps(steps)

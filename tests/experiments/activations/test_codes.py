@@ -3,7 +3,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.activations import codes
+from experiments import models
+from experiments.activations import codes, measure, offload
+from experiments.activations.codes import CODES, OURS, PUBLISHED_CODE
+from experiments.activations.measure import Snapshot
 
 
 def run_lengths(values):
@@ -99,3 +102,94 @@ def test_room_is_that_of_the_fullest_tile_and_a_margin():
   assert codes.calibrate_room(np.ones_like(x), 0.05) == codes.TILE
   assert codes.calibrate_room(np.zeros_like(x), 0.05) == 1
   assert [codes.count_overflows(x, n) for n in (99, 100)] == [1, 0]
+
+
+def sparse(seed, share=0.3):
+  random = np.random.default_rng(seed)
+  x = np.abs(random.standard_normal((4, 16, 16, 24), "float32"))
+  return np.where(random.random(x.shape) < share, x, np.float32(0))
+
+
+def test_a_layer_is_measured_under_every_code():
+  layer = measure.measure_layer("conv1", sparse(0), sparse(1))
+  assert set(layer.code_bytes) == set(CODES)
+  assert layer.sparsity == pytest.approx(0.7, abs=0.02)
+  # A word in three and a bit for each.
+  expected = 1 / (1 - layer.sparsity + 1 / 32)
+  assert layer.ratio(PUBLISHED_CODE) == pytest.approx(expected, rel=1e-4)
+  assert layer.overflows == 0
+  assert 1.5 * layer.ratio(PUBLISHED_CODE) < layer.ratio(OURS)
+  assert layer.ratio(OURS) < layer.ratio("zvc16") < 2 * expected
+  assert 0 < layer.bf16_error < 2**-8
+
+
+def test_an_array_that_overflows_counts_twice():
+  layer = measure.measure_layer("conv1", sparse(0, 0.1), sparse(1, 0.3))
+  assert layer.overflows == layer.tiles
+  assert layer.ratio("zero_value") < 1
+  assert layer.code_bytes["zero_value"] > 4 * layer.elements
+
+
+def test_dense_arrays_stay_uncompressed():
+  layer = measure.measure_layer("conv1", sparse(0, 1.0), sparse(1, 1.0))
+  assert layer.ratio("zero_value") == 1
+  assert layer.ratio(OURS) == 2
+
+
+def test_layers_weigh_as_much_as_their_elements():
+  layers = [
+    measure.measure_layer(name, x, x)
+    for name, x in {"a": sparse(0, 1.0), "b": sparse(1, 0.1)[:1]}.items()
+  ]
+  net = measure.Measured("net", 0, 0.0, 0.0, layers)
+  assert net.sparsity == pytest.approx(0.2 * 0.9, abs=0.01)
+  a, b = (layer.ratio(PUBLISHED_CODE) for layer in layers)
+  assert net.ratio(PUBLISHED_CODE) == pytest.approx(5 / (4 / a + 1 / b))
+
+
+def test_the_largest_activation_is_really_encoded():
+  small, large = sparse(0)[:1], sparse(1)
+  seen = {"small": small, "large": large}
+  name, payload_bytes = measure.check_largest(Snapshot(0, 0.0, 0.0, seen, seen))
+  assert name == "large"
+  layer = measure.measure_layer("large", large, large)
+  assert payload_bytes == layer.code_bytes[OURS]
+
+
+NET = models.make_network("alexnet", image=64, width=0.25)
+
+
+@pytest.fixture(scope="module")
+def alexnet():
+  return offload.predict_stages(NET, 16, offload.PLATFORMS["h200"].device)
+
+
+def test_a_layer_takes_the_longer_of_computing_and_moving():
+  stage = offload.Stage("a", 1.0, 2.0, {"a/relu": 1000})
+  fast = offload.PLATFORMS["h200"]
+  assert offload.predict_step([stage], fast, 1.0) == 3.0
+  rate = fast.to_host.rate.bytes_per_s
+  slow = stage._replace(moved_bytes={"a/relu": 8 * rate})
+  latency = 2 * fast.to_host.latency_s
+  moved = offload.predict_step([slow], fast, {"a/relu": 2.0})
+  assert moved == pytest.approx(2 * 4.0 + latency)
+
+
+def test_compression_is_worth_no_more_than_no_transfer_at_all(alexnet):
+  platform = offload.PLATFORMS["h200"]
+  times = [offload.predict_step(alexnet, platform, r) for r in (1.0, 2.6, 1e9)]
+  assert times[0] > times[1] > times[2] >= offload.sum_compute(alexnet)
+
+
+def test_every_activation_is_moved_once(alexnet):
+  moved = [size for stage in alexnet for size in stage.moved_bytes.values()]
+  seen = jax.eval_shape(NET.activations, NET.params, NET.batch(16)[0])
+  assert moved == [4 * y.size for y in seen.values()]
+  assert [s.name for s in alexnet] == [s.name for s in NET.stages]
+  assert all(s.forward_s > 0 and s.backward_s > 0 for s in alexnet)
+
+
+def test_every_figure_of_a_platform_has_a_source():
+  platform = offload.PLATFORMS["titan_x"]
+  assert "device.memory_rate" in platform.sources
+  assert "assumed" in platform.sources["to_host.latency_s"]

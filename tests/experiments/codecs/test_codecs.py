@@ -2,8 +2,8 @@
 
 import pytest
 
-from experiments.codecs import cases, run
-from experiments.codecs.rows import make_rows
+from experiments.codecs import run
+from experiments.codecs.run import make_rows
 from experiments.codecs.tables import summary_table
 from experiments.common import records
 from experiments.common.console import JobError
@@ -19,10 +19,10 @@ def results():
 def test_every_codec_has_every_number_it_should(results):
   found = {(r.metric, r.case) for r in results}
   assert found == {
-    *(("encode_copies", case) for case in cases.CODECS),
-    *(("update_ratio", case) for case in cases.UPDATES),
-    *(("vector_ratio", case) for case in cases.UPDATES),
-    *(("leaves2_ratio", case) for case in cases.TREES),
+    *(("encode_copies", case) for case in run.CODECS),
+    *(("update_ratio", case) for case in run.UPDATES),
+    *(("vector_ratio", case) for case in run.UPDATES),
+    *(("leaves2_ratio", case) for case in run.TREES),
   }
   assert all(r.value > 0 and r.baseline > 0 for r in results)
 
@@ -45,7 +45,7 @@ def test_rows_hold_the_ratio_and_the_milliseconds_behind_it(results, tmp_path):
 
 def test_the_table_has_a_line_for_every_codec(results):
   table = summary_table(make_rows(results), show_noise=True)
-  assert [line[0] for line in table.lines] == list(cases.CODECS)
+  assert [line[0] for line in table.lines] == list(run.CODECS)
   assert table.header[1:] == (
     "encode, copies",
     "decode + mean + update",

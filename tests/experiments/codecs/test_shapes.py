@@ -1,17 +1,14 @@
 """Tests of the shape timings: the list, ratios, rows and table."""
 
 import math
-import subprocess
-import sys
 
 import pytest
 
 from experiments.codecs import shape_cases as cases, shape_run as run
-from experiments.codecs.shape_rows import is_current, make_rows
-from experiments.codecs.shape_tables import summary_table
-from experiments.common import kept, records, timing
+from experiments.codecs.shape_run import is_current, make_rows
+from experiments.codecs.tables import shape_table
+from experiments.common import records, timing
 from tests.experiments import jobs
-from tests.paths import ROOT
 
 TINY = {
   "odd_2": cases.Awkward(((33, 31), (7,), ()), workers=2),
@@ -88,7 +85,7 @@ def test_rows_hold_the_time_its_baseline_and_their_ratio(results, tmp_path):
 
 
 def test_the_table_has_exchanges_by_codec_and_the_slowest_passes(results):
-  table = summary_table(make_rows(results))
+  table = shape_table(make_rows(results))
   assert set(table.header) == {
     *("shape", "exchange, identity", "exchange, sign_feedback"),
     *("slowest encode", "slowest update", "update, identity"),
@@ -112,19 +109,15 @@ def test_ratios_are_per_value_and_worker():
   assert work == [64, 64, 64, 64, 64, 512]
 
 
+@pytest.mark.slow
 def test_the_command_goes_on_with_the_rows_that_are_there(tmp_path):
   path = tmp_path / "rows.jsonl"
 
   def run_command(*flags):
     usual = ["--only_shapes=scalar_and_empty", "--only_metrics=update"]
     usual += ["--repeats=1", f"--json={path}"]
-    subprocess.run(
-      [sys.executable, "-m", "experiments.codecs.shapes", *usual, *flags],
-      cwd=ROOT,
-      env=jobs.environment(),
-      check=True,
-      timeout=jobs.WAIT,
-    )
+    done = jobs.run_module("codecs.shapes", *usual, *flags)
+    assert done.returncode == 0, done.stderr
     return path.read_text().splitlines()
 
   first = run_command("--only_codecs=int4")
@@ -136,6 +129,6 @@ def test_rows_of_other_sources_are_not_current(results):
   row = make_rows(results)[0]
   assert is_current(row)
   assert not is_current(row._replace(jax="0.1"))
-  machine = kept.drop_sources(row.machine)
+  machine = records.drop_sources(row.machine)
   assert machine != row.machine
   assert not is_current(row._replace(machine=f"{machine}; commit 0123456"))

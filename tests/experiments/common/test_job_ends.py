@@ -7,10 +7,8 @@ import sys
 
 import jax
 import pytest
-from ml_collections import ConfigDict
 
 from experiments.common import distributed
-from experiments.common.console import JobError
 from tests.paths import ROOT
 
 LOST = "another process died, stalled or was cut off"
@@ -101,52 +99,6 @@ def test_a_refusal_ends_a_job_with_one_line(kind, line):
   _, said = process.communicate(timeout=WAIT)
   assert said == f"{line}\n"
   assert process.returncode == 1
-
-
-class Ended(BaseException):
-  """Stands for the end of the process."""
-
-
-def read_missing_field():
-  try:
-    return ConfigDict({"steps": 1}).lock().seeds
-  except AttributeError as error:
-    return error
-
-
-@pytest.mark.parametrize(
-  ("error", "code", "line"),
-  [
-    (
-      read_missing_field(),
-      1,
-      "`--config` must name a configuration with every field that this runner"
-      " reads, got one without 'seeds'. A file of `configs` shows all fields.",
-    ),
-    (
-      ValueError("Gloo context initialization failed: timed out"),
-      1,
-      f"{LOST} (ValueError: Gloo context initialization failed: timed out)",
-    ),
-    (JobError("`a` must be b, got 'c'."), 1, "`a` must be b, got 'c'."),
-    (OSError(28, "No space left"), 1, "No space left"),
-  ],
-)
-def test_a_process_of_several_ends_with_one_line(
-  monkeypatch, capsys, error, code, line
-):
-  codes = []
-
-  def end(given):
-    codes.append(given)
-    raise Ended
-
-  monkeypatch.setattr(os, "_exit", end)
-  with pytest.raises(Ended):
-    distributed._end_process("Process 1 of 2", error)
-  assert codes == [code]
-  said = capsys.readouterr().err
-  assert said == f"Process 1 of 2 ended: {line}\n"
 
 
 def test_jax_does_not_keep_sigterm_from_a_process(monkeypatch):

@@ -114,7 +114,6 @@ WRONG = {
   "experiments.planner.memory": {
     "models": ["bert", "gpt:layer=3"],
     "options": ["exact,round"],
-    "depths": ["1.5", "deep"],
   },
   "experiments.residuals.__main__": {
     "networks": ["gpt", "gpt:0", "gtp:8"],

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from experiments.common import job_lock
+from experiments.common import workdir
 from experiments.common.console import JobError
 from experiments.common.workdir import Run, Workdir
 from tests.paths import ROOT
@@ -95,7 +95,7 @@ def test_no_flipped_bit_gives_another_configuration_or_run(
 
 HOLD = """
 import sys
-from experiments.common.job_lock import lock_folder
+from experiments.common.workdir import lock_folder
 import pathlib
 lock = lock_folder(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
@@ -147,9 +147,9 @@ def test_where_no_locks_are_the_living_holder_is_refused(
   tmp_path, tiny, holder, monkeypatch
 ):
   def refuse(file, operation):
-    raise OSError(job_lock.errno.EOPNOTSUPP, "no locks here")
+    raise OSError(workdir.errno.EOPNOTSUPP, "no locks here")
 
-  monkeypatch.setattr(job_lock.fcntl, "flock", refuse)
+  monkeypatch.setattr(workdir.fcntl, "flock", refuse)
   with pytest.raises(JobError, match=f"which process {holder.pid} on host"):
     Workdir(tmp_path, tiny("digits"))
   holder.kill()

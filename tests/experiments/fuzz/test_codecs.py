@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.fuzz import codecs as fuzz
-from experiments.fuzz.codec_setups import Setup
+from experiments.fuzz.codecs import Setup
 from jaxmotion import codecs, core, kernels
 from jaxmotion.kernels import _block_op
 

@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.fuzz import exchanges
-from experiments.fuzz.exchange_setups import Setup
+from experiments.fuzz.exchange_programs import Setup
 from jaxmotion import codecs
 from jaxmotion.collectives import _arguments, _rounds
 from jaxmotion.transforms import _exchange

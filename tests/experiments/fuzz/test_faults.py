@@ -1,16 +1,12 @@
 """Jobs under faults: the short form of `experiments.fuzz.faults`."""
 
-import subprocess
-import sys
-
 import pytest
 
-from experiments.common import manifest, records, workdir
+from experiments.common import checkpoint, records, workdir
 from experiments.fuzz import fault_files, fault_kills, fault_soak
 from experiments.fuzz.fault_jobs import Outcome
 from experiments.fuzz.run import run_guarded
-from tests.experiments.jobs import WAIT, environment
-from tests.paths import ROOT
+from tests.experiments.jobs import run_module
 
 GOOD = Outcome([0.5, 0.25], "digest", [])
 
@@ -25,7 +21,7 @@ def test_no_broken_file_is_read(seed):
 @pytest.mark.parametrize(
   ("module", "name", "blind"),
   [
-    (manifest, "_is_same", lambda found, wanted: True),
+    (checkpoint, "_is_same", lambda found, wanted: True),
     (workdir, "_digest", lambda line: ""),
   ],
 )
@@ -57,17 +53,11 @@ def test_growth_is_measured_between_quarters():
   assert fault_soak._measure_growth(leaking).threads == 4
 
 
+@pytest.mark.slow
 def test_killed_jobs_go_on_bit_for_bit_or_with_other_workers(tmp_path):
   path = tmp_path / "rows.jsonl"
   flags = ["--kills=1", "--processes=1", "--resizes=1", "--steps=20"]
-  done = subprocess.run(
-    [sys.executable, "-m", "experiments.fuzz.faults", *flags, f"--json={path}"],
-    cwd=ROOT,
-    env=environment(),
-    capture_output=True,
-    text=True,
-    timeout=WAIT,
-  )
+  done = run_module("fuzz.faults", *flags, f"--json={path}")
   assert done.returncode == 0, done.stdout + done.stderr
   found = {(row.case, row.metric): row.value for row in records.read_rows(path)}
   for case, metric in (

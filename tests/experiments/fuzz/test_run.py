@@ -1,10 +1,18 @@
 import os
 import time
 
+import pytest
+
+from experiments.common import records
 from experiments.fuzz.rounds import Defect, Round
-from experiments.fuzz.rows import make_rows
-from experiments.fuzz.run import run_subjects
-from experiments.fuzz.tables import summary_table
+from experiments.fuzz.run import (
+  SUBJECTS,
+  make_rows,
+  run_subjects,
+  summary_table,
+)
+from tests.experiments.jobs import run_module
+from tests.paths import ROOT
 
 
 def run_sound(seed):
@@ -29,6 +37,7 @@ def run_odd(seed):
   return Round(1)
 
 
+@pytest.mark.slow
 def test_every_kind_of_defect_is_found_and_rounds_go_on():
   seen = []
 
@@ -78,3 +87,26 @@ def test_time_is_shared_as_asked():
     processes=1,
   )
   assert 0 < 2 * tallies["rare"].rounds < tallies["often"].rounds
+
+
+def test_the_command_prints_counts_and_writes_rows(tmp_path):
+  path = tmp_path / "fuzz.jsonl"
+  done = run_module(
+    "fuzz", "--subjects=files", "--minutes=0", "--processes=1", f"--json={path}"
+  )
+  assert done.returncode == 0, done.stderr
+  counts = {row.metric: row.value for row in records.read_rows(path)}
+  assert counts["rounds"] == 1 and counts["cases"] > 100
+  assert counts["defects"] == 0
+  assert f"{counts['cases']}" in done.stdout
+
+
+def test_the_page_names_every_subject():
+  page = (ROOT / "docs" / "fuzz.md").read_text()
+  assert [name for name in SUBJECTS if f"| {name} |" not in page] == []
+
+
+def test_the_command_refuses_a_misspelt_subject_in_one_line():
+  done = run_module("fuzz", "--round=codex:1")
+  assert done.returncode == 1
+  assert "codex" in done.stderr and "Traceback" not in done.stderr

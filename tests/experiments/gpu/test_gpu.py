@@ -1,22 +1,14 @@
 """The call for a GPU machine, in its small form on this device."""
 
-import os
-import subprocess
-import sys
-
 from experiments.common import records
-from experiments.gpu import jobs, tables
+from experiments.gpu import jobs
+from tests.experiments.jobs import run_module
 
 JOBS = ("transfers", "plans_gpt")
 
 
 def call(path, *flags):
-  return subprocess.run(
-    [sys.executable, "-m", "experiments.gpu", f"--json={path}", *flags],
-    env=os.environ,
-    capture_output=True,
-    text=True,
-  )
+  return run_module("gpu", f"--json={path}", *flags)
 
 
 def test_jobs_write_rows_as_they_end_and_are_not_run_twice(tmp_path):
@@ -31,7 +23,7 @@ def test_jobs_write_rows_as_they_end_and_are_not_run_twice(tmp_path):
   assert ends == list(JOBS)
   plans = {row.case for row in rows if row.metric == "step_ms"}
   assert {"mlp_gelu/plain", "mlp_gelu/ours", "mlp_gelu/ours_host"} <= plans
-  lines = tables.summary_table(rows).lines
+  lines = jobs.summary_table(rows).lines
   assert len(lines) == len(rows) - len(JOBS)
   assert "plans_gpt" in done.stdout
   again = call(path, "--small", f"--jobs={','.join(JOBS)}")
@@ -52,10 +44,3 @@ def test_jobs_that_fail_or_find_no_time_are_run_by_the_next_call(tmp_path):
   records.write_rows(path, [row, part, failed, rate, ended])
   assert jobs.read_known(path) == [rate, ended]
   assert jobs.read_known(tmp_path / "absent.jsonl") == []
-
-
-def test_unknown_jobs_are_named(tmp_path):
-  done = call(tmp_path / "rows.jsonl", "--jobs=chekc")
-  assert done.returncode == 1
-  assert "flag --jobs=chekc: must be one of check, transfers" in done.stderr
-  assert "got 'chekc'; did you mean 'check'?" in done.stderr

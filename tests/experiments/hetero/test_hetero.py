@@ -1,6 +1,4 @@
 import dataclasses
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -12,8 +10,6 @@ from experiments.common.console import JobError
 from experiments.hetero import gradients, rows as hetero_rows, trainer
 from experiments.hetero.cases import CASES, WORKERS, Settings, find_slowdowns
 from experiments.hetero.run import run_experiment
-from tests.experiments.jobs import WAIT, environment
-from tests.paths import ROOT
 
 TINY = Settings(
   seeds=(0,), steps=6, settle=1, channels=(4, 4), hidden=8, draws=60
@@ -50,20 +46,6 @@ def test_job_prints_tables_and_writes_rows_and_a_plot(
     assert "emulated" in row.unit or not row.metric.endswith(timed)
   assert plot.read_bytes().startswith(b"\x89PNG")
   assert tables.render_markdown(rows).count("\n") == 1 + len(CASES)
-
-
-def test_the_command_refuses_a_misspelt_scenario_with_its_usage():
-  done = subprocess.run(
-    [sys.executable, "-m", "experiments.hetero", "--scenarios=one_3x"],
-    cwd=ROOT,
-    env=environment(),
-    capture_output=True,
-    text=True,
-    timeout=WAIT,
-  )
-  assert done.returncode != 0
-  near = "must be one of one_2x, one_4x, changing, got 'one_3x'; did you mean"
-  assert f"flag --scenarios=one_3x: {near} 'one_" in done.stderr
 
 
 def test_settings_are_checked():
@@ -180,13 +162,6 @@ def test_times_are_relative_to_work_split_exactly_by_speed():
   )
   assert ours.ideal_ratio == pytest.approx(1)
   assert ours.step_ms == pytest.approx(9)
-
-
-def test_the_docs_table_is_made_of_the_rows():
-  rows = records.read_rows(ROOT / "docs" / "results" / "hetero.jsonl")
-  assert (
-    tables.render_markdown(rows) in (ROOT / "docs" / "hetero.md").read_text()
-  )
 
 
 def test_speeds_are_measured_again_until_a_longer_turn_takes_longer(

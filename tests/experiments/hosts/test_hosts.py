@@ -7,7 +7,7 @@ import pytest
 
 from experiments.common import records
 from experiments.hosts import links
-from tests.experiments.jobs import environment
+from tests.experiments.jobs import run_module
 from tests.paths import ROOT
 
 REFUSAL = links.explain_refusal()
@@ -20,14 +20,7 @@ def command(*flags):
 
 
 def run(*flags, **variables):
-  return subprocess.run(
-    command(*flags),
-    cwd=ROOT,
-    env=environment() | variables,
-    capture_output=True,
-    text=True,
-    timeout=WAIT_S,
-  )
+  return run_module("hosts", *SMALL, *flags, **variables)
 
 
 def read(path):
@@ -57,6 +50,7 @@ def test_hosts_without_a_link_need_no_permission(tmp_path):
   assert "what the link allows" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
 def test_counted_bytes_of_three_hosts_are_those_predicted(tmp_path):
   json = tmp_path / "rows.jsonl"
@@ -82,6 +76,7 @@ def assert_bytes_are_the_predicted(values, cases):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
 def test_a_slow_link_makes_fewer_bytes_faster_and_counts_those_predicted(
   tmp_path,
@@ -104,6 +99,7 @@ def test_a_slow_link_makes_fewer_bytes_faster_and_counts_those_predicted(
   assert_bytes_are_the_predicted(values, cases)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
 def test_an_ended_run_leaves_no_namespaces_behind():
   process = subprocess.Popen(
@@ -135,40 +131,7 @@ def test_where_links_cannot_be_made_it_says_so_and_ends_well(tmp_path):
   assert "Not measured" in done.stdout and "not installed" in done.stdout
 
 
-BAD_FLAGS = {
-  "--cases=int7": "got 'int7'",
-  "--optimizer=adam": "flag --optimizer=adam",
-  "--peers=torch_int7": "got 'torch_int7'",
-  "--hosts=1": "flag --hosts=1",
-  "--cases= --peers=": "`--cases` or `--peers` must name a case",
-  "--rate=fast": "must be none or like 100mbit",
-}
-# Says how the runner ends under each flag of the command line.
-TRY_EACH = """
-import sys
-from absl import flags
-from absl.testing import flagsaver
-from experiments.hosts import __main__ as hosts
-for flag in sys.argv[1:]:
-  with flagsaver.flagsaver():
-    try:
-      flags.FLAGS(["hosts", *flag.split()])
-      hosts.main()
-      print(flag, "ran")
-    except (Exception, SystemExit) as error:
-      print(flag, "ended:", str(error).replace("\\n", " "))
-"""
-
-
-def test_bad_flags_are_named():
-  done = subprocess.run(
-    [sys.executable, "-c", TRY_EACH, *BAD_FLAGS],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=WAIT_S,
-  )
-  ends = [line for line in done.stdout.splitlines() if " ended: " in line]
-  assert len(ends) == len(BAD_FLAGS), done.stdout + done.stderr
-  for end, (flag, message) in zip(ends, BAD_FLAGS.items(), strict=True):
-    assert end.startswith(flag) and message in end
+def test_a_run_without_any_case_is_refused():
+  done = run("--cases=", "--peers=")
+  assert done.returncode == 1
+  assert "`--cases` or `--peers` must name a case" in done.stderr

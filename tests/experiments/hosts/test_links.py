@@ -62,6 +62,7 @@ def transfer(hosts, size):
   return float(seconds), int(sent), int(packets)
 
 
+@pytest.mark.slow
 @PERMITTED
 def test_a_link_has_the_rate_and_counts_every_byte():
   size = 1_000_000
@@ -73,6 +74,7 @@ def test_a_link_has_the_rate_and_counts_every_byte():
   assert sent - HEADER_BYTES * packets == pytest.approx(size, rel=0.01)
 
 
+@pytest.mark.slow
 @PERMITTED
 def test_a_delay_is_added_both_ways():
   with linked_hosts(2, "none", delay_ms=25.0) as hosts:
@@ -81,6 +83,7 @@ def test_a_delay_is_added_both_ways():
   assert seconds > 0.1
 
 
+@pytest.mark.slow
 @PERMITTED
 @pytest.mark.parametrize("hosts", [2, 3])
 def test_namespaces_go_with_the_context(hosts):
@@ -92,6 +95,7 @@ def test_namespaces_go_with_the_context(hosts):
   assert namespaces(os.getpid()) <= before
 
 
+@pytest.mark.slow
 @PERMITTED
 def test_what_a_killed_run_left_behind_is_removed():
   ended = subprocess.run(

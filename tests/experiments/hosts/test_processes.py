@@ -49,6 +49,7 @@ def test_a_delayed_exchange_runs(group):
     assert len(reply["step_ms"]) == 2 and reply["loss"] > 0
 
 
+@pytest.mark.slow
 def test_steps_between_two_exchanges_are_timed_together(group):
   for case in ("diloco8_int4", "streaming8_int4"):
     reply, _ = group.ask({"do": "prepare", "case": case})
@@ -76,12 +77,14 @@ def test_counted_bytes_are_those_of_the_ledger(group):
   assert payload > reply["predicted_bytes"]
 
 
+@pytest.mark.slow
 def test_an_unknown_case_ends_the_hosts_with_what_was_wrong():
   with pytest.raises(HostError, match=r"host \d .*got 'int7'"):
     with HostGroup(loopback_hosts(2), jax_worker.__name__, TINY) as group:
       group.ask({"do": "prepare", "case": "int7"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("victim", "case"), [(0, "fp32"), (1, "streaming8_int4")]
 )

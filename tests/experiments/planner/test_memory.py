@@ -1,15 +1,19 @@
 """Plans of a model within budgets, beside plans made by hand."""
 
+import jax
 import pytest
 
-from experiments.planner import memory_fits
-from experiments.planner.hand_plans import HandPlans
+from experiments.common import records
+from experiments.common.console import JobError
+from experiments.planner import hand_plans
+from experiments.planner.hand_plans import CompileStore, HandPlans
 from experiments.planner.memory import (
   describe_fit,
   make_error_rows,
   make_rows,
 )
-from experiments.planner.tables import format_plan, summary_table
+from experiments.planner.rows import format_plan, summary_table
+from experiments.residuals.cases import StepProgram
 
 MODEL = "mlp_gelu:blocks=2:width=32:rows=256"
 
@@ -21,7 +25,7 @@ def hand():
 
 @pytest.fixture(scope="module")
 def fits(hand):
-  return list(memory_fits.fit_model(hand, (0.3, 1.0)))
+  return list(hand_plans.fit_model(hand, (0.3, 1.0)))
 
 
 def test_no_plan_by_hand_is_faster(fits):
@@ -78,3 +82,47 @@ def test_plans_by_hand_that_decide_nothing_have_rows_too(hand):
   # Nothing was compiled, so that the predictions stand for that.
   assert within.value == within.baseline == len(names)
   assert rows["least_error"].value == rows["most_error"].value == 0
+
+
+def test_a_program_is_compiled_once_whatever_plan_it_comes_from(tmp_path):
+  path = tmp_path / "folder" / "known.jsonl"
+  x = jax.ShapeDtypeStruct((256,), "float32")
+  double, again, other = (
+    StepProgram(fn, (x,))
+    for fn in (lambda x: 2 * x, lambda y: 2 * y, lambda x: x[:64])
+  )
+  store = CompileStore("cpu", path)
+  first, same, less = map(store.compile, (double, again, other))
+  assert first.device_bytes == 2 * x.size * 4
+  assert less.device_bytes == (x.size + 64) * 4
+  assert same == first and store.known_s == first.compile_s > 0
+  assert store.count == 3 and len(path.read_text().splitlines()) == 2
+  # Another run reads what this one has written.
+  later = CompileStore("cpu", path)
+  assert later.compile(double) == first and later.compile(other) == less
+  assert len(path.read_text().splitlines()) == 2
+
+
+def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+  path = tmp_path / "known.jsonl"
+  x = jax.ShapeDtypeStruct((8,), "float32")
+  store = CompileStore("cpu", path)
+  store.compile(StepProgram(lambda x: 2 * x, (x,)))
+  before = path.read_text()
+  sync = records.os.fsync
+
+  def fill_disk(number):
+    sync(number)
+    raise OSError(28, "No space left on device")
+
+  monkeypatch.setattr(records.os, "fsync", fill_disk)
+  with pytest.raises(OSError, match="No space left"):
+    store.compile(StepProgram(lambda x: 3 * x, (x,)))
+  assert path.read_text() == before
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+  path = tmp_path / "rows.jsonl"
+  path.write_text('{"case": "gpt"}\n')
+  with pytest.raises(JobError, match="must hold what .* got a line of case"):
+    CompileStore("cpu", path)

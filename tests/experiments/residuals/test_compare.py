@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import jax
 import pytest
 from absl import flags
@@ -11,15 +8,14 @@ from experiments.common import records
 from experiments.common.console import JobError
 from experiments.models.losses import Task
 from experiments.residuals import compare, measure
-from experiments.residuals.comparison import Subject
+from experiments.residuals.compare import Subject, load_task
 from experiments.residuals.policies import (
   count_flops_alone,
   find_budget,
   list_policies,
   make_budget,
 )
-from experiments.residuals.user_file import load_task
-from tests.experiments.jobs import environment
+from tests.experiments.jobs import run_module
 
 MODEL = """
 import jax
@@ -223,14 +219,6 @@ def test_patterns_that_match_no_policy_are_refused(model, tmp_path):
   gpu_compile.explain_refusal() is None, reason="it can be compiled"
 )
 def test_without_the_compiler_the_command_says_so_and_ends_well():
-  done = subprocess.run(
-    [
-      *(sys.executable, "-m", "experiments.residuals.compare"),
-      *("--models=norm_dense", "--target=h100"),
-    ],
-    env=environment(),
-    capture_output=True,
-    text=True,
-    check=True,
-  )
+  done = run_module("residuals.compare", "--models=norm_dense", "--target=h100")
+  assert done.returncode == 0, done.stderr
   assert "Nothing can be compiled for h100: " in done.stdout

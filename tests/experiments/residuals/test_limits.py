@@ -1,4 +1,16 @@
-from experiments.residuals import limits, measure, streamed
+import io
+
+import pytest
+import rich.console
+
+from experiments.common.progress import Display
+from experiments.residuals import (
+  limits,
+  measure,
+  streamed,
+  tables,
+  training,
+)
 from experiments.residuals.networks import NetworkSpec
 
 
@@ -83,3 +95,33 @@ def test_streamed_networks_are_compiled_in_segments(monkeypatch):
 
 def test_the_papers_deepest_is_one_of_the_depths():
   assert limits.resnet_spec(138).make_network().name == "resnet2504"
+
+
+@pytest.fixture
+def train(monkeypatch):
+  monkeypatch.setitem(training.NETWORKS, "tiny", {"width": 0.25, "repeats": 1})
+
+  def run(case, net="tiny"):
+    console = rich.console.Console(file=io.StringIO())
+    with Display(console, steps=2, runs=1) as display:
+      return training.train_network(
+        net, case, steps=2, batch=16, seeds=1, image=32, display=display
+      )
+
+  return run
+
+
+@pytest.mark.unoptimized
+def test_rows_have_accuracies_and_errors_beside_plain_training(train):
+  results = [train("fp32"), train("int8")]
+  assert results[0].error == [0.0]
+  assert 0 < results[1].error[0] < 0.05
+  made = training.make_rows(results)
+  assert {r.experiment for r in made} == {"residuals_accuracy_tiny"}
+  (row,) = [r for r in made if r.case == "int8" and r.metric == "test_accuracy"]
+  assert row.baseline == results[0].accuracy[0]
+  assert row.value == results[1].accuracy[0]
+  assert [line[1] for line in tables.accuracy_table(made).lines] == [
+    "fp32",
+    "int8",
+  ]

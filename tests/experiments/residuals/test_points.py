@@ -3,8 +3,16 @@ import numpy as np
 import pytest
 
 from experiments import models
-from experiments.residuals import cases, measure, points as residuals_points
-from experiments.residuals.networks import NetworkSpec, parse_network
+from experiments.common.console import JobError
+from experiments.perfmodel.reference import reference_network
+from experiments.perfmodel.sweep import NETWORKS
+from experiments.residuals import cases, measure, measure as residuals_points
+from experiments.residuals.networks import (
+  NetworkSpec,
+  check_model,
+  list_networks,
+  parse_network,
+)
 from experiments.residuals.rows import add_plain_ratios, make_point_rows
 
 SPEC = NetworkSpec("tiny", 2)
@@ -128,3 +136,56 @@ def test_unknown_modes_networks_and_targets_are_refused():
     parse_network("resnet50:8:image=1")
   with pytest.raises(ValueError, match="`target` must be one of"):
     measure.compile_step(build_step("plain"), "h300")
+
+
+def list_choices(call):
+  """Returns the names that an error of a function lists."""
+  with pytest.raises(ValueError, match="`name` must be one of") as caught:
+    call("nothing")
+  listed = str(caught.value).partition("one of ")[2].partition(", got")[0]
+  return [name.strip("'") for name in listed.split(", ")]
+
+
+def test_all_networks_are_listed():
+  assert list_choices(models.make_network) == list_networks()
+  assert list_choices(reference_network) == list(NETWORKS)
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
+    ("lstm", "NAME must be one of gpt, .* got 'lstm'"),
+    ("gpt:layer=3", "OPTION of gpt must be .* 'layer'; did you mean 'layers'"),
+    ("mlp_relu:kind=1", "must be one of blocks, .* 'kind'"),
+    ("gpt:layers", "layers of gpt must be a positive number, true or"),
+    ("gpt:layers=0", "layers of gpt must be a positive number, true or"),
+    ('gpt:layers="a"', "layers of gpt must be a positive number, true or"),
+    ("gpt:layers=NaN", "layers of gpt must be a positive number, true or"),
+    ("resnet50:image=1", "that can be made, got 'resnet50:image=1': "),
+  ],
+)
+def test_a_model_that_cannot_be_made_is_refused(text, message):
+  with pytest.raises(JobError, match=message) as caught:
+    check_model(text)
+  assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["gpt", "gpt:layers=2:flash=true"])
+def test_a_model_that_can_be_made_stays(text):
+  assert check_model(text) == text
+
+
+GPT = {"layers": 2, "length": 8, "heads": 2, "width": 1 / 64, "classes": 16}
+
+
+@pytest.mark.skipif(residuals_points.has_gpu(), reason="there is a GPU")
+def test_a_step_runs_in_a_process_of_its_own():
+  found = residuals_points.measure_step("gpt", GPT, 2, "everything", steps=2)
+  assert found.reason == ""
+  assert found.step_ms > 0
+  assert found.peak_bytes is None  # A host does not say.
+
+
+def test_a_failed_measurement_has_its_reason():
+  found = residuals_points.measure_step("gpt", GPT, 2, "fast", steps=1)
+  assert "`mode` must be one of" in found.reason

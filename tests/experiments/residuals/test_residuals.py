@@ -82,6 +82,7 @@ def test_a_budget_is_met_or_the_least_is_a_row(rows):
   assert least.value > least.baseline * 1e-6
 
 
+@pytest.mark.slow
 def test_rows_that_hold_still_are_not_measured_again(path, tmp_path):
   found = records.read_rows(path)
   copy = tmp_path / "rows.jsonl"
@@ -111,6 +112,7 @@ def test_rows_that_hold_still_are_not_measured_again(path, tmp_path):
       assert row.value != times[row.case]
 
 
+@pytest.mark.slow
 def test_rows_of_other_networks_stay_and_are_in_the_means(path, tmp_path):
   copy = tmp_path / "rows.jsonl"
   records.write_rows(copy, records.read_rows(path))

@@ -1,5 +1,5 @@
 from experiments.common.records import Row
-from experiments.residuals import verdicts
+from experiments.residuals import tables
 
 MIB = 2**20
 
@@ -33,14 +33,14 @@ def test_a_stock_policy_is_below_ours_at_equal_or_more_flops_only():
     ours_budget_0=(120, 1.4),
     ours_8bits=(50, 1.0),
   )
-  (points,) = verdicts.group_points(rows).values()
-  found = list(verdicts.find_losses(points))
+  (points,) = tables.group_points(rows).values()
+  found = list(tables.find_losses(points))
   # Within a thousandth is equal; rounded gradients do not count.
   assert [loss.policy for loss in found] == [
     *("jax_block_no_batch", "jax_block_nothing")
   ]
   assert [loss.ours for loss in found] == [250 * MIB, 120 * MIB]
-  assert verdicts.least_bytes(points, 1.0e12) is None
+  assert tables.least_bytes(points, 1.0e12) is None
 
 
 def test_the_verdict_compares_with_each_policy_that_was_measured():
@@ -52,10 +52,10 @@ def test_the_verdict_compares_with_each_policy_that_was_measured():
     ours_budget_0=(90, 1.5),
   )
   failed = rows[0]._replace(case="net/jax_whole_dots", value="none: too large")
-  (line,) = verdicts.verdict_table([*rows, failed]).lines
+  (line,) = tables.verdict_table([*rows, failed]).lines
   assert line == (
     *("net", "400", "57.5 %", "0 of 2", "0 of 2", "-15.0 %", "-", "-"),
     *("-10 %, +0 %", "1.0x", "1.0x"),
   )
-  assert verdicts.losses_table(rows).lines == []
-  assert len(verdicts.figures_table(rows).lines) == 5
+  assert tables.losses_table(rows).lines == []
+  assert len(tables.figures_table(rows).lines) == 5

@@ -6,8 +6,8 @@ import pytest
 
 from experiments import gpu_compile
 from experiments.common import records
-from experiments.state import __main__ as state_main, cases, rows, run
-from experiments.state.cases import PACKINGS, list_programs
+from experiments.state import __main__ as state_main, run
+from experiments.state.run import PACKINGS, list_programs
 
 WIDTH = 16
 
@@ -32,9 +32,9 @@ def test_the_order_in_which_state_comes_changes_no_bit():
 def test_rows_say_that_nothing_ran(tmp_path, monkeypatch):
   if why := gpu_compile.explain_refusal():
     pytest.skip(why)
-  monkeypatch.setattr(cases, "OPTIMIZERS", {"adam": optax.adam(1e-3)})
+  monkeypatch.setattr(run, "OPTIMIZERS", {"adam": optax.adam(1e-3)})
   found = run.compile_all(8, 512, "H100")
-  records.write_rows(tmp_path / "rows", rows.make_rows(found, 8, 512))
+  records.write_rows(tmp_path / "rows", run.make_rows(found, 8, 512))
   found = {
     (row.case.rpartition("/")[2], row.metric): row
     for row in records.read_rows(tmp_path / "rows")

@@ -17,6 +17,7 @@ from experiments.train.mesh import make_mesh
 from experiments.train.optimizer import make_optimizer
 from experiments.train.run import open_workdir, train_all
 from jaxmotion import checkpoint, wire
+from tests.experiments.jobs import assert_same_bits
 
 FEEDBACK = "sign_feedback"
 SHARDED = "sharded_int8"
@@ -26,12 +27,6 @@ def make_trainer(config, exchange):
   task = tasks.load_task(config)
   mesh = make_mesh(config.workers)
   return trainers.Trainer(config, task, mesh, exchange)
-
-
-def assert_same_bits(a, b):
-  assert jax.tree.structure(a) == jax.tree.structure(b)
-  for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-    assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
 class Recorder:

@@ -7,13 +7,12 @@ from PIL import Image
 
 from experiments import tables
 from experiments.weights import (
-  host_link,
   paper,
   plot as weights_plot,
   predict,
   profile as weights_profile,
   rows as weights_rows,
-  tables as weights_tables,
+  rows as weights_tables,
   trainer,
 )
 
@@ -116,7 +115,7 @@ def test_a_case_that_misses_the_threshold_has_no_time():
 
 
 def test_time_to_error_is_steps_times_step_and_link_by_hand():
-  link = host_link.HOST_LINKS["pcie3_x8"]
+  link = predict.HOST_LINKS["pcie3_x8"]
   row = by_name(make_rows())["int8", "time_to_error_pcie3_x8"]
   # 10 steps of 30 ms and, each way, 10 transfers of 10 us and 1 MB at 7.877.
   each_ms = 0.1 + 1e6 / link.bandwidth * 1e3
@@ -185,7 +184,7 @@ def test_profile_table_shows_the_paper_and_marks_emulated_times():
   assert "153.93" in line_of(text, "paper_x86_fp32")
   assert "162.23" in line_of(text, "paper_x86_fp32")  # Both kinds of layers.
   fp32 = line_of(text, "fp32")
-  emulated_ms = 0.1 + 8e6 / host_link.HOST_LINKS["pcie3_x8"].bandwidth * 1e3
+  emulated_ms = 0.1 + 8e6 / predict.HOST_LINKS["pcie3_x8"].bandwidth * 1e3
   assert f"{emulated_ms:.2f}*" in fp32
   assert "9.00" in fp32  # forward 4 and backward 5
   assert "1.50 %" in fp32

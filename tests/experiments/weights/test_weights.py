@@ -1,13 +1,23 @@
 import signal
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from absl import flags
 from absl.testing import flagsaver
 
 from experiments.common import records
-from experiments.common.console import JobError
-from experiments.weights import run as weights_run
+from experiments.common.workdir import Workdir
+from experiments.weights import cases, run as weights_run
+from experiments.weights.cases import get_case
+from experiments.weights.context import load_context
 from experiments.weights.model import StageCost
+from experiments.weights.profile import PARTS, profile_steps
+from experiments.weights.run import train_all
+from experiments.weights.trainer import Run, Trainer, received_weights
+from jaxmotion import codecs, controllers, wire
+from tests.experiments.jobs import assert_same_bits
 
 
 # By the library that reads the default configuration.
@@ -54,8 +64,170 @@ def test_job_prints_tables_and_writes_rows_and_a_plot(
   assert (tmp_path / "job" / "runs.jsonl").exists()
 
 
-def test_a_misspelt_case_is_refused_before_any_work(tiny_hosted):
-  with pytest.raises(JobError, match=r"`config.cases` must .*got 'int7'"):
-    weights_run.run_experiment(
-      tiny_hosted("weights_vgg", cases=("fp32", "int7"))
-    )
+@pytest.fixture
+def context(tiny_hosted):
+  return load_context(tiny_hosted("weights_alexnet"))
+
+
+def test_stopped_and_resumed_equals_straight(tmp_path, context):
+  trainer = Trainer(context, "int4_delta")
+  straight, straight_log = trainer.train_seed(seed=0)
+  workdir = Workdir(tmp_path, context.config, Run)
+  store = workdir.open_store("int4_delta", 0)
+  trainer.train_seed(seed=0, store=store, stop=3)
+  store = workdir.open_store("int4_delta", 0)
+  seen = []
+  resumed, resumed_log = trainer.train_seed(
+    seed=0, store=store, on_step=lambda done, loss: seen.append(done)
+  )
+  assert seen == [3, 4]  # Step 3 came after the checkpoint.
+  assert_same_bits(straight, resumed)
+  assert straight_log.loss == resumed_log.loss
+  # The weights on the device are part of the state: see that there are some.
+  assert any(np.any(x) for x in jax.tree.leaves(resumed.state.device_reference))
+
+
+def test_finished_runs_are_not_repeated(tmp_path, context):
+  context.config.cases = ("fp32", "awp")
+  workdir = Workdir(tmp_path, context.config, Run)
+  first = train_all(context, workdir=workdir)
+
+  class Witness:
+    def begin_run(self, case, seed):
+      raise AssertionError("nothing is left to do")
+
+  again = Workdir(tmp_path, context.config, Run)
+  second = train_all(context, workdir=again, display=Witness())
+  assert second == first
+
+
+def test_static_cases_send_the_bytes_of_their_codec(context):
+  ratios = {}
+  for name in ("fp32", "truncate2"):
+    trainer = Trainer(context, name)
+    run = trainer.summarize_run(0, *trainer.train_seed(seed=0))
+    ratios[name] = run.plain_bytes / run.sent_bytes
+    assert run.switches == [[0, g, 0] for g in range(len(run.groups))]
+    assert [step for step, _ in run.curve] == [2, 4]
+  assert ratios["fp32"] == 1
+  assert 1.8 < ratios["truncate2"] < 2  # Biases stay floats.
+
+
+def test_a_stage_is_a_group_without_its_biases(context):
+  trainer = Trainer(context, "awp")
+  model = context.make_model(0)
+  groups = trainer.store.groups_of(model.params)
+  assert list(groups.names) == [name for name, _ in model.stages]
+  in_groups = [x.ndim for part in groups.split(model.params) for x in part]
+  assert set(in_groups) == {2, 4}
+
+
+def test_received_weights_are_decoded_payloads(context):
+  trainer = Trainer(context, "truncate1")
+  model = context.make_model(0)
+  params, case = model.params, get_case("truncate1")
+  state = trainer.store.init(params, model.stats)
+  level = np.zeros(len(model.stages), int)
+  received = received_weights(case, trainer.store, state, level)
+  (name, *_) = [name for name in params if name.endswith("_dense")]
+  kernel = params[name]["dense"]["kernel"]
+  codec = codecs.truncate(bytes=1)
+  expected = codec.decode(codec.encode(kernel)[0], kernel)
+  np.testing.assert_array_equal(received[name]["dense"]["kernel"], expected)
+  assert_same_bits(
+    received[name]["dense"]["bias"], params[name]["dense"]["bias"]
+  )
+
+
+def test_differences_add_up_to_the_weights_on_the_host(context):
+  trainer = Trainer(context, "int4_delta")
+  run, _ = trainer.train_seed(seed=0)
+  received = received_weights(
+    get_case("int4_delta"), trainer.store, run.state, trainer.level(run)
+  )
+
+  def distance(x, y):
+    return float(jnp.linalg.norm(x - y) / jnp.linalg.norm(y))
+
+  distances = jax.tree.map(distance, received, run.state.params)
+  # The last update is missing, and a step of the codes: less than a tenth of
+  # any weights, which another layer's would not be.
+  assert max(jax.tree.leaves(distances)) < 0.1
+  assert max(jax.tree.leaves(distances)) > 0
+
+
+def test_the_error_is_that_of_the_whole_test_set(context):
+  trainer = Trainer(context, "fp32")
+  run, _ = trainer.train_seed(seed=0, stop=1)
+  images = context.data.test
+  x = jnp.asarray(images.pixels, jnp.float32) / 127.5 - 1
+  for (name, stage), own_stats in zip(
+    context.make_model(0).stages, run.state.stats, strict=True
+  ):
+    x = stage.evaluate(run.state.params[name], own_stats, x)
+  wrong = np.mean(np.asarray(jnp.argmax(x, axis=-1)) != images.labels)
+  assert trainer.test_error(run) == pytest.approx(100 * wrong, abs=1e-3)
+
+
+def test_a_run_that_diverges_ends_there_and_is_summarized(tiny_hosted):
+  config = tiny_hosted("weights_alexnet", learning_rate=1e30)
+  trainer = Trainer(load_context(config), "fp32")
+  run = trainer.summarize_run(0, *trainer.train_seed(seed=0))
+  assert run.steps < config.steps
+  assert not np.isfinite(run.loss)
+
+
+LIKE = jax.ShapeDtypeStruct((512, 512), "float32")
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_a_rung_has_the_bits_it_is_said_to(name):
+  case = cases.get_case(name)
+  for codec, bits in zip(case.weights, case.bits, strict=True):
+    moved = wire.payload_bytes(codec, LIKE) * 8 / LIKE.size
+    assert bits <= moved < bits + 0.3  # Scales of blocks.
+
+
+@pytest.mark.parametrize(
+  ("config", "threshold"),
+  [
+    ("weights_alexnet", -5e-2),
+    ("weights_vgg", -2e-3),
+    ("weights_resnet", -2e-5),
+  ],
+)
+def test_awp_has_the_papers_threshold_and_the_runs_interval(
+  load_config, config, threshold
+):
+  config = load_config(config)
+  controller = cases.make_controller(cases.get_case("awp"), config)
+  assert controller.threshold == threshold
+  assert controller.interval == config.awp_interval
+
+
+def test_static_cases_stay_where_they_are(load_config):
+  config = load_config("weights_vgg")
+  controller = cases.make_controller(cases.get_case("int8"), config)
+  assert controller == controllers.fixed(0)
+
+
+def test_a_step_is_timed_by_its_parts(tiny_hosted):
+  context = load_context(tiny_hosted("weights_alexnet", cases=("awp", "int8")))
+  rounds = []
+  awp, int8 = profile_steps(
+    context, {"awp": 1}, on_round=lambda: rounds.append(1)
+  )
+  assert len(rounds) == 2 * 3  # Truncation is there to compare packing with.
+  for profile in (awp, int8):
+    assert set(profile.ms) == set(PARTS)
+    assert all(ms > 0 for ms in profile.ms.values())
+  # Biases stay floats; each weight is sent as two bytes, or as one.
+  plain = awp.returned_bytes
+  assert awp.plain_bytes == int8.plain_bytes == plain
+  assert plain / awp.sent_bytes == pytest.approx(2, rel=0.1)
+  assert int8.sent_bytes == int8.returned_bytes < plain / 3
+  # Arrays of a stage: a kernel and a bias, or two planes and a bias, or codes,
+  # scales and a bias.
+  stages = len(context.make_model(0).stages)
+  arrays = [awp.returns, awp.sends, int8.sends, int8.returns]
+  assert arrays == [2 * stages, 3 * stages, 3 * stages, 3 * stages]
