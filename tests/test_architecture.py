@@ -39,7 +39,7 @@ ROOMS = {
 # Rooms in folders: a folder imports only folders of its room on lower floors.
 FLOORS = {
   "codecs": {"_arrays": 0, "_combinators": 1},
-  "transforms": {"step": 0, "parts": 1, "local": 1},
+  "transforms": {"_step": 0, "_schemes": 1},
   "memory": {"residuals": 0, "weights": 1, "state": 1},
   "memory.residuals": {"trace": 0, "choose": 1, "run": 2},
   "planner": {"exchange": 0, "residuals": 0},
@@ -52,7 +52,7 @@ ARROWS = {
   "core": 8,
   "codecs": 26,
   "collectives": 32,
-  "transforms": 42,
+  "transforms": 30,
 }
 # What the package may import besides itself and the standard library.
 ALLOWED = {"jax", "numpy", "optax"}

@@ -173,8 +173,8 @@ def convert_local(
 
 
 def convert_delayed(
-  state: transforms.DelayedState, workers: int
-) -> transforms.DelayedState:
+  state: extend.DelayedState, workers: int
+) -> extend.DelayedState:
   """Returns the gradients and weights of a delayed step for other workers."""
   # The mean of the gradients, by the workers' weights, stays the same.
   grads, weight = state.pending.value

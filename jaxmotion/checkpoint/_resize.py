@@ -198,7 +198,7 @@ def resize(
       assert divide is not None
       owners = divide(params).owners
       state = _convert.convert_local(state, owners, workers)
-    if isinstance(state, transforms.DelayedState):
+    if isinstance(state, extend.DelayedState):
       state = _convert.convert_delayed(state, workers)
     remaining = iter(converters)
 

@@ -14,7 +14,7 @@ from jaxmotion import codecs, core, transforms, wire
 from jaxmotion.checkpoint.extend import make_transformation
 from jaxmotion.collectives import extend as collectives
 from jaxmotion.core import Array, PyTree
-from jaxmotion.transforms.extend import Options, ShardedOptions, parts_layout
+from jaxmotion.transforms import extend
 
 # Name and length of every axis of the exchanges.
 _Sizes = tuple[tuple[str, int], ...]
@@ -24,8 +24,8 @@ _EXCHANGES = (
   transforms.ShardedState,
   transforms.FullyShardedState,
 )
-_COUNTED = (*_EXCHANGES, transforms.LocalState, transforms.DelayedState)
-_SKIPPED = (*_EXCHANGES, transforms.LocalState, transforms.SkipNonfiniteState)
+_COUNTED = (*_EXCHANGES, transforms.LocalState, extend.DelayedState)
+_SKIPPED = (*_EXCHANGES, transforms.LocalState, extend.SkipNonfiniteState)
 
 
 def metrics(
@@ -249,7 +249,7 @@ class _Traffic(NamedTuple):
 
 # A loop asks at each step.
 @functools.lru_cache(maxsize=256)
-def _count_traffic(options: Options, sizes: _Sizes) -> _Traffic:
+def _count_traffic(options: extend.Options, sizes: _Sizes) -> _Traffic:
   """Counts the bytes that one worker sends, from the traced exchange."""
   likes = options.shard_params(dict(sizes))
   leaves = jax.tree.leaves(likes)
@@ -265,12 +265,12 @@ def _count_traffic(options: Options, sizes: _Sizes) -> _Traffic:
 
 
 def _list_levels(
-  options: Options,
-) -> list[Options]:
+  options: extend.Options,
+) -> list[extend.Options]:
   """Returns the options of each level's codec, and those without codecs."""
   changes: list[dict[str, Any]]
   plain = codecs.identity()
-  if isinstance(options, ShardedOptions):
+  if isinstance(options, extend.ShardedOptions):
     changes = [{}, {"gradient_codec": plain, "weight_codec": None}]
   else:
     changes = [{"codec": codec} for codec in options.codecs]
@@ -279,7 +279,7 @@ def _list_levels(
 
 
 def _trace_bytes(
-  options: Options, likes: PyTree, sizes: dict[str, int]
+  options: extend.Options, likes: PyTree, sizes: dict[str, int]
 ) -> float:
   """Returns the bytes that one worker sends in an exchange of one level."""
   names = core.axis_names(options.axis_name)
@@ -331,7 +331,7 @@ def _find_errors(state: Any, sizes: Mapping[str, int]) -> list[Array]:
     if (devices := kept.devices) is not None:
       likes = jax.tree.map(lambda a: collectives.shard_like(a, devices), likes)
     return collectives.read_pending(states, likes, kept)
-  parts = parts_layout(options, sizes)
+  parts = extend.parts_layout(options, sizes)
   cut_states, whole_states = states
   errors = collectives.read_pending(
     whole_states, parts.whole, parts.whole_layout

@@ -5,12 +5,10 @@ Flax.
 """
 
 from jaxmotion.core import set_public_module as _set_public_module
-from jaxmotion.nnx._compress_residuals import (
+from jaxmotion.nnx._memory import (
   compress_residuals as compress_residuals,
+  flatten_state as flatten_state,
 )
-from jaxmotion.nnx._flatten_state import flatten_state as flatten_state
-from jaxmotion.nnx._parallelize_step import (
-  parallelize_step as parallelize_step,
-)
+from jaxmotion.nnx._parallelize_step import parallelize_step as parallelize_step
 
 _set_public_module(__name__, globals())

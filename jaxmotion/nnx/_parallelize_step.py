@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,6 @@ from jax.sharding import Mesh, PartitionSpec as P
 
 from jaxmotion import core
 from jaxmotion.core import AxisName, PyTree
-from jaxmotion.nnx import _graph_state
 from jaxmotion.transforms import extend
 
 
@@ -88,13 +87,10 @@ def parallelize_step(
     >>> bool(second < first)
     True
   """
-  averaged = (
-    nnx.BatchStat,
-    *core.check_sequence("mean", mean, "variable types"),
-  )
+  kinds = core.check_sequence("mean", mean, "variable types")
+  averaged = (nnx.BatchStat, *kinds)
   for kind in averaged:
-    is_variable = isinstance(kind, type) and issubclass(kind, nnx.Variable)
-    if not is_variable:
+    if not (isinstance(kind, type) and issubclass(kind, nnx.Variable)):
       raise TypeError(
         f"`mean` must be a list or tuple of variable types, got {kind!r}."
       )
@@ -159,7 +155,7 @@ def _map_step(
 
     def decide(shapes: PyTree, differs: Sequence[bool]) -> list[extend.Join]:
       count = len(leaves)
-      joins = _graph_state.join_state(
+      joins = _join_state(
         leaves, shapes[0], differs[:count], axis_name, averaged
       )
       named = zip(core.named_leaves(shapes[1]), differs[count:], strict=True)
@@ -194,7 +190,7 @@ def _map_step(
       for name, x in arguments.items()
     }
     graph, state = nnx.split(nodes)
-    leaves = _graph_state.describe_state(nodes, state, axis_name)
+    leaves = _describe_state(nodes, state, axis_name)
     arrays, treedef = jax.tree.flatten(state)
     specs = [leaf.spec for leaf in leaves]
     placed = extend.place_arguments(arrays, mesh, specs, axis_name)
@@ -221,3 +217,102 @@ def _map_step(
     step, run_step, lambda args, kwargs: split_graph(args, kwargs)[1]
   )
   return step
+
+
+class _GraphLeaf(NamedTuple):
+  """One array of the state of several graph nodes."""
+
+  path: str  # That of its variable, for messages.
+  kind: type | None  # Type of its variable.
+  spec: P  # How it is split over workers; P() if all have the same.
+  # Path and class of the metric that it belongs to.
+  metric: tuple[str, type | None] | None
+
+
+def _describe_state(
+  nodes: PyTree, state: Any, axis_name: AxisName
+) -> tuple[_GraphLeaf, ...]:
+  """Describes the leaves of a state, in the order of its tree."""
+  found: dict[Any, type] = {}
+  cut: dict[Any, P] = {}
+  equal: dict[Any, tuple[str, ...]] = {}
+  for path, node in nnx.iter_graph(nodes):
+    found[path] = type(node)
+    if isinstance(node, core.Split):
+      cut |= _cut_specs(path, node)
+    if isinstance(node, core.Shared):
+      equal[path] = node.axes
+  variables, _ = jax.tree.flatten_with_path(
+    state, is_leaf=lambda node: isinstance(node, nnx.Variable)
+  )
+  leaves: list[_GraphLeaf] = []
+  for key_path, variable in variables:
+    path = tuple(_key_value(key) for key in key_path)
+    above = [found.get(path[:i]) for i in range(len(path))]
+    same = {name for i in range(len(path)) for name in equal.get(path[:i], ())}
+    own = tuple(name for name in core.axis_names(axis_name) if name not in same)
+    spec = cut.get(path, P())
+    if core.PerWorker in above:
+      spec = P(own if same else axis_name) if own else P()
+    metric = None
+    if isinstance(variable, nnx.metrics.MetricState):
+      metric = "/".join(map(str, path[:-1])), above[-1]
+    kind = type(variable) if isinstance(variable, nnx.Variable) else None
+    leaf = _GraphLeaf("/".join(map(str, path)), kind, spec, metric)
+    leaves += [leaf] * len(jax.tree.leaves(variable))
+  return tuple(leaves)
+
+
+def _cut_specs(path: tuple[Any, ...], node: core.Split) -> dict[Any, P]:
+  """Returns the spec of every array below a node that workers cut."""
+  below, _ = jax.tree.flatten_with_path(
+    node, is_leaf=lambda x: isinstance(x, nnx.Variable)
+  )
+  specs = node.specs(node.axes).value
+  leaves = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, P))
+  return {
+    (*path, *map(_key_value, keys)): spec
+    for (keys, _), spec in zip(below, leaves, strict=True)
+  }
+
+
+def _key_value(key: Any) -> Any:
+  """Returns the attribute, item or index of one step of a path."""
+  for name in ("key", "name", "idx"):
+    if hasattr(key, name):
+      return getattr(key, name)
+  return key
+
+
+def _join_state(
+  leaves: Sequence[_GraphLeaf],
+  shapes: Sequence[Any],
+  differs: Sequence[bool],
+  axis_name: AxisName,
+  averaged: tuple[type, ...],
+) -> list[extend.Join]:
+  """Says how the new state of the workers is joined."""
+  summed = [
+    leaf.metric
+    for leaf, differ in zip(leaves, differs, strict=True)
+    if differ and leaf.metric is not None
+  ]
+  for path, kind in summed:
+    if kind is None or not issubclass(kind, nnx.metrics.Average):
+      raise TypeError(
+        f"`{path}` must be an nnx.metrics.Average or Accuracy, got {kind}: "
+        "sums of its state over workers mean nothing. Update it after the step."
+      )
+  return [
+    "sum"
+    if leaf.metric in summed and leaf.spec == P()
+    else extend.join_name(
+      x,
+      leaf.spec,
+      differ,
+      leaf.path,
+      axis_name,
+      mean=leaf.kind is not None and issubclass(leaf.kind, averaged),
+    )
+    for leaf, x, differ in zip(leaves, shapes, differs, strict=True)
+  ]

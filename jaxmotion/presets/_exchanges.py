@@ -13,6 +13,7 @@ import optax
 from jaxmotion import codecs, core, transforms
 from jaxmotion.collectives.extend import NONFINITE_POLICIES, zero_nonfinite
 from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.transforms import extend
 
 _TINY = 1e-30
 # Densities of the warm-up of `dgc`.
@@ -652,7 +653,7 @@ class _Zeropp(transforms.Scheme):
   with_hosts: transforms.Scheme
   without_hosts: transforms.Scheme
 
-  def for_workers(self, workers: transforms.Workers) -> transforms.Scheme:
+  def for_workers(self, workers: extend.Workers) -> transforms.Scheme:
     """Returns the scheme for these workers."""
     has_hosts = workers.host_axes is not None
     return self.with_hosts if has_hosts else self.without_hosts

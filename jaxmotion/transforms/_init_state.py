@@ -1,7 +1,7 @@
-"""Optimizer state of a chain with an exchange, made on the mesh."""
+"""States of chains and steps: made on the mesh, or as shapes alone."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import optax
@@ -9,7 +9,10 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
 from jaxmotion import core
 from jaxmotion.core import AxisName, PyTree, state_specs
-from jaxmotion.transforms import _model_axes, _placement, _shardings
+from jaxmotion.transforms import _model_axes, _states
+
+MAKER = "state_maker"  # Attribute of the `init` of a step.
+Init = Callable[[PyTree], PyTree]
 
 
 def init_state(
@@ -71,29 +74,80 @@ def init_state(
     >>> float(loss), bool(jnp.allclose(params, 0.2))
     (1.0, True)
   """
-  tx = _placement.as_transformation(tx)
+  tx = _states.as_transformation(tx)
   axis_name = check_mesh(mesh, axis_name)
   core.check_arrays("params", params)
   core.check_buffers({"params": params})
-  shardings = _shardings.Shardings(mesh, axis_name, specs)
+  shardings = _model_axes.Shardings(mesh, axis_name, specs)
   shardings.check_params(params)
 
   @jax.jit
   def init(params: PyTree) -> PyTree:
     params = shardings.place(params, shardings.params(params))
-    return make_state(tx.init, params, axis_name, shardings)
+    return make_state(tx.init, params, shardings)
 
   return init(core.put_on_mesh(params, mesh, shardings.params(params)))
 
 
-def check_mesh(mesh: Any, axis_name: Any) -> AxisName:
+def bind_mesh(
+  tx: optax.GradientTransformation,
+  mesh: Mesh,
+  *,
+  axis_name: AxisName = "data",
+  specs: PyTree | None = None,
+) -> optax.GradientTransformationExtraArgs:
+  """Lets an optimizer with per-worker state be initialized anywhere.
+
+  The state of `codecs.feedback` differs between workers, so that `init` needs
+  to know them. `flax.training.train_state.TrainState.create`,
+  `flax.nnx.Optimizer` and scripts call it where no axis is bound. There,
+  `init` of the result does what `transforms.init_state` does. Inside of
+  `shard_map` or `pmap` it is that of `tx`.
+
+  Args:
+    tx: optax chain with an `exchange` over `axis_name`.
+    mesh: device mesh that has the axis.
+    axis_name: the axis (or axes) of the workers.
+    specs: how parameters are sharded over other axes of the mesh;
+      None: they are not.
+
+  Returns:
+    A transformation with the `update` of `tx`.
+
+  Raises:
+    TypeError: an argument of another type.
+    ValueError: the mesh has no such axis.
+
+  Example:
+    >>> from jaxmotion import codecs, transforms
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> codec = codecs.feedback(codecs.sign())
+    >>> tx = optax.chain(transforms.exchange("data", codec), optax.sgd(0.1))
+    >>> state = bind_mesh(tx, mesh).init({"w": jnp.zeros(3)})
+    >>> int(state[0].count)
+    0
+  """
+  tx = _states.as_transformation(tx)
+  axis_name = check_mesh(mesh, axis_name)
+  _model_axes.check_specs(specs, axis_name)
+
+  def init_fn(params: PyTree) -> PyTree:
+    if core.axis_is_bound(axis_name):
+      return tx.init(params)
+    return init_state(tx, params, mesh, axis_name=axis_name, specs=specs)
+
+  update: Any = optax.with_extra_args_support(tx).update
+  return optax.GradientTransformationExtraArgs(init_fn, update)
+
+
+def check_mesh(
+  mesh: Any, axis_name: Any, *, is_abstract: bool = False
+) -> AxisName:
   """Returns the names of the workers' axes; raises unless a mesh has them."""
-  core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
-  return check_axes(mesh, axis_name)
-
-
-def check_axes(mesh: Mesh | AbstractMesh, axis_name: AxisName) -> AxisName:
-  """Returns the names of axes, which a mesh without devices may have too."""
+  # is_abstract: whether a mesh without devices will do.
+  kinds = (Mesh, AbstractMesh) if is_abstract else Mesh
+  noun = "a jax.sharding.Mesh" + " or AbstractMesh" * is_abstract
+  core.check_instance("mesh", mesh, kinds, noun)
   names = core.flatten_axes("axis_name", axis_name)
   for name in core.axis_names(names):
     if name not in mesh.axis_names:
@@ -105,31 +159,24 @@ def check_axes(mesh: Mesh | AbstractMesh, axis_name: AxisName) -> AxisName:
 
 
 def make_state(
-  init_own: Callable[[PyTree], PyTree],
-  params: PyTree,
-  axis_name: AxisName,
-  shardings: _shardings.Shardings,
+  init_own: Init, params: PyTree, shardings: _model_axes.Shardings
 ) -> PyTree:
   """Returns the state, on the mesh, of parameters that are placed there."""
-  state = map_init(init_own, params, axis_name, shardings)
+  state = map_init(init_own, params, shardings)
   return shardings.place(state, shardings.state(state, params))
 
 
 def map_init(
-  init_own: Callable[[PyTree], PyTree],
-  params: PyTree,
-  axis_name: AxisName,
-  shardings: _shardings.Shardings,
+  init_own: Init, params: PyTree, shardings: _model_axes.Shardings
 ) -> PyTree:
   """Makes a state inside of a map over the workers."""
-
-  def init_shards(params: PyTree) -> PyTree:
-    return shard_states(init_own(params), params, shardings.specs)
-
+  init_shards = lambda params: shard_states(
+    init_own(params), params, shardings.specs
+  )
   maps = {"in_specs": P(), **shardings.map_options}
   shapes = core.eval_shape_in_map(init_shards, maps, params)
-  _placement.check_placement(shapes)
-  own_specs = state_specs(shapes, axis_name)
+  _states.check_placement(shapes)
+  own_specs = state_specs(shapes, shardings.axis_name)
   return jax.shard_map(init_shards, out_specs=own_specs, **maps)(params)
 
 
@@ -143,13 +190,61 @@ def shard_states(state: PyTree, params: PyTree, specs: PyTree | None) -> PyTree:
   known = [dict(jax.tree.leaves_with_path(tree)) for tree in (params, specs)]
 
   def renew(node: Any) -> Any:
-    if not _placement.is_exchange(node):
+    if not _states.is_exchange(node):
       return node
     options = node.made_for
+    own = [
+      jax.tree.map_with_path(lambda p, _, known=one: known[p], options.params)
+      for one in known
+    ]
+    return options.init(*own)
 
-    def select_own(by_path: dict[Any, Any]) -> PyTree:
-      return jax.tree.map_with_path(lambda p, _: by_path[p], options.params)
+  return jax.tree.map(renew, state, is_leaf=_states.is_exchange)
 
-    return options.init(*map(select_own, known))
 
-  return jax.tree.map(renew, state, is_leaf=_placement.is_exchange)
+class StateMaker(NamedTuple):
+  """Function that makes one worker's state, wherever the axis is bound."""
+
+  # Parameters, whole on every worker -> one worker's state.
+  init: Init
+  # Parameters -> `Fragments`, of `local_updates`; otherwise None.
+  divide: Callable[[PyTree], Any] | None = None
+
+
+def find_maker(tx: Any) -> StateMaker:
+  """Returns the function that makes one worker's state inside of a map."""
+  # tx: optax chain, or the `init` of a step that makes its own state.
+  maker = getattr(tx, MAKER, None)
+  if isinstance(maker, StateMaker):
+    return maker
+  core.check_instance(
+    "tx",
+    tx,
+    optax.GradientTransformation,
+    "an optax transformation, or the `init` of a training step",
+  )
+  return StateMaker(tx.init)
+
+
+def trace_state(
+  tx: optax.GradientTransformation | Callable[..., Any],
+  params: PyTree,
+  mesh: Mesh | AbstractMesh,
+  axis_name: AxisName,
+  specs: PyTree | None = None,
+) -> PyTree:
+  """Returns the shapes of a state, whose per-worker leaves have rows."""
+  # tx: optax chain, or the `init` that `make_train_step` returned. mesh: one
+  # without devices will do, to ask about other numbers of workers.
+  init_whole = find_maker(tx).init
+  core.check_arrays("params", params, numbers=False)
+  axis_name = check_mesh(mesh, axis_name, is_abstract=True)
+  params = jax.tree.map(core.shape_dtype, params)
+  shardings = _model_axes.Shardings(mesh, axis_name, specs)
+
+  def make(params: PyTree) -> PyTree:
+    placed = shardings.place(params, shardings.params(params))
+    return map_init(init_whole, placed, shardings)
+
+  with core.without_context_mesh():
+    return jax.tree.map(core.shape_dtype, jax.eval_shape(make, params))

@@ -1,4 +1,4 @@
-"""Exchange of shards: an inner map over the axes of a sharded model.
+"""Axes of a sharded model: specs, shardings of states, exchange of shards.
 
 Parameters may be sharded over axes of the mesh that are not the workers'. XLA's
 partitioner would gather their gradients before a codec sees them, or fail. So
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
 
 from jaxmotion import core
 from jaxmotion.codecs import Codec
@@ -24,7 +24,7 @@ def check_specs(specs: PyTree, workers: AxisName) -> None:
   """Raises unless a tree holds partition specs over axes of the model."""
   for path, spec in core.named_leaves(specs):
     at = f" at {path!r}" if path else ""
-    if not isinstance(spec, PartitionSpec):
+    if not isinstance(spec, P):
       raise TypeError(
         f"`specs` must be a tree of PartitionSpecs, got {spec!r:.200}{at}."
       )
@@ -35,7 +35,7 @@ def check_specs(specs: PyTree, workers: AxisName) -> None:
       )
 
 
-def sharded_axes(spec: PartitionSpec) -> set[Any]:
+def sharded_axes(spec: P) -> set[Any]:
   """Returns the names of the axes that a spec shards over."""
   return {name for entry in spec for name in core.spec_axes(entry)}
 
@@ -49,7 +49,7 @@ def drop_single_axes(specs: PyTree, sizes: Mapping[Any, int]) -> PyTree:
     kept = tuple(name for name in names if sizes.get(name) != 1)
     return entry if kept == names else kept or None
 
-  return jax.tree.map(lambda s: PartitionSpec(*map(drop_entry, s)), specs)
+  return jax.tree.map(lambda s: P(*map(drop_entry, s)), specs)
 
 
 def expand_specs(specs: PyTree, tree: PyTree, sizes: dict[Any, int]) -> PyTree:
@@ -91,22 +91,17 @@ def spread_specs(specs: PyTree, tree: PyTree) -> PyTree:
 
 
 class ModelAxes(NamedTuple):
-  """Axes of the model that a map made manual, as an exchange sees them.
+  """Axes of the model that a map made manual, as an exchange sees them."""
 
-  Attributes:
-    names: names of the axes; () if a leaf is whole on every device.
-    specs: partition spec of each leaf of the parameters over them.
-  """
-
-  names: tuple[Any, ...]
-  specs: PyTree
+  names: tuple[Any, ...]  # () if a leaf is whole on every device.
+  specs: PyTree  # Partition spec of each leaf of the parameters over them.
 
   @property
-  def leaf_specs(self) -> list[PartitionSpec]:
+  def leaf_specs(self) -> list[P]:
     """The spec of each leaf."""
     return jax.tree.leaves(self.specs)
 
-  def assert_shared(self, x: Any, spec: PartitionSpec) -> Any:
+  def assert_shared(self, x: Any, spec: P) -> Any:
     """Types an array as equal along axes that do not shard it."""
     # All devices of a worker encode such an array alike.
     used = sharded_axes(spec)
@@ -115,13 +110,12 @@ class ModelAxes(NamedTuple):
 
 
 def map_model_axes(
-  init: Callable[..., PyTree],
-  update: Callable[..., tuple[PyTree, PyTree]],
-  workers: AxisName,
-  codecs: Sequence[Codec],
+  one: Any, codecs: Sequence[Codec]
 ) -> tuple[Callable[..., PyTree], Callable[..., tuple[PyTree, PyTree]]]:
-  """Runs an exchange on the shards of a model, where its axes are not
-  manual."""
+  """Runs an exchange on shards of a model, where its axes are not manual."""
+  # one: what one device does: its `workers`, `init` and `update`. codecs: those
+  # that may join leaves.
+  workers = one.workers
 
   def map_options(names: Any, in_specs: Any) -> dict[str, Any]:
     return dict(
@@ -134,11 +128,9 @@ def map_model_axes(
     # Without specs a state is that of whole arrays, until `shard_states`.
     model, is_mapped = _find_model(specs, params, workers, needs_specs=False)
     if not is_mapped:
-      return init(params, model)
+      return one.init(params, model)
 
-    def init_own(params: PyTree) -> PyTree:
-      return init(params, model)
-
+    init_own = lambda params: one.init(params, model)
     maps = map_options(model.names, (model.specs,))
     shapes = core.eval_shape_in_map(init_own, maps, params)
     out_specs = _shard_specs(shapes, model.names)
@@ -153,7 +145,7 @@ def map_model_axes(
   ) -> tuple[PyTree, PyTree]:
     model, is_mapped = _find_model(specs, updates, workers, needs_specs=True)
     if not is_mapped:
-      return update(updates, state, params, args, model)
+      return one.update(updates, state, params, args, model)
     for codec in codecs:
       _check_joined(codec, updates, model.specs)
     args = args | {"sending": args["sending"].keep_scalars()}
@@ -167,20 +159,19 @@ def map_model_axes(
 
     def update_own(
       updates: PyTree, state: PyTree, params: PyTree, arrays: PyTree
-    ) -> tuple[PyTree, PyTree]:
+    ) -> PyTree:
       mapped_args = args | dict(zip(names, arrays, strict=True))
-      mean, state = update(updates, state, params, mapped_args, model)
+      mean, state = one.update(updates, state, params, mapped_args, model)
       return jax.tree.map(model.assert_shared, mean, model.specs), state
 
     state_specs = _shard_specs(state, model.names)
     in_specs = (
       model.specs,
       state_specs,
-      PartitionSpec() if params is None else model.specs,
+      P() if params is None else model.specs,
       # An argument may be shaped like parameters.
       [
-        model.specs if core.same_shapes(arg, updates) else PartitionSpec()
-        for arg in arrays
+        model.specs if core.same_shapes(arg, updates) else P() for arg in arrays
       ],
     )
     mapped = jax.shard_map(
@@ -199,8 +190,7 @@ def _shard_specs(state: PyTree, names: tuple[Any, ...]) -> PyTree:
   def spec_of(node: Any) -> Any:
     if isinstance(node, core.Split):
       return node.specs(names)
-    own = isinstance(node, core.PerWorker)
-    return PartitionSpec(names) if own else PartitionSpec()
+    return P(names) if isinstance(node, core.PerWorker) else P()
 
   return jax.tree.map(
     spec_of,
@@ -231,13 +221,10 @@ def _find_model(
         "not sharded."
       )
   # The caller's map may be over axes of the model too.
-  manual = tuple(
-    name
-    for name in mesh.manual_axes
-    if name not in names and mesh.shape[name] > 1
-  )
+  others = tuple(n for n in mesh.manual_axes if n not in names)
+  manual = tuple(n for n in others if mesh.shape[n] > 1)
   if specs is None or not manual:
-    manual, specs = (), PartitionSpec()
+    manual, specs = (), P()
   return ModelAxes(manual, spread_specs(specs, tree)), False
 
 
@@ -255,3 +242,119 @@ def _check_joined(codec: Codec, tree: PyTree, specs: PyTree) -> None:
         f"got {codec!r:.200} for {paths}: give `codecs.rules` one of "
         "`codecs.buckets` for those that are sharded alike."
       )
+
+
+class Shardings:
+  """Places trees on a mesh, as its maps over workers expect and keep them."""
+
+  def __init__(
+    self, mesh: Mesh | AbstractMesh, axis_name: AxisName, specs: PyTree | None
+  ):
+    # mesh: one without devices places nothing. specs: how parameters are
+    # sharded over the other axes, a prefix of their tree.
+    check_specs(specs, axis_name)
+    self._mesh, self.axis_name = mesh, axis_name
+    self._workers = core.axis_names(axis_name)
+    shape = dict(mesh.shape)
+    self.specs = drop_single_axes(specs, shape)
+    self._sizes = {n: shape[n] for n in shape if n not in self._workers}
+    # Without specs, maps are over all axes of the mesh and parameters are
+    # replicated. With them, maps are over the workers' axes only, and the other
+    # axes are the partitioner's.
+    self.map_options: dict[str, Any] = {"mesh": mesh}
+    self._model_names: tuple[Any, ...] = ()
+    if specs is not None:
+      self.map_options["axis_names"] = set(self._workers)
+      self._model_names = tuple(n for n, k in self._sizes.items() if k > 1)
+
+  def check_params(self, params: PyTree) -> None:
+    """Raises if parameters are sharded over an axis that no spec names."""
+    # They would be replicated without a word.
+    if self.specs is not None:
+      self.params(params)
+      return
+    for path, leaf in core.named_leaves(params):
+      sharding = getattr(leaf, "sharding", None)
+      if not isinstance(sharding, NamedSharding):
+        continue
+      shape = dict(sharding.mesh.shape)
+      others = sharded_axes(sharding.spec) - set(self._workers)
+      if any(shape[name] > 1 for name in others):
+        raise ValueError(
+          "`specs` must say how parameters are sharded over axes of the model, "
+          f"got None for {'/'.join(filter(None, ('params', path)))} of "
+          f"{sharding.spec}: give them to `make_train_step`, `init_state` or "
+          "`bind_mesh`."
+        )
+
+  def params(self, params: PyTree) -> PyTree:
+    """Returns the specs of parameters, a prefix of their tree."""
+    if self.specs is None:
+      return P()
+    return expand_specs(self.specs, params, self._sizes)
+
+  def model(self, params: PyTree) -> ModelAxes:
+    """Returns the axes of the model, and the spec of every parameter."""
+    specs = spread_specs(self.params(params), params)
+    return ModelAxes(self._model_names, specs)
+
+  def grads(self, params: PyTree) -> PyTree:
+    """Returns the specs of gradients with a leading axis of workers."""
+    return jax.tree.map(
+      lambda spec: P(self.axis_name, *spec), self.params(params)
+    )
+
+  def state(self, opt_state: PyTree, params: PyTree) -> PyTree:
+    """Returns the specs of an optimizer's state, a prefix of its tree."""
+    if self.specs is None:
+      return core.state_specs(opt_state, self.axis_name)
+    # A leaf is sharded like the parameter whose path ends its own, if the shape
+    # is the same: moments and averages are.
+    likes = {
+      (path, jnp.shape(leaf)): spec
+      for (path, leaf), spec in zip(
+        jax.tree.leaves_with_path(params),
+        jax.tree.leaves(self.params(params)),
+        strict=True,
+      )
+    }
+    names = (*self._workers, *self._model_names)
+    rows = math.prod(self._mesh.shape[name] for name in names)
+
+    def spec_of(path: Any, shape: tuple[int, ...]) -> P:
+      ends = [(path[start:], shape) for start in range(len(path) + 1)]
+      return next((likes[end] for end in ends if end in likes), P())
+
+    def place_node(path: Any, node: Any) -> Any:
+      if isinstance(node, core.Split):  # Its parts are the workers'.
+        return node.specs()
+      if not isinstance(node, core.PerWorker):
+        return spec_of(path, node.shape)
+
+      def place_own(inner: Any, leaf: Any) -> Any:
+        if isinstance(leaf, core.Shared):
+          others = tuple(n for n in names if n not in leaf.axes)
+          return jax.tree.map(lambda _: P(others or None), leaf)
+        # One row for each device: the exchange's. Else one for each worker.
+        if self._model_names and leaf.shape[0] == rows:
+          return P(names)
+        return P(self.axis_name, *spec_of(inner, leaf.shape[1:]))
+
+      return jax.tree.map_with_path(
+        place_own, node, is_leaf=lambda leaf: isinstance(leaf, core.Shared)
+      )
+
+    return jax.tree.map_with_path(
+      place_node,
+      opt_state,
+      is_leaf=lambda node: isinstance(node, core.PerWorker | core.Split),
+    )
+
+  def place(self, tree: PyTree, specs: PyTree) -> PyTree:
+    """Gives arrays, inside of a jitted function, the shardings of specs."""
+    # specs: a prefix of the tree.
+    tree = core.place_tree(tree, self._mesh, specs)
+    if self.specs is None or self._mesh.explicit_axes:
+      return tree
+    shardings = jax.tree.map(lambda s: NamedSharding(self._mesh, s), specs)
+    return jax.lax.with_sharding_constraint(tree, shardings)

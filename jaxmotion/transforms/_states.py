@@ -1,4 +1,4 @@
-"""States of transformations and schemes, and what they count.
+"""States of transformations and schemes, and checks of where exchanges stand.
 
 They are here together, because steps look for them in any chain.
 """
@@ -11,7 +11,33 @@ import optax
 
 from jaxmotion import core
 from jaxmotion.core import Array, PyTree
-from jaxmotion.transforms import _exchange, _skip_nonfinite
+
+
+class ExchangeState(NamedTuple):
+  """State of the `exchange` transformation.
+
+  Attributes:
+    count: int32[], updates so far.
+    skipped: int32[], updates that were skipped for a non-finite element.
+    codec_state: state of the codec (error memory), each worker's own.
+    made_for: arguments of the exchange, and the shapes that it exchanges:
+      static data, without arrays.
+
+  Example:
+    >>> from jaxmotion import codecs, transforms
+    >>> tx = transforms.exchange("data", codecs.feedback(codecs.sign()))
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> state = transforms.init_state(tx, {"w": jnp.zeros((2, 8))}, mesh)
+    >>> int(state.count), int(state.skipped)
+    (0, 0)
+    >>> {a.shape[0] for a in jax.tree.leaves(state.codec_state)}  # workers
+    {1}
+  """
+
+  count: Array  # type: ignore[assignment]
+  skipped: Array
+  codec_state: core.PerWorker
+  made_for: Any = None
 
 
 class ShardedState(NamedTuple):
@@ -120,18 +146,37 @@ class LocalState(NamedTuple):
   weights: Any
 
 
-_EXCHANGES = (
-  _exchange.ExchangeState,
-  ShardedState,
-  FullyShardedState,
-)
-_COUNTED = (*_EXCHANGES, _exchange.DelayedState, LocalState)
-_SKIPPED = (*_EXCHANGES, _skip_nonfinite.SkipNonfiniteState)
+class DelayedState(NamedTuple):
+  """State of the wrapper `delayed`, which applies gradients one step late."""
+
+  count: Array  # type: ignore[assignment]
+  inner: PyTree
+  # (gradients, weight) of the last step, each worker's own, which the next step
+  # exchanges and applies. Before the first step they are zeros.
+  pending: core.PerWorker
+
+
+class PerWorkerState(NamedTuple):
+  """State of the wrapper `per_worker`: each worker's own inner state."""
+
+  inner: core.PerWorker
+
+
+class SkipNonfiniteState(NamedTuple):
+  """State of the wrapper `skip_nonfinite`, which counts skipped updates."""
+
+  skipped: Array
+  inner: PyTree
+
+
+_EXCHANGES = (ExchangeState, ShardedState, FullyShardedState)
+_COUNTED = (*_EXCHANGES, DelayedState, LocalState)
+_SKIPPED = (*_EXCHANGES, SkipNonfiniteState)
 
 
 def find_count(opt_state: PyTree) -> Array | None:
-  """Returns the steps so far, int32[], as an exchange or else any state counts
-  them."""
+  """Returns the steps so far, int32[], as some state counts them, or None."""
+  # That of an exchange comes first.
   counts = [node.count for node in _list_nodes(opt_state, _COUNTED)]
   found = optax.tree.get_all_with_path(opt_state, "count")
   counts += [count for _, count in found if not jnp.shape(count)]
@@ -140,15 +185,110 @@ def find_count(opt_state: PyTree) -> Array | None:
 
 def is_delayed(opt_state: PyTree) -> bool:
   """Returns whether gradients are applied one step late."""
-  return bool(_list_nodes(opt_state, (_exchange.DelayedState,)))
+  return bool(_list_nodes(opt_state, (DelayedState,)))
 
 
 def list_skipped(opt_state: PyTree) -> list[Array]:
-  """Returns how many updates were skipped, int32[] of each that may skip
-  some."""
+  """Returns how many updates were skipped, int32[], by all that may skip."""
   return [node.skipped for node in _list_nodes(opt_state, _SKIPPED)]
 
 
 def _list_nodes(tree: PyTree, kinds: tuple[type, ...]) -> list[PyTree]:
   leaves = jax.tree.leaves(tree, is_leaf=lambda n: isinstance(n, kinds))
   return [node for node in leaves if isinstance(node, kinds)]
+
+
+def make_counts() -> tuple[Array, Array]:
+  """Makes the counts of a fresh state: of updates, and of skipped ones."""
+  # They are two arrays: a step that donates the state may not donate one twice.
+  return jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
+
+
+def count_update(state: Any, ok: Array | None) -> tuple[Array, Array]:
+  """Returns the counts of a state after one more update."""
+  # `ok`: bool[], whether the update was made; None if none is ever skipped.
+  skipped = state.skipped
+  if ok is not None:
+    skipped = skipped + (1 - ok.astype(jnp.int32))
+  return optax.safe_increment(state.count), skipped
+
+
+def check_counts(state: Any, kind: Any) -> None:
+  """Raises unless a state is of a class, and its counts are scalars."""
+  core.check_instance("state", state, kind, "what `init` returned")
+  for name in [n for n in ("count", "skipped") if n in kind._fields]:
+    if jnp.shape(getattr(state, name)):
+      raise ValueError(
+        f"`state` must have a scalar `{name}`, got shape "
+        f"{jnp.shape(getattr(state, name))}."
+      )
+
+
+_SOMETIMES = (
+  "which runs it at some steps only: exchange first, and put the wrapper "
+  "around what follows"
+)
+# Wrappers under which an exchange does not run, or is dropped, at some steps.
+_WRAPPERS: dict[type, tuple[str, str]] = {
+  optax.MultiStepsState: (
+    "MultiSteps",
+    "which runs it every mini-step and drops the result: put MultiSteps behind "
+    "it, or accumulate within a step by "
+    "make_train_step(..., microbatches=)",
+  ),
+  optax.ApplyIfFiniteState: (
+    "apply_if_finite",
+    "which lets each worker decide alone: use "
+    "jaxmotion.skip_nonfinite(chain, axis_name) instead",
+  ),
+  optax.ConditionallyMaskState: ("conditionally_mask", _SOMETIMES),
+  optax.ConditionallyTransformState: ("conditionally_transform", _SOMETIMES),
+}
+
+
+def as_transformation(
+  tx: optax.GradientTransformation | optax.MultiSteps, name: str = "tx"
+) -> optax.GradientTransformation:
+  """Returns an optax transformation, also for an `optax.MultiSteps`."""
+  if isinstance(tx, optax.MultiSteps):
+    tx = tx.gradient_transformation()
+  core.check_instance(
+    name, tx, optax.GradientTransformation, "an optax transformation"
+  )
+  return tx
+
+
+def check_placement(opt_state: PyTree) -> None:
+  """Raises if an exchange is inside a wrapper that does not always run it."""
+  for node in jax.tree.leaves(
+    opt_state, is_leaf=lambda n: is_exchange(n) or type(n) in _WRAPPERS
+  ):
+    if type(node) in _WRAPPERS and find_exchanges(tuple(node)):
+      name, remedy = _WRAPPERS[type(node)]
+      raise ValueError(
+        f"`tx` must have no exchange inside optax.{name}, {remedy}."
+      )
+
+
+def is_exchange(node: Any) -> bool:
+  """Says whether a node is the state of an exchange."""
+  return isinstance(node, ExchangeState | ShardedState)
+
+
+def find_exchanges(state: PyTree) -> list[Any]:
+  """Returns the states of exchanges inside of a state, in order."""
+  return _list_nodes(state, (ExchangeState, ShardedState))
+
+
+def check_trained(params: PyTree) -> None:
+  """Raises unless every parameter can have a gradient."""
+  for path, leaf in core.named_leaves(params):
+    like = jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
+    if not jnp.issubdtype(like.dtype, jnp.inexact):
+      name = "/".join(filter(None, ("params", path)))
+      raise TypeError(
+        f"`{name}` must be a floating-point array, got "
+        f"{core.shape_string(like)}: "
+        "keep what has no gradient, such as counters and tables of integers, "
+        "in the loss's closure or the model's state."
+      )

@@ -1,51 +1,61 @@
-"""Second tier of the transformations, for other rooms.
+"""Second tier of the transformations: for schemes of one's own and other rooms.
 
 Users of the transformations need none of these names.
 """
 
 from jaxmotion.core import set_public_module as _set_public_module
-from jaxmotion.transforms._exchange import (
+from jaxmotion.transforms._init_state import (
+  check_mesh as check_mesh,
+  find_maker as find_maker,
+  trace_state as trace_state,
+)
+from jaxmotion.transforms._model_axes import Shardings as Shardings
+from jaxmotion.transforms._options import (
   ExchangedLeaf as ExchangedLeaf,
   ExchangeOptions as ExchangeOptions,
   Options as Options,
   ShardedOptions as ShardedOptions,
   count_devices as count_devices,
 )
-from jaxmotion.transforms._init_state import check_mesh as check_mesh
-from jaxmotion.transforms._placement import (
+from jaxmotion.transforms._schemes._weight_part import (
+  GatherOptions as GatherOptions,
+  GradientGuard as GradientGuard,
+  WeightPart as WeightPart,
+)
+from jaxmotion.transforms._shard_layout import LeafCut as LeafCut
+from jaxmotion.transforms._sharded import (
+  PartsLayout as PartsLayout,
+  parts_layout as parts_layout,
+)
+from jaxmotion.transforms._states import (
+  DelayedState as DelayedState,
+  PerWorkerState as PerWorkerState,
+  SkipNonfiniteState as SkipNonfiniteState,
   check_trained as check_trained,
   find_exchanges as find_exchanges,
   is_exchange as is_exchange,
 )
-from jaxmotion.transforms._shardings import Shardings as Shardings
-from jaxmotion.transforms._trace_state import (
-  find_maker as find_maker,
-  trace_state as trace_state,
-)
-from jaxmotion.transforms.parts._parts_layout import (
-  PartsLayout as PartsLayout,
-  parts_layout as parts_layout,
-)
-from jaxmotion.transforms.parts._shard_layout import LeafCut as LeafCut
-from jaxmotion.transforms.step._compiled_step import (
+from jaxmotion.transforms._step._compiled_step import (
   StepCalls as StepCalls,
   copy_methods as copy_methods,
 )
-from jaxmotion.transforms.step._run_on_workers import (
+from jaxmotion.transforms._step._parallelize_step import (
   Join as Join,
   fold_keys as fold_keys,
-  is_key as is_key,
   join_name as join_name,
   run_on_workers as run_on_workers,
 )
-from jaxmotion.transforms.step._step_arguments import (
-  place_arguments as place_arguments,
-  split_specs as split_specs,
+from jaxmotion.transforms._step._scheme import (
+  StepResults as StepResults,
+  Workers as Workers,
 )
-from jaxmotion.transforms.step._step_parameters import (
+from jaxmotion.transforms._step._step_arguments import (
   Static as Static,
   StepParameters as StepParameters,
+  is_key as is_key,
   make_decorator as make_decorator,
+  place_arguments as place_arguments,
+  split_specs as split_specs,
 )
 
 _set_public_module(__name__, globals())

@@ -151,13 +151,13 @@ CALLS = {
   "transforms.read_params": Call(Lazy(lambda: state_of("fully_sharded"))),
   "transforms.gather_params": Call(PARAMS),
   "transforms.gather_block": Call(loss_fn, regather=False),
-  "transforms.WeightPart.gather_whole": Call(
-    on=transforms.WeightPart(
+  "transforms.extend.WeightPart.gather_whole": Call(
+    on=transforms.extend.WeightPart(
       np.ones((2, 4), np.float32),
       None,
       None,
-      transforms.GradientGuard(None, None),
-      transforms.GatherOptions("data", -2, None, None),
+      transforms.extend.GradientGuard(None, None),
+      transforms.extend.GatherOptions("data", -2, None, None),
     ).gather_whole,
     mesh=["data"],
   ),
@@ -223,7 +223,7 @@ CALLS = {
   "transforms.per_worker -> init": Call(PARAMS, on=OWN.init, mesh=["data"]),
   "transforms.per_worker -> update": Call(
     PARAMS,
-    transforms.PerWorkerState(jaxmotion.PerWorker(optax.ScaleState())),
+    transforms.extend.PerWorkerState(jaxmotion.PerWorker(optax.ScaleState())),
     on=OWN.update,
     mesh=["data"],
     varying=["updates"],
@@ -286,10 +286,8 @@ CALLS = {
   "transforms.extend.trace_state": Call(exchange(), PARAMS, MESH, "data"),
 }
 UNCALLED = {
-  "transforms.WeightPart": "`fully_sharded` makes it",
   "transforms.Scheme": "it has no arguments",
   "transforms.Scheme.*": "`make_train_step` calls them",
-  "transforms.Workers": "`make_train_step` makes it",
   "transforms.extend.*": "the steps of two rooms have checked the arguments",
 }
 _LATER = {"misspelt": "no mesh is known here; a step names the axis"}

@@ -314,7 +314,7 @@ def test_a_step_names_moments_that_other_workers_cut():
   params = {"p": PARAMS["p"]}
   for workers, message in (
     (3, "`opt_state` must be of the 3 workers .*checkpoint.resize"),
-    (2, "`state/inner` must be made for .*checkpoint.resize"),
+    (2, "`state/inner` must be like .*checkpoint.resize"),
   ):
     four, mesh = AbstractMesh((4,), ("data",)), make_mesh(workers)
     layout = checkpoint.describe_state(tx, params, four)

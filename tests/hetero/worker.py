@@ -1,4 +1,4 @@
-"""One of two processes that share their work unequally: index, address."""
+"""One of two processes of unequal speed: index, count, address."""
 
 import json
 import sys
@@ -68,4 +68,4 @@ def main(index, address):
 
 
 if __name__ == "__main__":
-  main(int(sys.argv[1]), sys.argv[2])
+  main(int(sys.argv[1]), sys.argv[3])

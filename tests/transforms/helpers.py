@@ -23,3 +23,10 @@ def train(loss, tx, mesh, params, batch, *, axis_name="data", steps=4, **extra):
 
 def bits(tree):
   return [np.asarray(a).tobytes() for a in jax.tree.leaves(tree)]
+
+
+def assert_close(found, expected, rtol=1e-7, atol=1e-6):
+  """Compares the leaves of two trees, which may have other nodes."""
+  leaves = map(jax.tree.leaves, (found, expected))
+  for a, b in zip(*leaves, strict=True):
+    np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)

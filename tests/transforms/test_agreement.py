@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from jaxmotion import codecs, transforms
-from jaxmotion.transforms.step import _agreement, _scheme
+from jaxmotion.transforms._step import _agreement, _scheme
 from tests.transforms import test_processes
 
 UNIFORM = r"uniform\(bits=4.*on process 0, .*uniform\(bits=8.*on process 1"
@@ -19,9 +19,9 @@ EXPECTED = {
   "leaf": "`params` .* got .* = nothing on process 0, and float32.3.",
   "rate": "`scheme` .* got scale.step_size = -0.1 on .*, and -0.2 on",
   "schedule": "`scheme` .*schedule.decay_steps = 100 on .*, and 101 on",
-  "codec": f"`scheme` .* got Exchange.codec = .*{UNIFORM}",
+  "codec": f"`scheme` .* got ExchangeOptions.codec = .*{UNIFORM}",
   "own_chain": f"`scheme` .* got opt_state/made_for = .*{UNIFORM}",
-  "every": "`scheme` .* got LocalRounds.every = 2 on .*, and 3 on",
+  "every": "`scheme` .* got LocalUpdates.every = 2 on .*, and 3 on",
   "weights": "`scheme` .* got GatherPlan.weight_codec = .*256.*512",
   "mean": "`model_state` .* got the array = float32",
   "local": "started",

@@ -221,21 +221,6 @@ def test_a_delay_sends_the_bytes_of_the_step_without_it():
 
 
 @pytest.mark.parametrize(
-  ("options", "message"),
-  [
-    (
-      {"overlap": "thread"},
-      "`overlap` must be 'program' .* got 'thread' for 4",
-    ),
-    ({"overlap": "stream"}, "`overlap` must be .* got 'stream'"),
-  ],
-)
-def test_wrong_options_are_refused(options, message):
-  with pytest.raises(ValueError, match=message):
-    make_steps(**options)
-
-
-@pytest.mark.parametrize(
   ("is_weighted", "message"),
   [
     (False, "`is_weighted` must be True of `delayed`.* gets a `weight`"),

@@ -12,7 +12,7 @@ import jaxmotion
 from jaxmotion import codecs, wire
 from jaxmotion.testing import check_transform
 from tests.transforms import helpers
-from tests.transforms.helpers import bits
+from tests.transforms.helpers import assert_close, bits
 
 HOSTS, DEVICES = 2, 2
 WORKERS = HOSTS * DEVICES
@@ -77,8 +77,7 @@ def test_identity_trains_as_the_flat_exchange_does():
   flat, _, theirs = train(optax.chain(jaxmotion.exchange(BOTH), optax.sgd(0.1)))
   # Four gradients of at most 1 are added in another order at each step.
   eps = np.finfo(np.float32).eps
-  for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(flat), strict=True):
-    np.testing.assert_allclose(a, b, rtol=0, atol=4 * 2 * WORKERS * eps)
+  assert_close(ours, flat, rtol=0, atol=4 * 2 * WORKERS * eps)
   np.testing.assert_allclose(losses, theirs, rtol=1e-6)
 
 
@@ -101,12 +100,7 @@ def test_one_value_names_the_workers_of_every_function():
     params, state, _ = step(params, state, BATCH)
   expected, held, _ = train(tx)
   assert jaxmotion.state_specs(state, AXES) == jaxmotion.state_specs(held, BOTH)
-  for a, b in zip(
-    jax.tree.leaves((params, state)),
-    jax.tree.leaves((expected, held)),
-    strict=True,
-  ):
-    np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+  assert_close((params, state), (expected, held), rtol=0, atol=1e-6)
 
 
 def test_error_memory_is_each_workers_own_shard():

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 import jaxmotion
 from jaxmotion import codecs, wire
 from jaxmotion.transforms import gather_block, gather_params
+from tests.transforms.helpers import assert_close
 
 WORKERS, LAYERS, WIDTH = 4, 6, 64
 RNG = np.random.default_rng(0)
@@ -111,10 +112,7 @@ def test_without_codecs_it_is_training_on_one_device():
     alone.append(float(loss))
   params, _, losses = train("fp32")
   np.testing.assert_allclose(losses, alone, rtol=1e-4)
-  for a, b in zip(
-    jax.tree.leaves(params), jax.tree.leaves(expected), strict=True
-  ):
-    np.testing.assert_allclose(a, b, atol=1e-4)
+  assert_close(params, expected, atol=1e-4)
 
 
 def test_parameters_and_moments_are_arrays_in_parts():

@@ -15,6 +15,7 @@ from jaxmotion import checkpoint, codecs, wire
 from jaxmotion.collectives import unshard
 from jaxmotion.transforms import gather_block, gather_params
 from tests.collectives.helpers import run
+from tests.transforms.helpers import assert_close
 
 MESH = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
 LAYERS, WIDTH, HIDDEN = 2, 32, 64
@@ -79,13 +80,6 @@ def step_once(name):
 @functools.cache
 def exact_gradient():
   return jax.jit(jax.grad(loss_of(lambda f: f, lambda w: w)))(PARAMS, BATCH)
-
-
-def assert_close(found, expected):
-  for a, b in zip(
-    jax.tree.leaves(found), jax.tree.leaves(expected), strict=True
-  ):
-    np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 def test_without_codecs_the_gradient_is_that_of_whole_weights():

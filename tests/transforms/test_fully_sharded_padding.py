@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec as P
 import jaxmotion
 from jaxmotion import codecs, wire
 from jaxmotion.transforms import gather_block, gather_params
-from tests.transforms.helpers import bits
+from tests.transforms.helpers import assert_close, bits
 
 LAYERS, WIDTH, HIDDEN = 3, 31, 127
 RNG = np.random.default_rng(0)
@@ -91,13 +91,6 @@ def train(workers, **options):
     state, loss = step(state, batch_at(i))
     losses.append(float(loss))
   return state, losses
-
-
-def assert_close(found, expected, atol=1e-6):
-  for a, b in zip(
-    jax.tree.leaves(found), jax.tree.leaves(expected), strict=True
-  ):
-    np.testing.assert_allclose(a, b, atol=atol)
 
 
 def find_padding(state):

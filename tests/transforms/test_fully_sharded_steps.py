@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 import jaxmotion
 from jaxmotion import codecs
 from jaxmotion.transforms import gather_params
-from tests.transforms.helpers import bits
+from tests.transforms.helpers import assert_close, bits
 
 WORKERS = 3
 MESH = Mesh(np.array(jax.devices()[:WORKERS]), ("data",))
@@ -82,8 +82,7 @@ def test_it_trains_as_data_parallel_does(name):
     for i in range(2):
       state, metrics = step(state, batch_at(i), key=KEY)
     results.append((state.params, state.model_state, metrics))
-  for a, b in zip(*map(jax.tree.leaves, results), strict=True):
-    np.testing.assert_allclose(a, b, atol=1e-6)
+  assert_close(*results, atol=1e-6)
 
 
 def test_a_step_that_is_not_finite_on_one_worker_changes_nothing():

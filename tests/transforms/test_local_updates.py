@@ -263,7 +263,7 @@ def test_the_host_knows_what_is_due_and_what_lands():
     scheme = jaxmotion.local_updates(
       INNER, make_outer(), every=every, fragments=fragments, delay=delay
     )
-    find = scheme._rounds._due_fragment
+    find = scheme._due_fragment
     steps = range(1, 4 * every)
     due, landing = (find(jnp.array(steps), offset) for offset in (0, delay))
     phases = [scheme.find_phase(n) for n in steps]
@@ -413,9 +413,13 @@ def test_wrong_options_are_refused(options, error, match):
     (
       {"fragments": 2, "parts": lambda path, shape: len(shape)},
       ValueError,
-      "`parts` must return an index of the 2 .* got 2 for 'kernel'",
+      r"`parts\('kernel', .*\)` must be an integer in \[0, 1\], got 2",
     ),
-    ({"parts": lambda path, shape: "a"}, TypeError, "`parts` must return"),
+    (
+      {"parts": lambda path, shape: "a"},
+      TypeError,
+      r"`parts\(.*must be an integer",
+    ),
     ({"inner": make_outer()}, ValueError, "`inner` must have no exchange"),
     ({"outer": optax.sgd(1.0)}, ValueError, "`outer` must have an exchange"),
   ],

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmotion.transforms.parts._look_across import find_across
+from jaxmotion.transforms._shard_layout import find_across
 
 X = jnp.ones((4, 3))
 

@@ -27,7 +27,7 @@ SCHEMES = {
     SGD, optax.chain(jaxmotion.exchange("data"), optax.sgd(1.0)), every=1
   ),
 }
-WEIGHTED = dict(weight_fn=lambda batch: jnp.float32(len(batch)))
+WEIGHTED = dict(weight_fn=jnp.sum)
 OPTIONS = {
   "none": {},
   "mean state": dict(model_state="mean"),
@@ -95,11 +95,13 @@ def run_steps(name, option):
 
 
 def mean_of(function, option):
-  """The mean of a function over what workers compute."""
+  """The mean of a function over what workers compute, by its weight."""
   rows = np.split(BATCH, WORKERS)
   if option == "counts":  # The first worker computes one of its microbatches.
     rows = [rows[0][:2], rows[1][:2], rows[1][2:]]
-  return np.mean([np.asarray(function(x)) for x in rows], axis=0)
+  is_weighted = option in ("weights", "counts")
+  weights = [x.sum() if is_weighted else 1 for x in rows]
+  return np.average([function(x) for x in rows], axis=0, weights=weights)
 
 
 def test_a_delay_inside_of_what_divides_leaves_is_refused():

@@ -424,22 +424,3 @@ def test_a_gradient_that_is_not_finite_leaves_all_finite(policy):
   assert np.isfinite(bad["w"]).all() and np.all(np.asarray(good["w"]) < -0.4)
   assert (int(kept), int(skipped)) == ((1, 1) if policy == "skip" else (0, 0))
   assert np.all(np.asarray(bad["w"]) == 0) == (policy == "skip")
-
-
-def test_weights_make_a_weighted_mean():
-  tx = jaxmotion.sharded("data", optax.sgd(1.0))
-  params = {"w": np.zeros((16, 16), np.float32)}
-
-  def program(params, grads):
-    weight = 1.0 + 2 * jax.lax.axis_index("data")
-    state = tx.init(params)
-    return tx.update({"w": grads[0]}, state, params, weight=weight)[0]["w"]
-
-  grads = np.random.default_rng(0).normal(size=(2, 16, 16)).astype(np.float32)
-  mapped = jax.shard_map(
-    program, mesh=mesh_of(2), in_specs=(P(), P("data")), out_specs=P()
-  )
-  expected = -(grads[0] + 3 * grads[1]) / 4
-  np.testing.assert_allclose(
-    jax.jit(mapped)(params, grads), expected, atol=1e-6
-  )

@@ -79,8 +79,7 @@ def test_an_axis_of_one_device_is_as_if_it_were_not_named(scheme, name):
   mesh = make_mesh(lengths)
   found = train(SCHEMES[scheme](), mesh, specs)
   wanted = train(SCHEMES[scheme](), mesh, short)
-  for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-    np.testing.assert_array_equal(a, b)
+  jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
 
 def test_an_axis_of_one_device_may_be_explicit():

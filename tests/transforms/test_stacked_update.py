@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from jaxmotion.program import parse_hlo
-from jaxmotion.transforms.local._stacked_update import update_stacked
+from jaxmotion.transforms._schemes._local_updates import update_stacked
 
 PARAMS = {"w": np.linspace(-1, 2, 96, dtype=np.float32).reshape(12, 8)}
 TX = optax.adamw(0.1)

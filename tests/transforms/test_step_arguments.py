@@ -85,7 +85,58 @@ def test_one_key_for_all_workers_is_refused_in_a_batch(train):
     train(BATCH | {"key": jax.random.key(0)})
 
 
-def test_keys_of_the_examples_are_split():
+# Rows of `x` and `y` of which one would be broadcast, in each part of a batch.
+ROWS = dict.fromkeys(TRAINERS, (12, 4)) | {
+  train_in_microbatches: (24, 8),
+  train_fully_sharded: (24, 8),
+}
+
+
+def make_batch(rows_x, rows_y):
+  return BATCH | {"x": np.ones((rows_x, 3)), "y": np.ones((rows_y, 1))}
+
+
+@pytest.mark.parametrize("train", TRAINERS)
+def test_leaves_with_other_numbers_of_rows_are_refused(train):
+  rows_x, rows_y = ROWS[train]
+  message = (
+    "`batch` must have leaves with as many rows as one another, got "
+    f"{rows_x} at `x` and {rows_y} at `y`"
+  )
+  with pytest.raises(ValueError, match=message):
+    train(make_batch(rows_x, rows_y))
+
+
+@pytest.mark.parametrize("train", TRAINERS[:-1])
+@pytest.mark.parametrize(
+  ("batch", "got"),
+  [
+    (BATCH | {"x": X[:0]}, r"got shape \(0, 3\) at `x`"),
+    ({}, r"got \{\}"),
+    (None, "got None"),
+  ],
+)
+def test_a_batch_without_rows_is_refused(train, batch, got):
+  with pytest.raises(ValueError, match=f"`batch` must .*{got}"):
+    train(batch)
+
+
+def test_arguments_of_a_step_of_ones_own_may_have_other_numbers_of_rows():
+  @jaxmotion.parallelize_step(MESH, batch=("batch", "table", "extra"))
+  def step(params, batch, table, extra=None):
+    return {"loss": plain_loss(params, batch) + jnp.sum(table)}
+
+  table = np.ones((4, 2), np.float32)
+  step(PARAMS, BATCH, table)
+  with pytest.raises(ValueError, match="`batch` .* 12 at `x` and 4 at `y`"):
+    step(PARAMS, make_batch(12, 4), table)
+  with pytest.raises(ValueError, match=r"`table` must .* got shape \(0, 2\)"):
+    step(PARAMS, BATCH, table[:0])
+  with pytest.raises(ValueError, match=r"`table` must .* got \{\}"):
+    step(PARAMS, BATCH, {})
+
+
+def test_keys_of_the_examples_are_split_and_may_be_one_for_each_worker():
   seen = []
 
   def loss(params, batch):
@@ -93,8 +144,10 @@ def test_keys_of_the_examples_are_split():
     return plain_loss(params, batch)
 
   init, step = jaxmotion.make_train_step(loss, TX, MESH)
-  step(init(PARAMS), BATCH | {"key": jax.random.split(jax.random.key(0), 16)})
-  assert set(seen) == {(4,)}
+  for count in (16, 4):
+    keys = jax.random.split(jax.random.key(0), count)
+    step(init(PARAMS), BATCH | {"key": keys})
+  assert set(seen) == {(4,), (1,)}
 
 
 def test_an_argument_that_workers_do_not_divide_is_named():

@@ -126,13 +126,6 @@ def test_gradients_of_microbatches_add_up_in_float32():
   assert params.dtype == jnp.bfloat16 and params[0] == -mean
 
 
-def test_a_batch_that_microbatches_do_not_divide_is_refused():
-  init, step = make_step(microbatches=3)
-  message = "`microbatches` must divide the 4 examples of a worker, got 3"
-  with pytest.raises(ValueError, match=message):
-    step(init(PARAMS), BATCH)
-
-
 @pytest.mark.parametrize(
   ("weight", "message"),
   [

@@ -5,8 +5,7 @@ import pytest
 from experiments.fuzz import exchanges
 from experiments.fuzz.exchange_programs import Setup
 from jaxmotion import codecs
-from jaxmotion.collectives import _arguments, _rounds
-from jaxmotion.transforms import _exchange
+from jaxmotion.collectives import _arguments, _rounds, extend
 
 SETUP = Setup(
   hosts=3,
@@ -38,7 +37,7 @@ def test_a_sound_exchange_keeps_every_law():
 def test_an_exchange_with_broken_parts_is_found(monkeypatch):
   monkeypatch.setattr(_arguments, "apply_weight", lambda x, *_: x)
   monkeypatch.setattr(
-    _exchange, "keep_update", lambda ok, new, state, old: (new, state)
+    extend, "keep_update", lambda ok, new, state, old: (new, state)
   )
   assert find_laws(SETUP) >= {
     "predicted bytes are the traced ones",

@@ -12,37 +12,36 @@ from jax.sharding import Mesh, PartitionSpec as P
 from jaxmotion import core, hosts
 from jaxmotion.collectives.extend import check_rows
 from jaxmotion.core import Array, AxisName, PyTree
-from jaxmotion.transforms import _placement, _trace_state
-from jaxmotion.transforms.step import (
+from jaxmotion.transforms import _init_state, _states
+from jaxmotion.transforms._step import (
   _agreement,
-  _averages,
   _compiled_step,
-  _flying_step,
-  _local_work,
-  _model_state,
+  _results,
   _scheme,
   _step_arguments,
 )
+from jaxmotion.transforms._step._results import LocalWork, LossOptions
+from jaxmotion.transforms._step._scheme import Scheme, TrainState, Workers
 
 
 class StepFunction(Protocol):
   """Jitted training step, and its two halves."""
 
-  compute: Callable[..., _local_work.LocalWork]
-  update: Callable[..., tuple[_scheme.TrainState, PyTree]]
+  compute: Callable[..., LocalWork]
+  update: Callable[..., tuple[TrainState, PyTree]]
   lower: Callable[..., Any]
   trace: Callable[..., Any]
   eval_shape: Callable[..., Any]
 
   def __call__(
     self,
-    state: _scheme.TrainState,
+    state: TrainState,
     batch: PyTree,
     *,
     key: Array | None = None,
     counts: Any = None,
     **extra_args: Any,
-  ) -> tuple[_scheme.TrainState, PyTree]:
+  ) -> tuple[TrainState, PyTree]:
     """Trains the state by one step on a batch."""
 
 
@@ -70,13 +69,13 @@ class TrainStep(NamedTuple):
     (1.0, 1.0)
   """
 
-  init: Callable[..., _scheme.TrainState]
+  init: Callable[..., TrainState]
   step: StepFunction
 
 
 def make_train_step(
   loss_fn: Callable[..., Any],
-  scheme: _scheme.Scheme | optax.GradientTransformation | optax.MultiSteps,
+  scheme: Scheme | optax.GradientTransformation | optax.MultiSteps,
   mesh: Mesh,
   *,
   axis_name: AxisName = "data",
@@ -210,8 +209,8 @@ def make_train_step(
     1.0
   """
   scheme = _scheme.as_scheme(scheme)
-  workers = _scheme.Workers(mesh, axis_name, specs, weight_fn is not None)
-  loss = _local_work.LossOptions(
+  workers = Workers(mesh, axis_name, specs, weight_fn is not None)
+  loss = LossOptions(
     loss_fn, has_aux, model_state, weight_fn, microbatches, mean_loss
   )
   loss.check()
@@ -219,24 +218,29 @@ def make_train_step(
   core.check_bool("donate", donate)
   scheme = scheme.for_workers(workers)
   driver = _Driver(workers, scheme, loss)
-  way = scheme.choose_overlap(workers, overlap, loss)
+  way = "program"
+  refusal = scheme.refuse_threads(loss)
+  if refusal is None:
+    way = hosts.choose_overlap(mesh, workers.axis_name, overlap)
+  elif overlap == "thread":
+    raise ValueError(f"`overlap` must be 'program' {refusal}, got 'thread'.")
 
   def step(
-    state: _scheme.TrainState,
+    state: TrainState,
     batch: PyTree,
     *,
     key: Array | None = None,
     counts: Array | None = None,
     **extra_args: Any,
-  ) -> tuple[_scheme.TrainState, PyTree]:
+  ) -> tuple[TrainState, PyTree]:
     # Two maps, of which XLA makes one program. Only the second checks what
     # varies over workers, so that replicas that could differ are an error.
     work = driver.compute(state, batch, key=key, counts=counts)
     return driver.update(state, work, **extra_args)
 
   call = None
-  if way == "flight":
-    call = _flying_step.FlyingStep(
+  if way == "thread" and scheme.may_fly:
+    call = _compiled_step.FlyingStep(
       scheme, driver.compute, driver.update, mesh, donate=donate
     )
   compiled = _compiled_step.compile_step(
@@ -254,44 +258,37 @@ def make_train_step(
     driver.update, mesh, donates=donate
   )
 
-  def init(params: PyTree, model_state: PyTree = None) -> _scheme.TrainState:
+  def init(params: PyTree, model_state: PyTree = None) -> TrainState:
     return driver.init(params, model_state)
 
-  maker = _trace_state.StateMaker(
+  maker = _init_state.StateMaker(
     lambda params: scheme.init(workers, params),
     divide=getattr(scheme, "divide", None),
   )
-  return TrainStep(maker.attach(init), compiled)
+  setattr(init, _init_state.MAKER, maker)
+  return TrainStep(init, compiled)
 
 
 class _Driver:
   """Steps of one scheme and one loss, over the workers of a mesh."""
 
-  def __init__(
-    self,
-    workers: _scheme.Workers,
-    scheme: _scheme.Scheme,
-    loss: _local_work.LossOptions,
-  ):
+  def __init__(self, workers: Workers, scheme: Scheme, loss: LossOptions):
     self._workers, self._scheme, self._loss = workers, scheme, loss
     self._split = P(workers.axis_name)
     self._keeps_own = loss.model_state == "local"
     self._model_spec = self._split if self._keeps_own else P()
 
-  def init(
-    self, params: PyTree, model_state: PyTree = None
-  ) -> _scheme.TrainState:
+  def init(self, params: PyTree, model_state: PyTree = None) -> TrainState:
     """Makes the state before the first step."""
-    if (self._loss.model_state is None) != (model_state is None):
-      wanted = (
-        "be None without" if self._loss.model_state is None else "go with"
-      )
+    kind = self._loss.model_state
+    if (kind is None) != (model_state is None):
+      wanted = "be None without" if kind is None else "go with"
       raise ValueError(
         f"`model_state` must {wanted} `make_train_step(..., model_state=...)`, "
-        f"got {type(model_state).__name__} for {self._loss.model_state!r}."
+        f"got {type(model_state).__name__} for {kind!r}."
       )
     core.check_arrays("params", params)
-    _placement.check_trained(params)
+    _states.check_trained(params)
     self._workers.shardings.check_params(params)
     core.check_arrays("model_state", model_state)
     core.check_buffers({"params": params, "model_state": model_state})
@@ -299,7 +296,7 @@ class _Driver:
     _agreement.check_processes(self._workers, self._scheme, params, shared)
     params, opt_state = self._scheme.start(self._workers, params)
     model = self._place_model(model_state)
-    return _scheme.TrainState(params, model, opt_state)
+    return TrainState(params, model, opt_state)
 
   def check_counts(self, given: dict[str, Any]) -> dict[str, Any]:
     """Returns arguments of `step` whose `counts` are int32[workers]."""
@@ -332,17 +329,17 @@ class _Driver:
 
   def compute(
     self,
-    state: _scheme.TrainState,
+    state: TrainState,
     batch: PyTree,
     *,
     key: Array | None = None,
     counts: Array | None = None,
-  ) -> _local_work.LocalWork:
+  ) -> LocalWork:
     """Computes the gradients of all workers, which exchange nothing here."""
     workers, loss, model_spec = self._workers, self._loss, self._model_spec
     self._check_state(state)
     if counts is not None:
-      _model_state.check_floating(state.model_state)
+      _results.check_floating(state.model_state)
     bound = self._scheme.bind(workers, state)
     layout = bound.layout(workers, state)
     batch_specs = _step_arguments.split_specs(
@@ -363,35 +360,32 @@ class _Driver:
 
     def compute_own(
       own: PyTree, model: PyTree, batch: PyTree, keys: PyTree, counts: PyTree
-    ) -> _local_work.LocalWork:
+    ) -> LocalWork:
       inputs = batch, *jax.tree.map(lambda a: a[0], (keys, counts))
       if self._keeps_own:
-        core.check_instance(
-          "model_state",
-          model,
-          core.PerWorker,
-          "the PerWorker that `init` returned",
-        )
+        noun = "the PerWorker that `init` returned"
+        core.check_instance("model_state", model, core.PerWorker, noun)
         model = core.unpack_worker(model)
       elif loss.model_state is not None:
-        _model_state.check_equal(
+        _results.check_equal(
           lambda model, given: compute(given[0], model, *given[1:]).model_state,
           model,
           (own, *inputs),
           workers.axis_name,
         )
-      return _local_work.add_rows(compute(own, model, *inputs))
+      return _results.add_rows(compute(own, model, *inputs))
 
-    def select(params: PyTree, opt_state: PyTree) -> PyTree:
-      return bound.own(_scheme.TrainState(params, None, opt_state))
-
+    select = lambda params, opt_state: bound.own(
+      TrainState(params, None, opt_state)
+    )
     own = select(state.params, state.opt_state)
     specs = model_spec, batch_specs, self._split, self._split
     args = workers.shardings.place(
       (own, state.model_state, batch, keys, counts),
       (select(layout.params, layout.opt_state), *specs),
     )
-    own_specs = select(layout.own_params, layout.own_state)
+    own_state = core.state_specs(state.opt_state, workers.axis_name)
+    own_specs = select(layout.own_params, own_state)
     work = jax.shard_map(
       compute_own,
       mesh=workers.mesh,
@@ -410,48 +404,41 @@ class _Driver:
     return work._replace(grads=grads)
 
   def update(
-    self,
-    state: _scheme.TrainState,
-    work: _local_work.LocalWork,
-    **extra_args: Any,
-  ) -> tuple[_scheme.TrainState, PyTree]:
+    self, state: TrainState, work: LocalWork, **extra_args: Any
+  ) -> tuple[TrainState, PyTree]:
     """Exchanges what the workers computed, and updates the state."""
     workers, loss = self._workers, self._loss
     shardings, split = workers.shardings, self._split
     self._check_state(state)
-    core.check_instance(
-      "work", work, _local_work.LocalWork, "what `step.compute` returned"
-    )
+    core.check_instance("work", work, LocalWork, "what `step.compute` returned")
     sending = hosts.check_sending(extra_args.pop("sending", None))
     bound = self._scheme.bind(workers, state)
-    bound.check_step(workers, state.opt_state, extra_args, loss)
+    is_free = bound.takes_weight and loss.weight_fn is None
+    if "weight" in extra_args and not is_free:
+      raise ValueError(
+        "`weight` must not be given, because `weight_fn` makes it, got "
+        f"{extra_args['weight']!r}."
+      )
     layout = bound.layout(workers, state)
-    placed = own = _scheme.TrainState(
-      layout.params, self._model_spec, layout.opt_state
-    )
+    placed = own = TrainState(layout.params, self._model_spec, layout.opt_state)
     options: dict[str, Any] = {"mesh": workers.mesh}
     grads: Any = layout.grads
     if not layout.spans_model:
-      own = own._replace(params=layout.own_params, opt_state=layout.own_state)
+      own_state = core.state_specs(state.opt_state, workers.axis_name)
+      own = own._replace(params=layout.own_params, opt_state=own_state)
       options, grads = shardings.map_options, split
     state, extra_args = shardings.place((state, extra_args), (placed, P()))
     rows: Any = split
-    work_specs = _local_work.LocalWork(rows, rows, grads, rows)
-    metric_specs = _averages.find_metric_specs(
+    work_specs = LocalWork(rows, rows, grads, rows)
+    metric_specs = _results.find_metric_specs(
       work.metrics, workers.axis_name, loss.mean_loss
     )
 
     def update_own(
-      state: _scheme.TrainState,
-      work: _local_work.LocalWork,
-      extra_args: dict[str, Any],
-    ) -> tuple[_scheme.TrainState, PyTree]:
-      metrics, model = _averages.average_work(
-        work,
-        state.model_state,
-        workers.axis_name,
-        model_state=loss.model_state,
-        mean_loss=loss.mean_loss,
+      state: TrainState, work: LocalWork, extra_args: dict[str, Any]
+    ) -> tuple[TrainState, PyTree]:
+      metrics, model = _results.average_work(
+        work, state.model_state, workers.axis_name, loss
       )
       shared = model if loss.model_state == "mean" else None
       wait = sending.wait_for((metrics if loss.mean_loss else None, shared))
@@ -462,13 +449,13 @@ class _Driver:
         extra_args | {"sending": wait},
       )
       params, opt_state = bound.update(
-        workers, state, _local_work.drop_rows(work.grads), results
+        workers, state, _results.drop_rows(work.grads), results
       )
       if loss.model_state is not None:
-        model = _model_state.keep_if_skipped(
+        model = _results.keep_if_skipped(
           model, state.model_state, state.opt_state, opt_state
         )
-      return _scheme.TrainState(params, model, opt_state), metrics
+      return TrainState(params, model, opt_state), metrics
 
     new, metrics = jax.shard_map(
       update_own,
@@ -478,10 +465,10 @@ class _Driver:
     )(state, work, extra_args)
     return shardings.place(new, placed), metrics
 
-  def _check_state(self, state: _scheme.TrainState) -> None:
+  def _check_state(self, state: TrainState) -> None:
     """Raises unless per-worker state is that of these workers."""
     core.check_instance(
-      "state", state, _scheme.TrainState, "the TrainState that `init` returned"
+      "state", state, TrainState, "the TrainState that `init` returned"
     )
     # An exchange has a row for each device, if devices have shards.
     try:
@@ -502,11 +489,8 @@ class _Driver:
 
     @jax.jit
     def copy(model: PyTree) -> PyTree:
-      return jax.shard_map(
-        copy_own,
-        in_specs=P(),
-        out_specs=self._model_spec,
-        **shardings.map_options,
-      )(shardings.place(model, P()))
+      maps: Any = {"in_specs": P(), "out_specs": self._model_spec}
+      copy_all = jax.shard_map(copy_own, **maps, **shardings.map_options)
+      return copy_all(shardings.place(model, P()))
 
     return copy(core.put_on_mesh(model, self._workers.mesh, P()))

@@ -1,19 +1,19 @@
 """Scheme of workers that update by themselves and exchange at times."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
-from jaxmotion import core, hosts
-from jaxmotion.core import Array, PyTree
-from jaxmotion.transforms import _placement, _states
-from jaxmotion.transforms.local import (
-  _fragments,
-  _local_round,
-  _stacked_update,
-)
-from jaxmotion.transforms.step import _local_work, _model_state, _scheme
+from jaxmotion import core, program
+from jaxmotion.core import PyTree
+from jaxmotion.transforms import _states
+from jaxmotion.transforms._schemes import _local_round
+from jaxmotion.transforms._step import _local_work, _results, _scheme
+from jaxmotion.transforms._step._results import LocalWork, LossOptions
+from jaxmotion.transforms._step._scheme import Scheme, TrainState, Workers
 
 
 def local_updates(
@@ -24,9 +24,9 @@ def local_updates(
   fragments: int = 1,
   delay: int = 0,
   mix: float = 0.0,
-  parts: _fragments.Parts | None = None,
+  parts: _local_round.Parts | None = None,
   nonfinite: str = "propagate",
-) -> _scheme.Scheme:
+) -> Scheme:
   r"""Makes the scheme of workers that exchange at some steps only.
 
   Each worker trains its own parameters (local SGD, DiLoCo). Every `every` steps
@@ -101,8 +101,8 @@ def local_updates(
     Douillard et al., *DiLoCo*, arXiv 2311.08105, 2023; Douillard et al.,
     *Streaming DiLoCo with overlapping communication*, arXiv 2501.18512, 2025.
   """
-  inner = _placement.as_transformation(inner, "inner")
-  outer = _placement.as_transformation(outer, "outer")
+  inner = _states.as_transformation(inner, "inner")
+  outer = _states.as_transformation(outer, "outer")
   core.check_int("every", every, 1, 2**31 - 1)
   core.check_int("fragments", fragments, 1, 2**31 - 1)
   core.check_int("delay", delay, 0, 2**31 - 1)
@@ -120,161 +120,120 @@ def local_updates(
       f"before it is sent again, got {delay}."
     )
   return LocalUpdates(
-    _local_round.LocalRounds(
-      inner=inner,
-      outer=outer,
-      axis_name=None,
-      every=every,
-      fragments=fragments,
-      delay=delay,
-      mix=mix,
-      parts=parts,
-      skips=nonfinite == "skip",
-      is_weighted=False,
-    )
+    inner, outer, every, fragments, delay, mix, parts, skips=nonfinite == "skip"
   )
 
 
-class LocalUpdates(_scheme.Scheme):
+class LocalUpdates(_local_round.LocalRounds):
   """Trains the replicas apart and exchanges their differences in rounds."""
 
-  def __init__(self, rounds: _local_round.LocalRounds):
-    # The workers of the schedule are filled in later.
-    self._rounds = rounds
+  may_fly = True
 
-  def divide(self, params: PyTree) -> _fragments.Fragments:
-    """Returns the fragments of parameters."""
-    return self._rounds.divide(params)
-
-  def init(
-    self, workers: _scheme.Workers, params: PyTree
-  ) -> _states.LocalState:
-    """Makes one worker's state before the first step."""
-    return self._rounds_of(workers).init(params)
-
-  def params(self, workers: _scheme.Workers, state: Any) -> PyTree:
+  def params(self, workers: Workers, state: Any) -> PyTree:
     """Returns this worker's own parameters."""
     return core.unpack_worker(state[0])
 
-  def own(self, state: _scheme.TrainState) -> PyTree:
+  def own(self, state: TrainState) -> PyTree:
     """Selects each worker's own parameters and moments."""
     return state.opt_state.params, state.opt_state.inner
 
-  def replace_own(
-    self, state: _scheme.TrainState, own: PyTree
-  ) -> _scheme.TrainState:
+  def replace_own(self, state: TrainState, own: PyTree) -> TrainState:
     """Returns the state with other parameters and moments of each worker."""
     params, inner = (None, None) if own is None else own
     opt_state = state.opt_state._replace(params=params, inner=inner)
     return state._replace(opt_state=opt_state)
 
-  def count(self, opt_state: PyTree) -> Array | None:
+  def count(self, opt_state: PyTree) -> Any:
     """Returns the number of steps so far."""
-    _local_round.check_state(opt_state)
-    count: Array = opt_state.count
-    return count
+    _check_state(opt_state)
+    return opt_state.count
 
-  def start(
-    self, workers: _scheme.Workers, params: PyTree
-  ) -> tuple[PyTree, PyTree]:
+  def start(self, workers: Workers, params: PyTree) -> tuple[PyTree, PyTree]:
     """Makes the state on the mesh; raises for exchanges in wrong places."""
     self.divide(params)
     params, state = super().start(workers, params)
-    if _placement.has_exchange(state.inner):
+    if _states.find_exchanges(state.inner):
       raise ValueError(
         "`inner` must have no exchange, because each worker updates by itself, "
         "got one: it belongs to `outer`."
       )
-    if workers.count > 1 and not _placement.has_exchange(state.outer):
+    if workers.count > 1 and not _states.find_exchanges(state.outer):
       raise ValueError(
         "`outer` must have an exchange, got none: begin it with "
         "jaxmotion.exchange."
       )
     return params, state
 
-  def layout(
-    self, workers: _scheme.Workers, state: _scheme.TrainState
-  ) -> _scheme.Layout:
+  def layout(self, workers: Workers, state: TrainState) -> _scheme.Layout:
     """Returns where the state is on the mesh; raises for another state."""
-    _local_round.check_state(state.opt_state)
+    _check_state(state.opt_state)
     return super().layout(workers, state)
 
   def make_compute(
-    self, workers: _scheme.Workers, loss: _local_work.LossOptions
+    self, workers: Workers, loss: LossOptions
   ) -> _scheme.Compute:
     """Makes the function of a worker's own update, which sends nothing."""
     compute_work = _local_work.make_local_work(loss)
-    update = optax.with_extra_args_support(self._rounds.inner).update
+    update = optax.with_extra_args_support(self.inner).update
 
-    def compute(
-      own: PyTree, model_state: PyTree, *inputs: Any
-    ) -> _local_work.LocalWork:
+    def compute(own: PyTree, model_state: PyTree, *inputs: Any) -> LocalWork:
       params, inner = own
       work = compute_work(self.params(workers, own), model_state, *inputs)
       value = loss.get_loss(work.metrics)
 
-      def update_own(
-        grads: PyTree, state: PyTree, own: PyTree
-      ) -> tuple[PyTree, PyTree]:
+      def update_own(grads: PyTree, state: PyTree, own: PyTree) -> PyTree:
         updates, state = update(grads, state, own, value=value)
         return optax.apply_updates(own, updates), state
 
-      grads = _local_work.add_rows(work.grads)
-      moved, inner = _stacked_update.update_stacked(
+      grads = _results.add_rows(work.grads)
+      moved, inner = update_stacked(
         update_own, grads, inner.value, params.value
       )
-      if self._rounds.skips and work.model_state is not None:
-        work = work._replace(
-          model_state=jax.tree.map(
-            _model_state.keep_finite, work.model_state, model_state
-          )
-        )
+      if self.skips and work.model_state is not None:
+        kept = jax.tree.map(_results.keep_finite, work.model_state, model_state)
+        work = work._replace(model_state=kept)
       return work._replace(grads=(core.PerWorker(moved), core.PerWorker(inner)))
 
     return compute
 
-  def update(
-    self,
-    workers: _scheme.Workers,
-    state: _scheme.TrainState,
-    grads: Any,
-    results: _scheme.StepResults,
-  ) -> tuple[PyTree, PyTree]:
-    """Sends and lands what is due; `grads` are the updated parameters."""
-    params, inner = grads
-    return self._rounds_of(workers).finish_step(
-      state.params,
-      state.opt_state,
-      params,
-      inner,
-      results.weight,
-      results.extra_args,
-    )
+  def refuse_threads(self, loss: LossOptions) -> str | None:
+    """Returns why fragments cannot be in flight beside steps, or None."""
+    if not self.delay:
+      return "without a `delay`, which lets steps follow one that sends"
+    if loss.model_state is not None:
+      return "with a `model_state`, which each step returns"
+    return None
 
-  def choose_overlap(
-    self,
-    workers: _scheme.Workers,
-    overlap: str | None,
-    loss: _local_work.LossOptions,
-  ) -> str:
-    """Returns "flight" for fragments in flight between CPU hosts."""
-    refusal = None
-    if not self._rounds.delay:
-      refusal = "without a `delay`, which lets steps follow one that sends"
-    elif loss.model_state is not None:
-      refusal = "with a `model_state`, which each step returns"
-    if refusal is None:
-      way = hosts.choose_overlap(workers.mesh, workers.axis_name, overlap)
-      return "flight" if way == "thread" else way
-    if overlap == "thread":
-      raise ValueError(f"`overlap` must be 'program' {refusal}, got 'thread'.")
-    return "program"
 
-  def find_phase(self, count: int) -> int:
-    """Returns a step at which the same fragments are due and land."""
-    return self._rounds.find_phase(count)
+def _check_state(state: Any) -> None:
+  """Raises unless a scheme's state is that of `local_updates`."""
+  core.check_instance(
+    "state/opt_state", state, _states.LocalState, "what `init` returned"
+  )
 
-  def _rounds_of(self, workers: _scheme.Workers) -> _local_round.LocalRounds:
-    return self._rounds._replace(
-      axis_name=workers.axis_name, is_weighted=workers.is_weighted
-    )
+
+def update_stacked(fun: Callable[..., PyTree], *args: PyTree) -> PyTree:
+  """Runs an update on one worker's own arrays, in place on CPU."""
+  # fun: one worker's own arrays -> a tuple of trees. args: trees with a leading
+  # axis of length 1, which the results have too.
+  # XLA:CPU writes a result into the buffer of a donated array only if it reads
+  # that array element by element. The view without the leading axis of workers
+  # is no such read. So the results would be copied: all moments, at every step.
+  # The update is therefore batched over the leading axis. Updates that branch,
+  # loop or call kernels are not, because a batched branch runs both sides.
+  own = [core.unpack_worker(core.PerWorker(tree)) for tree in args]
+  jaxpr, shapes = jax.make_jaxpr(fun, return_shape=True)(*own)
+  run = core.jax_core.jaxpr_as_fun(jaxpr)
+  if _is_straight(jaxpr):
+    results = jax.vmap(run)(*jax.tree.leaves(args))
+  else:
+    results = [jnp.expand_dims(a, 0) for a in run(*jax.tree.leaves(own))]
+  return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+
+def _is_straight(jaxpr: Any) -> bool:
+  """Returns whether a program is without branches, loops and kernels."""
+  return not any(
+    program.inner_jaxprs(step.eqn) or "callback" in step.name
+    for step in program.flatten(jaxpr, calls="all").steps
+  )

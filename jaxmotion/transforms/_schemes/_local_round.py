@@ -1,5 +1,6 @@
-"""Rounds of local updates: when fragments are sent and when they land."""
+"""Rounds of local updates: fragments, when they are sent and when they land."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,48 +14,115 @@ from jaxmotion import core, hosts
 from jaxmotion.collectives.extend import update_params
 from jaxmotion.core import Array, AxisName, PyTree
 from jaxmotion.transforms import _states
-from jaxmotion.transforms.local import _fragments
+from jaxmotion.transforms._states import LocalState
+from jaxmotion.transforms._step._scheme import (
+  Scheme,
+  StepResults,
+  TrainState,
+  Workers,
+)
+
+Parts = Callable[[str, tuple[int, ...]], int]
 
 
-def check_state(state: Any) -> None:
-  """Raises unless a scheme's state is that of `local_updates`."""
-  core.check_instance(
-    "state/opt_state", state, _states.LocalState, "what `init` returned"
-  )
+class Fragments(NamedTuple):
+  """The fragment of every leaf of a tree."""
+
+  treedef: Any
+  owners: tuple[int, ...]  # Index of the fragment of each leaf.
+  number: int
+
+  def mask(self, tree: PyTree, index: int) -> PyTree:
+    """Returns the tree with `optax.MaskedNode` for leaves of other
+    fragments."""
+    # Leaves keep their paths, by which rules choose codecs and masks choose
+    # optimizers.
+    if self.number == 1:
+      return tree
+    leaves = self.treedef.flatten_up_to(tree)
+    return self.treedef.unflatten(
+      [
+        x if owner == index else optax.MaskedNode()
+        for x, owner in zip(leaves, self.owners, strict=True)
+      ]
+    )
+
+  def replace(self, tree: PyTree, fragment: PyTree) -> PyTree:
+    """Returns the tree with the leaves of a fragment in their places."""
+    if self.number == 1:
+      return fragment
+    is_masked = lambda x: isinstance(x, optax.MaskedNode)
+    pairs = zip(
+      self.treedef.flatten_up_to(tree),
+      jax.tree.leaves(fragment, is_leaf=is_masked),
+      strict=True,
+    )
+    return self.treedef.unflatten([x if is_masked(y) else y for x, y in pairs])
 
 
-class LocalRounds(NamedTuple):
-  """Schedule by which workers exchange what they have changed.
+def divide_leaves(
+  params: PyTree, count: int, parts: Parts | None = None
+) -> Fragments:
+  """Divides the leaves of a tree into fragments."""
+  # parts: (path, shape) -> index of the fragment.
+  named = core.named_leaves(params)
+  if not named:
+    raise ValueError(
+      f"`params` must hold at least one array, got {params!r:.200}."
+    )
+  if parts is None:
+    # The largest leaf goes to fragment 0, the next one to fragment 1, and so on
+    # in turns. So fragments are of about equal size, and each has leaves of the
+    # first and of the last layers.
+    sizes = [jnp.size(leaf) for _, leaf in named]
+    order = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
+    ranks = {leaf: rank for rank, leaf in enumerate(order)}
+    owners = [ranks[i] % count for i in range(len(sizes))]
+  else:
+    owners = []
+    for path, leaf in named:
+      shape = tuple(jnp.shape(leaf))
+      owners.append(parts(path, shape))
+      name = f"parts({path!r}, {shape})"
+      core.check_int(name, owners[-1], 0, count - 1)
+  if empty := sorted(set(range(count)) - set(owners)):
+    raise ValueError(
+      f"`fragments` must each have a leaf of the parameters, got {count} for "
+      f"{len(named)} leaves, and none in {empty}: take fewer, or choose by "
+      "`parts`."
+    )
+  return Fragments(jax.tree.structure(params), tuple(owners), count)
 
-  Attributes:
-    inner: optimizer of each worker.
-    outer: optax chain with an exchange.
-    every: steps between two exchanges of a fragment.
-    fragments: number of fragments.
-    delay: steps between sending and landing.
-    mix: share of its own parameters that a worker keeps at a landing.
-    parts: (path, shape) -> fragment, or None.
-    skips: whether a fragment that is not finite on a worker is not sent.
-    is_weighted: whether workers have weights.
-  """
 
-  inner: optax.GradientTransformation
-  outer: optax.GradientTransformation
-  axis_name: AxisName
-  every: int
+@dataclasses.dataclass(frozen=True)
+class LocalRounds(Scheme):
+  """Schedule by which workers exchange what they have changed."""
+
+  inner: optax.GradientTransformation  # That of each worker.
+  outer: optax.GradientTransformation  # A chain with an exchange.
+  every: int  # Steps between two exchanges of a fragment.
   fragments: int
-  delay: int
-  mix: float
-  parts: _fragments.Parts | None
-  skips: bool
-  is_weighted: bool
+  delay: int  # Steps between sending and landing.
+  mix: float  # Share of its own parameters that a worker keeps at a landing.
+  parts: Parts | None  # (path, shape) -> fragment.
+  skips: bool  # Whether a fragment that is not finite on a worker is not sent.
+  # Those of the workers, which `for_workers` fills in.
+  axis_name: AxisName = None
+  is_weighted: bool = False
 
-  def divide(self, params: PyTree) -> _fragments.Fragments:
+  def for_workers(self, workers: Workers) -> Scheme:
+    """Returns the scheme with the workers of its schedule."""
+    return dataclasses.replace(
+      self, axis_name=workers.axis_name, is_weighted=workers.is_weighted
+    )
+
+  def divide(self, params: PyTree) -> Fragments:
     """Returns the fragments of parameters."""
-    return _fragments.divide_leaves(params, self.fragments, self.parts)
+    return divide_leaves(params, self.fragments, self.parts)
 
-  def init(self, params: PyTree) -> _states.LocalState:
+  def init(self, workers: Workers, params: PyTree) -> LocalState:
     """Makes one worker's state before the first step, inside of a map."""
+    assert self.axis_name is not None, "`for_workers` comes first"
     divided = self.divide(params)
     own = core.to_varying(params, self.axis_name)
     inner = core.to_varying(self.inner.init(own), self.axis_name)
@@ -72,9 +140,8 @@ class LocalRounds(NamedTuple):
     if self.is_weighted:
       zeros = jnp.zeros(self.fragments, jnp.float32)
       weights = core.pack_worker(core.to_varying(zeros, self.axis_name))
-    return _states.LocalState(
-      jnp.zeros((), jnp.int32),
-      jnp.zeros((), jnp.int32),
+    return LocalState(
+      *_states.make_counts(),
       core.pack_worker(own),
       core.pack_worker(inner),
       outer,
@@ -82,20 +149,15 @@ class LocalRounds(NamedTuple):
       weights,
     )
 
-  def finish_step(
-    self,
-    anchor: PyTree,
-    state: _states.LocalState,
-    params: core.PerWorker,
-    inner: core.PerWorker,
-    weight: Array | None,
-    extra_args: dict[str, Any],
-  ) -> tuple[PyTree, _states.LocalState]:
+  def update(
+    self, workers: Workers, state: TrainState, grads: Any, results: StepResults
+  ) -> tuple[PyTree, LocalState]:
     """Sends and lands what is due after a step, inside of a map."""
-    # `weight`: float32[], this worker's weight in the step, or None.
+    # grads: each worker's own parameters and moments after the step.
+    anchor, old = state.params, state.opt_state
     divided = self.divide(anchor)
-    count = optax.safe_increment(state.count)
-    sending = hosts.check_sending(extra_args.get("sending"))
+    count = optax.safe_increment(old.count)
+    sending = hosts.check_sending(results.extra_args.get("sending"))
     is_known = sending.phase is not None
     now: Any = sending.phase if is_known else count
     due = self._due_fragment(now, 0)
@@ -106,9 +168,8 @@ class LocalRounds(NamedTuple):
     else:
       due = sending.order_branch(due)
     # With their leading axis, as XLA copies what passes a branch as a view.
-    own, inner_own = params.value, inner.value
-    ok = None
-    skipped = state.skipped
+    own, inner_own = (one.value for one in grads)
+    ok, skipped = None, old.skipped
     if self.skips:
       is_bad, ok = self._check_due(due, divided, own, sending)
       own, inner_own = self._run_if(
@@ -116,15 +177,15 @@ class LocalRounds(NamedTuple):
       )
     if ok is not None:
       skipped = skipped + ((due >= 0) & ~ok).astype(jnp.int32)
-    weights = state.weights
-    if weight is not None:
-      weights = core.unpack_worker(weights) + weight
-    outer, flying = list(state.outer), state.flying
+    weights = old.weights
+    if results.weight is not None:
+      weights = core.unpack_worker(weights) + results.weight
+    outer, flying = list(old.outer), old.flying
     # A conditional for each fragment, of what changes with it alone: XLA copies
     # the results of a switch over all fragments, the whole state, at each step.
     for k in turns:
       is_sent = due == k if ok is None else _both(due == k, ok)
-      given = dict(extra_args)
+      given = dict(results.extra_args)
       if self.is_weighted:
         given["weight"] = weights[k]
         weights = weights.at[k].set(jnp.where(is_sent, 0, weights[k]))
@@ -152,7 +213,7 @@ class LocalRounds(NamedTuple):
         (divided.mask(anchor, due), divided.mask(flying[0], due))
       )
       anchor = divided.replace(anchor, waiting)
-    return anchor, _states.LocalState(
+    return anchor, LocalState(
       count,
       skipped,
       core.PerWorker(own),
@@ -240,13 +301,9 @@ class LocalRounds(NamedTuple):
       own = core.unpack_worker(core.PerWorker(own))
       return jax.tree.map(lambda a, p: a - p, start, own)
 
-    def exchange(
-      values: tuple[PyTree, PyTree], anchor: PyTree, change: PyTree
-    ) -> PyTree:
-      return update_params(
-        self.outer, change, values[1], anchor, extra_args, self.axis_name
-      )
-
+    exchange = lambda values, anchor, change: update_params(
+      self.outer, change, values[1], anchor, extra_args, self.axis_name
+    )
     if not is_known:
       return self._run_if(
         is_sent,
@@ -271,11 +328,7 @@ class LocalRounds(NamedTuple):
     return landing, jax.tree.map(move_own, values[1], start)
 
   def _check_due(
-    self,
-    due: Any,
-    divided: _fragments.Fragments,
-    own: PyTree,
-    sending: hosts.Sending,
+    self, due: Any, divided: Fragments, own: PyTree, sending: hosts.Sending
   ) -> tuple[Array | bool, Array | None]:
     """Returns whether this worker's fragment is bad, and all workers' fine."""
 

@@ -1,6 +1,7 @@
 """Optimizer whose state is sharded over workers, as an optax transformation."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -9,28 +10,18 @@ import optax
 
 from jaxmotion import codecs, collectives, core, hosts
 from jaxmotion.codecs.extend import check_codec
-from jaxmotion.collectives.extend import (
-  NONFINITE_POLICIES,
-  LeafCodec,
-  apply_nonfinite_policy,
-  apply_weight,
-  average_locally,
-  check_state,
-  check_weight,
-  find_leaf_codecs,
-  gather_shards,
-  init_rows,
-  keep_update,
-  scatter_means,
-)
+from jaxmotion.collectives import extend
 from jaxmotion.core import Array, AxisName, PyTree
 from jaxmotion.transforms import (
   _exchange,
   _model_axes,
-  _placement,
+  _options,
+  _shard_layout,
   _states,
 )
-from jaxmotion.transforms.parts import _shard_layout
+from jaxmotion.transforms._model_axes import ModelAxes
+from jaxmotion.transforms._shard_layout import LeafCut
+from jaxmotion.transforms._states import ShardedState
 
 
 def sharded(
@@ -112,8 +103,8 @@ def sharded(
     of weights, two hops).
   """
   workers = core.flatten_axes("axis_name", axis_name)
-  tx = _placement.as_transformation(tx)
-  core.check_choice("nonfinite", nonfinite, NONFINITE_POLICIES)
+  tx = _states.as_transformation(tx)
+  core.check_choice("nonfinite", nonfinite, extend.NONFINITE_POLICIES)
   core.check_int("seed", seed, 0, 2**32 - 1)
   for name, codec in (
     ("gradient_codec", gradient_codec),
@@ -122,61 +113,46 @@ def sharded(
   ):
     if codec is not None:
       check_codec(name, codec, trees=True)
+  if gradient_codec is None:
+    gradient_codec = codecs.identity()
+  options = _options.ShardedOptions(
+    axis_name=core.comparable_axes(axis_name),
+    gradient_codec=gradient_codec,
+    weight_codec=weight_codec,
+    tx=tx,
+  )
   one = _Sharded(
     axis_name,
     workers,
     optax.with_extra_args_support(tx),
-    codecs.identity() if gradient_codec is None else gradient_codec,
+    gradient_codec,
     weight_codec,
     local_codec,
     nonfinite,
     seed,
   )
   # Every leaf is encoded by itself, so no codec joins some.
-  init_mapped, update_mapped = _model_axes.map_model_axes(
-    one.init, one.update, one.workers, ()
-  )
-
-  def make_state(params: PyTree, specs: PyTree | None) -> _states.ShardedState:
-    state = init_mapped(params, specs)
-    return _exchange.note_options(state, options, params, specs)
-
-  def init_fn(params: PyTree) -> _states.ShardedState:
-    core.check_arrays("params", params, numbers=False)
-    return make_state(params, None)
-
-  options = _exchange.ShardedOptions(
-    axis_name=core.comparable_axes(axis_name),
-    gradient_codec=one.gradient_codec,
-    weight_codec=weight_codec,
-    tx=tx,
-    init=make_state,
-  )
+  init_fn, update_state = _options.map_exchange(one, options, ())
 
   def update_fn(
     updates: PyTree,
-    state: _states.ShardedState,
+    state: ShardedState,
     params: PyTree | None = None,
     *,
     weight: Any = None,
     sending: hosts.Sending | None = None,
     **extra_args: Any,
-  ) -> tuple[PyTree, _states.ShardedState]:
+  ) -> tuple[PyTree, ShardedState]:
     core.check_arrays("updates", updates, numbers=False)
     core.check_arrays("params", params, numbers=False)
-    _exchange.check_options(state, _states.ShardedState, options)
-    check_weight(weight)
+    _options.check_options(state, ShardedState, options)
     if params is None:
       raise ValueError(
         "`params` must be given to `update` of `sharded`, got None."
       )
     core.check_like("updates", updates, params, "`params`")
-    sending = hosts.check_sending(sending)
     args = {**extra_args, "weight": weight, "sending": sending}
-    made_for = state.made_for
-    state = state._replace(made_for=None)
-    updates, state = update_mapped(updates, state, params, args, made_for.specs)
-    return updates, state._replace(made_for=made_for)
+    return update_state(updates, state, params, args)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -185,9 +161,9 @@ def sharded(
 class _Plan(_shard_layout.CutTree):
   """Division of parameters, and the codecs of every leaf."""
 
-  gradient: list[LeafCodec]
-  local: list[LeafCodec]
-  weight: list[LeafCodec]
+  gradient: list[extend.LeafCodec]
+  local: list[extend.LeafCodec]
+  weight: list[extend.LeafCodec]
 
 
 class _Sharded(NamedTuple):
@@ -207,17 +183,15 @@ class _Sharded(NamedTuple):
     """Whether there is a copy of the parameters that is more precise."""
     return self.weight_codec is not None
 
-  def init(
-    self, params: PyTree, model: _model_axes.ModelAxes
-  ) -> _states.ShardedState:
+  def init(self, params: PyTree, model: ModelAxes) -> ShardedState:
     """Returns the state of one device's shards."""
     plan = self._make_plan(params, None, model)
     parts = self._own_parts(plan, params)
     # Copies: a step that donates parameters and state may not donate one twice.
     master = self._split_master(plan, jax.tree.map(jnp.copy, parts))
     codec_states = self._init_codecs(plan, params)
-    return _states.ShardedState(
-      *_exchange.make_counts(),
+    return ShardedState(
+      *_states.make_counts(),
       plan.mark(master),
       plan.init(self.tx, parts),
       core.pack_worker(core.to_varying(codec_states, self.workers)),
@@ -226,24 +200,24 @@ class _Sharded(NamedTuple):
   def update(
     self,
     updates: PyTree,
-    state: _states.ShardedState,
+    state: ShardedState,
     params: PyTree,
     args: dict[str, Any],
-    model: _model_axes.ModelAxes,
-  ) -> tuple[PyTree, _states.ShardedState]:
+    model: ModelAxes,
+  ) -> tuple[PyTree, ShardedState]:
     """Returns the updates of one device's shards, and their new state."""
     _exchange.check_local(updates, self.workers)
     extra_args = dict(args)
     sending = extra_args.pop("sending")
     # All shards of a model are skipped, or none.
-    (x, weight), ok = apply_nonfinite_policy(
+    (x, weight), ok = extend.apply_nonfinite_policy(
       self.nonfinite,
       (updates, extra_args.pop("weight")),
       (*core.axis_names(self.workers), *model.names),
     )
     index = core.worker_index(self.workers)
     key = core.make_key(self.seed, index).fold(state.count)
-    x = apply_weight(
+    x = extend.apply_weight(
       core.to_varying(x, self.workers), weight, self.workers, "mean"
     )
     plan = self._make_plan(params, key, model)
@@ -262,35 +236,35 @@ class _Sharded(NamedTuple):
       master = optax.apply_updates(master, changes)
       changes = jax.tree.map(jnp.subtract, master, parts)
       new_master = dataclasses.replace(new_master, value=master)
-    y, new = keep_update(
+    y, new = extend.keep_update(
       ok,
       self._gather(plan, changes, sending),
       (new_master, inner, codec_state),
       (state.master, state.inner, state.codec_state),
     )
-    return y, _states.ShardedState(*_exchange.count_update(state, ok), *new)
+    return y, ShardedState(*_states.count_update(state, ok), *new)
 
   def _make_plan(
-    self, params: PyTree, key: core.Key | None, model: _model_axes.ModelAxes
+    self, params: PyTree, key: core.Key | None, model: ModelAxes
   ) -> _Plan:
     """Returns the division and the codecs of every leaf, or raises."""
     workers = core.axis_size(self.workers)
-
-    def find_codecs(word: str, codec: Any, **options: Any) -> list[LeafCodec]:
-      return find_leaf_codecs(f"{word}_codec", codec, params, key, **options)
-
-    gradient = find_codecs("gradient", self.gradient_codec)
+    find_codecs = lambda name, **options: extend.find_leaf_codecs(
+      name, getattr(self, name), params, key, **options
+    )
+    gradient = find_codecs("gradient_codec")
     for leaf in gradient:
       if leaf.codec.needs_mean:
         raise ValueError(
           "`gradient_codec` must have feedback of local form, got "
           f"{leaf.codec!r}: no worker knows the mean of other workers' parts."
         )
-    own = {"stateless": True}
-    local = find_codecs("local", self.local_codec, prefix="local/", **own)
-    weight = find_codecs("weight", self.weight_codec, prefix="weight/", **own)
+    local, weight = (
+      find_codecs(f"{word}_codec", prefix=f"{word}/", stateless=True)
+      for word in ("local", "weight")
+    )
 
-    def cut_leaf(path: str, x: Any, kept: list[int]) -> _shard_layout.LeafCut:
+    def cut_leaf(path: str, x: Any, kept: list[int]) -> LeafCut:
       core.check_float(f"params/{path}", x)
       return _shard_layout.cut_leaf(x, workers, kept)
 
@@ -300,7 +274,7 @@ class _Sharded(NamedTuple):
   def _own_parts(self, plan: _Plan, params: PyTree) -> PyTree:
     """Returns this worker's part of the parameters, as `tx` sees them."""
 
-    def own_part(cut: _shard_layout.LeafCut, x: Array) -> Array:
+    def own_part(cut: LeafCut, x: Array) -> Array:
       part = cut.own_part(x, self.workers)
       wide = jnp.promote_types(part.dtype, jnp.float32)
       return part.astype(wide) if self.has_master else part
@@ -320,7 +294,7 @@ class _Sharded(NamedTuple):
     rows = core.axis_size(core.split_axes(self.axis_name)[0])
     leaves = zip(plan.cuts, plan.gradient, jax.tree.leaves(params), strict=True)
     cut = [
-      init_rows(
+      extend.init_rows(
         leaf.codec, rows, jax.ShapeDtypeStruct(cut.shard_shape(), x.dtype)
       )
       for cut, leaf, x in plan.select_cut(leaves)
@@ -333,7 +307,7 @@ class _Sharded(NamedTuple):
     )
 
   def _check_state(
-    self, plan: _Plan, state: _states.ShardedState, parts: PyTree
+    self, plan: _Plan, state: ShardedState, parts: PyTree
   ) -> None:
     """Raises unless the state was made for these parameters and workers."""
     master, like = state.master, self._split_master(plan, parts)
@@ -345,18 +319,10 @@ class _Sharded(NamedTuple):
         f"of workers: expected dimensions {like.dimensions} to be cut, got "
         f"{master!r}: continue it by `checkpoint.resize`."
       )
-    core.check_like("state/master", master.value, like.value, "`init`")
+    source = "`init` (`checkpoint.resize` continues that of other workers)"
     inner = jax.eval_shape(lambda: self.tx.init(parts))
-    shapes, found = (
-      [jnp.shape(x) for x in jax.tree.leaves(tree)]
-      for tree in (inner, state.inner.value)
-    )
-    if found != shapes:
-      raise ValueError(
-        "`state/inner` must be made for these parameters and number of workers,"
-        f" with arrays of shapes {shapes}, got {found}: continue it by "
-        "`checkpoint.resize`."
-      )
+    core.check_like("state/master", master.value, like.value, source)
+    core.check_like("state/inner", state.inner.value, inner, source)
 
   def _reduce(
     self,
@@ -368,14 +334,14 @@ class _Sharded(NamedTuple):
   ) -> tuple[PyTree, core.PerWorker]:
     """Returns this worker's part of every mean gradient, and the new state."""
     fresh = jax.eval_shape(lambda: self._init_codecs(plan, x))
-    states, whole_state = check_state(fresh, core.unpack_worker(state))
+    states, whole_state = extend.check_state(fresh, core.unpack_worker(state))
     leaves = zip(plan.cuts, jax.tree.leaves(x), strict=True)
     rows = [cut.cut_rows(a) for cut, a in plan.select_cut(leaves)]
     if isinstance(self.axis_name, core.HostAxes):
-      rows = average_locally(
+      rows = extend.average_locally(
         rows, plan.select_cut(plan.local), self.axis_name, sending
       )
-    parts, states = scatter_means(
+    parts, states = extend.scatter_means(
       rows,
       plan.select_cut(plan.gradient),
       states,
@@ -399,19 +365,15 @@ class _Sharded(NamedTuple):
     self, plan: _Plan, changes: PyTree, sending: hosts.Sending
   ) -> PyTree:
     """Returns the changes of whole parameters from those of all parts."""
-    rows = gather_shards(
+    rows = extend.gather_shards(
       plan.select_cut(jax.tree.leaves(changes)),
       plan.select_cut(plan.weight),
       self.axis_name,
       sending,
     )
-    joined = [
-      cut.join_rows(gathered)
-      for cut, gathered in zip(plan.select_cut(plan.cuts), rows, strict=True)
-    ]
-    return plan.join_leaves(
-      joined, _shard_layout.select_whole(changes, plan.cuts), changes
-    )
+    joined = map(LeafCut.join_rows, plan.select_cut(plan.cuts), rows)
+    whole = _shard_layout.select_whole(changes, plan.cuts)
+    return plan.join_leaves(joined, whole, changes)
 
 
 def _check_known(plan: _Plan, tree: PyTree) -> None:
@@ -427,3 +389,44 @@ def _check_known(plan: _Plan, tree: PyTree) -> None:
         "`init_state` a tree of PartitionSpecs, and sum gradients that a model "
         "computes in parts."
       )
+
+
+class PartsLayout(NamedTuple):
+  """Determines how `sharded` keeps its error memory."""
+
+  hosts: int  # Number of workers, or of hosts if their devices reduce first.
+  devices: int  # Number of devices of a host that reduce first, or 1.
+  # The division of each leaf, its codec and the shape of a part.
+  leaves: list[tuple[LeafCut, codecs.Codec, jax.ShapeDtypeStruct]]
+  whole: PyTree  # Shapes of the leaves that all workers reduce whole.
+  whole_layout: extend.StateLayout  # How they keep the states of these.
+
+
+def parts_layout(
+  options: _options.ShardedOptions, sizes: Mapping[str, int]
+) -> PartsLayout:
+  """Returns how the devices of a mesh keep the error memory of `sharded`."""
+  # sizes: length of every axis of the mesh.
+  params, codec = options.shard_params(sizes), options.gradient_codec
+  hosts, devices = (
+    _options.count_devices(axes, sizes)
+    for axes in core.split_axes(options.axis_name)
+  )
+  cuts = [
+    _shard_layout.cut_leaf(
+      x, hosts * devices, [i for i, names in enumerate(leaf.spec) if names]
+    )
+    for x, leaf in zip(jax.tree.leaves(params), options.leaves, strict=True)
+  ]
+  found = extend.find_leaf_codecs("gradient_codec", codec, params)
+  leaves = [
+    (cut, own.codec, jax.ShapeDtypeStruct(cut.shard_shape(), leaf.like.dtype))
+    for cut, own, leaf in zip(cuts, found, options.leaves, strict=True)
+  ]
+  return PartsLayout(
+    hosts,
+    devices,
+    leaves,
+    _shard_layout.select_whole(params, cuts),
+    extend.StateLayout(codec, hosts * devices),
+  )

@@ -1,6 +1,5 @@
 """Schemes: what a training step gives its loss, and does with the gradient."""
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,11 +7,11 @@ import jax
 import optax
 from jax.sharding import Mesh, PartitionSpec as P
 
-from jaxmotion import core, hosts
+from jaxmotion import core
 from jaxmotion.collectives.extend import update_params
 from jaxmotion.core import Array, AxisName, PyTree
-from jaxmotion.transforms import _init_state, _placement, _shardings, _states
-from jaxmotion.transforms.step import _local_work
+from jaxmotion.transforms import _init_state, _model_axes, _options, _states
+from jaxmotion.transforms._step import _local_work, _results
 
 
 class TrainState(NamedTuple):
@@ -52,11 +51,6 @@ class StepResults(NamedTuple):
     weight: float32[], this worker's weight, or None without a `weight_fn`.
     extra_args: what the caller of `step` gave for the optimizer, and
       `sending=`, how the step sends: hand them to the update of a chain.
-
-  Example:
-    >>> results = StepResults(jnp.float32(2), jnp.float32(3), None, {})
-    >>> float(results.loss), float(results.value)
-    (2.0, 3.0)
   """
 
   loss: Array
@@ -66,22 +60,16 @@ class StepResults(NamedTuple):
 
 
 class Layout(NamedTuple):
-  """Partition specs of a training state, and of a step's gradients.
+  """Partition specs of a training state, and of a step's gradients."""
 
-  Attributes:
-    params: specs of the parameters over all axes of the mesh.
-    opt_state: specs of the scheme's state over all axes.
-    grads: specs with a leading axis of workers; None leaves gradients in place.
-    own_params: specs of the parameters over the workers' axes alone.
-    own_state: specs of the scheme's state over the workers' axes alone.
-    spans_model: whether the map of the update is over all axes of the mesh.
-  """
-
+  # Over all axes of the mesh.
   params: PyTree
   opt_state: PyTree
+  # With a leading axis of workers; None leaves gradients in place.
   grads: PyTree
+  # Those of the parameters over the workers' axes alone.
   own_params: PyTree
-  own_state: PyTree
+  # Whether the map of the update is over all axes of the mesh.
   spans_model: bool = False
 
 
@@ -97,11 +85,6 @@ class Workers:
     specs: how parameters are sharded over other axes; None: they are not.
     is_weighted: whether each worker has a weight.
     shardings: where arrays are on the mesh.
-
-  Example:
-    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
-    >>> Workers(mesh, "data").count
-    1
   """
 
   def __init__(
@@ -115,17 +98,14 @@ class Workers:
     self.axis_name = _init_state.check_mesh(mesh, axis_name)
     is_host_axes = isinstance(axis_name, core.HostAxes)
     self.host_axes = axis_name if is_host_axes else None
-    self.shardings = _shardings.Shardings(mesh, self.axis_name, specs)
+    self.shardings = _model_axes.Shardings(mesh, self.axis_name, specs)
     self.specs = self.shardings.specs
-    names = core.axis_names(axis_name)
-    self.count = math.prod(mesh.shape[name] for name in names)
+    self.count = _options.count_devices(axis_name, mesh.shape)
 
 
 # (what `own` selects, model state, batch, key, number of microbatches or None)
 # -> a worker's results.
-Compute = Callable[
-  [PyTree, PyTree, PyTree, Array | None, Array | None], _local_work.LocalWork
-]
+Compute = Callable[..., _results.LocalWork]
 
 
 class Scheme:
@@ -212,6 +192,9 @@ class Scheme:
   # Why workers cannot compute unequal numbers of microbatches; None: they can.
   counts_refusal: str | None = None
 
+  # Whether `update` may get a `weight=` from the caller of `step`.
+  takes_weight = False
+
   def bind(self, workers: Workers, state: TrainState) -> "Scheme":
     """Returns the scheme for a state of these shapes, outside of maps."""
     return self
@@ -244,12 +227,13 @@ class Scheme:
       )(params)
       params = shardings.place(params, specs)
       state = _init_state.make_state(
-        lambda p: self.init(workers, p), params, workers.axis_name, shardings
+        lambda p: self.init(workers, p), params, shardings
       )
       return params, state
 
-    on_mesh = core.put_on_mesh(params, workers.mesh, shardings.params(params))
-    return make_all(on_mesh)
+    return make_all(
+      core.put_on_mesh(params, workers.mesh, shardings.params(params))
+    )
 
   def layout(self, workers: Workers, state: TrainState) -> Layout:
     """Returns where the state and the gradients are on the mesh."""
@@ -259,50 +243,22 @@ class Scheme:
       shardings.state(state.opt_state, state.params),
       None,
       P(),
-      core.state_specs(state.opt_state, workers.axis_name),
     )
 
   def make_compute(
-    self, workers: Workers, loss: _local_work.LossOptions
+    self, workers: Workers, loss: _results.LossOptions
   ) -> Compute:
     """Makes the function of one worker's gradient, inside of a map."""
     compute_work = _local_work.make_local_work(loss)
+    return lambda own, *inputs: compute_work(self.params(workers, own), *inputs)
 
-    def compute(own: PyTree, *inputs: Any) -> _local_work.LocalWork:
-      return compute_work(self.params(workers, own), *inputs)
+  def refuse_threads(self, loss: _results.LossOptions) -> str | None:
+    """Returns why second threads cannot send beside computation, or None."""
+    return f"for {type(self).__name__}, which second threads cannot send"
 
-    return compute
-
-  def check_step(
-    self,
-    workers: Workers,
-    opt_state: PyTree,
-    extra_args: dict[str, Any],
-    loss: _local_work.LossOptions,
-  ) -> None:
-    """Raises if a step cannot take a state or extra arguments."""
-    del workers, opt_state
-    if "weight" in extra_args:
-      raise ValueError(
-        "`weight` must not be given, because `weight_fn` makes it, got "
-        f"{extra_args['weight']!r}."
-      )
-
-  def choose_overlap(
-    self, workers: Workers, overlap: str | None, loss: _local_work.LossOptions
-  ) -> str:
-    """Returns how the exchange runs beside the computation, or raises."""
-    # "program": in one program. "thread": in several, and all that is sent has
-    # arrived when the step returns. "flight": all but what `own` selects may
-    # then be in flight; it may depend on nothing that the step sends.
-    if overlap == "thread":
-      raise ValueError(
-        f"`overlap` must be 'program' for {type(self).__name__}, which second "
-        "threads cannot send, got 'thread'."
-      )
-    return "program"
-
-  # A scheme that chooses "flight" also has these two.
+  # Whether what a step sends may be in flight when it returns. What `own`
+  # selects must then not depend on it, and the scheme has two more functions.
+  may_fly = False
 
   def replace_own(self, state: TrainState, own: PyTree) -> TrainState:
     """Returns the state with other values of what `own` selects, or None."""
@@ -315,6 +271,8 @@ class Scheme:
 
 class Replicated(Scheme):
   """Data parallelism of parameters that all workers share."""
+
+  takes_weight = True
 
   def __init__(self, tx: optax.GradientTransformation):
     self.tx = tx
@@ -353,25 +311,9 @@ class Replicated(Scheme):
       results.value,
     )
 
-  def check_step(
-    self,
-    workers: Workers,
-    opt_state: PyTree,
-    extra_args: dict[str, Any],
-    loss: _local_work.LossOptions,
-  ) -> None:
-    """Raises if a weight is given twice."""
-    if loss.weight_fn is not None and "weight" in extra_args:
-      raise ValueError(
-        "`weight` must not be given beside `weight_fn`, got "
-        f"{extra_args['weight']!r}."
-      )
-
-  def choose_overlap(
-    self, workers: Workers, overlap: str | None, loss: _local_work.LossOptions
-  ) -> str:
-    """Returns "thread" between CPU hosts of one device each."""
-    return hosts.choose_overlap(workers.mesh, workers.axis_name, overlap)
+  def refuse_threads(self, loss: _results.LossOptions) -> str | None:
+    """Returns None, as all that threads send arrives within the step."""
+    return None
 
 
 def as_scheme(scheme: Any) -> Scheme:
@@ -382,4 +324,4 @@ def as_scheme(scheme: Any) -> Scheme:
   core.check_instance(
     "scheme", scheme, kinds, "a Scheme or an optax transformation"
   )
-  return Replicated(_placement.as_transformation(scheme, "scheme"))
+  return Replicated(_states.as_transformation(scheme, "scheme"))

@@ -13,35 +13,26 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 from jaxmotion import collectives, core, program
 from jaxmotion.codecs import Codec
 from jaxmotion.codecs.extend import fold_paths
-from jaxmotion.collectives.extend import (
-  apply_nonfinite_policy,
-  apply_weight,
-  check_local_codec,
-  find_leaf_codecs,
-)
+from jaxmotion.collectives import extend
 from jaxmotion.core import Array, AxisName, PyTree
-from jaxmotion.transforms import _exchange, _states
-from jaxmotion.transforms.parts import _shard_layout, _weight_part
-from jaxmotion.transforms.step import _local_work, _scheme
+from jaxmotion.transforms import _options, _shard_layout, _states
+from jaxmotion.transforms._schemes import _weight_part
+from jaxmotion.transforms._shard_layout import LeafCut
+from jaxmotion.transforms._step import _local_work
+from jaxmotion.transforms._step._results import LocalWork, LossOptions
+from jaxmotion.transforms._step._scheme import TrainState, Workers
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class FullyShardedOptions:
-  """Choices of one `fully_sharded` that its state depends on.
+  """Choices of one `fully_sharded` that its state depends on."""
 
-  Attributes:
-    axis_name: the axes of all workers.
-    error_feedback: whether they remember what they sent of gradients.
-    hosts: number of workers, or of hosts, that remember it; 0 without memory.
-    cuts: division of each leaf of the parameters, in the order of their tree.
-  """
-
-  axis_name: tuple[Any, ...]
+  axis_name: tuple[Any, ...]  # Those of all workers.
   workers: int
   error_feedback: bool
-  hosts: int
-  cuts: tuple[_shard_layout.LeafCut, ...]
+  hosts: int  # Number of workers, or hosts, with error memory; 0 without it.
+  cuts: tuple[LeafCut, ...]
 
 
 class GatherPlan(NamedTuple):
@@ -69,16 +60,10 @@ class GatherPlan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ShardPlan(_shard_layout.CutTree):
-  """Division of parameters between the workers of a step that gathers them.
-
-  Attributes:
-    options: arguments of `fully_sharded`.
-    axis_name: the axes of all workers, or `HostAxes`.
-    made_for: what a state of this plan depends on.
-  """
+  """Division of parameters between the workers of a step that gathers them."""
 
   options: GatherPlan
-  axis_name: AxisName
+  axis_name: AxisName  # Those of all workers, or `HostAxes`.
   made_for: FullyShardedOptions
 
   def memory_specs(self) -> list[P]:
@@ -133,9 +118,7 @@ class ShardPlan(_shard_layout.CutTree):
       for path, cut in zip(self.paths, self.cuts, strict=True)
     ]
 
-  def _per_layer(
-    self, path: str, cut: _shard_layout.LeafCut, x: Array
-  ) -> Array:
+  def _per_layer(self, path: str, cut: LeafCut, x: Array) -> Array:
     """Returns a scalar for each layer of a stacked leaf that is cut."""
     if cut.is_cut and self.options.is_stacked(path):
       return jnp.broadcast_to(x, cut.shape[:1])
@@ -152,7 +135,7 @@ class ShardPlan(_shard_layout.CutTree):
     """Returns the tree that the loss function gets."""
     options = self.options
     codecs = [
-      find_leaf_codecs(name, codec, parts, stateless=True)
+      extend.find_leaf_codecs(name, codec, parts, stateless=True)
       for name, codec in options.codecs.items()
     ]
     memories, guards = iter(errors), iter(flags)
@@ -191,13 +174,13 @@ class ShardPlan(_shard_layout.CutTree):
 
 def make_plan(
   options: GatherPlan,
-  workers: _scheme.Workers,
+  workers: Workers,
   params: PyTree,
   mesh: Mesh | AbstractMesh,
 ) -> ShardPlan:
   """Returns the division of whole parameters, or raises."""
   axes, axis_name = workers.axis_name, workers.host_axes or workers.axis_name
-  check_local_codec(axis_name, options.local_codec)
+  extend.check_local_codec(axis_name, options.local_codec)
   _weight_part.check_regather(options.regather, axis_name)
   names, sizes = core.axis_names(axes), dict(mesh.shape)
   count, senders = (
@@ -206,9 +189,9 @@ def make_plan(
   )
   model = workers.shardings.model(params)
 
-  def cut_leaf(path: str, x: Any, kept: list[int]) -> _shard_layout.LeafCut:
+  def cut_leaf(path: str, x: Any, kept: list[int]) -> LeafCut:
     layers = [0] if options.is_stacked(path) else []
-    return _shard_layout.cut_longest(x, count, [*layers, *kept])
+    return _shard_layout.cut_leaf(x, count, [*layers, *kept], longest=True)
 
   paths, cuts = _shard_layout.cut_leaves(params, model, cut_leaf)
   made_for = FullyShardedOptions(
@@ -222,7 +205,7 @@ def make_plan(
 
 
 def find_plan(
-  options: GatherPlan, workers: _scheme.Workers, state: _scheme.TrainState
+  options: GatherPlan, workers: Workers, state: TrainState
 ) -> ShardPlan:
   """Returns the division of parts and their optimizer's state, or raises."""
   name, params, held = "state/opt_state", state.params, state.opt_state
@@ -242,13 +225,11 @@ def find_plan(
     made_for.cuts,
   )
   plan = make_plan(options, workers, whole, workers.mesh)
-  _exchange.check_made_for(name, made_for, plan.made_for, "step")
+  _options.check_made_for(name, made_for, plan.made_for, "step")
   return plan
 
 
-def check_padded(
-  params: PyTree, cuts: tuple[_shard_layout.LeafCut, ...]
-) -> None:
+def check_padded(params: PyTree, cuts: tuple[LeafCut, ...]) -> None:
   """Raises unless parameters have the shapes of all workers' parts."""
   named = core.named_leaves(params)
   shapes = [cut.shard_shape(cut.workers) for cut in cuts]
@@ -267,46 +248,24 @@ def check_padded(
 
 
 def make_sharded_work(
-  loss: _local_work.LossOptions, plan: ShardPlan
-) -> Callable[..., _local_work.LocalWork]:
+  loss: LossOptions, plan: ShardPlan
+) -> Callable[..., LocalWork]:
   """Makes the function that computes one worker's part of the gradient."""
-  own_loss = _local_work.make_own_loss(loss)
-  weight_fn, microbatches = loss.weight_fn, loss.microbatches
-
-  def find_weights(batches: PyTree) -> tuple[Array | None, Array | None]:
-    """Returns the microbatches' weights, and their shares of the mean."""
-    if weight_fn is None:
-      return None, None
-    weights = lax.map(
-      lambda batch: _local_work.compute_weight(weight_fn, batch), batches
-    )
-    if plan.options.nonfinite == "zero":
-      weights, _ = apply_nonfinite_policy("zero", weights, plan.axes)
-    mean = weights.mean()
-    own = weights / jnp.where(mean == 0, 1, mean)
-    shares = apply_weight(own, mean, plan.axes, "mean")
-    # A weight of 0 is no share, whatever the mean is.
-    return weights, jnp.where(weights == 0, 0, shares)
+  own_loss, microbatches = _local_work.make_own_loss(loss), loss.microbatches
 
   def compute_work(
-    own: tuple[PyTree, Array, core.PerWorker],
-    model_state: PyTree,
-    batch: PyTree,
-    key: Array | None,
-    trips: None,
-  ) -> _local_work.LocalWork:
+    own: PyTree, model_state: PyTree, batch: PyTree, key: Any, trips: None
+  ) -> LocalWork:
     # The gradient is (grads, errors, flags): the mean's part of leaves that are
     # cut and the worker's own of others; new error memory; and for each leaf
     # NaN if this worker's gradient was not finite.
-    assert trips is None  # `check_step` refuses counts.
+    assert trips is None  # `check_counts` refuses them.
     parts, count, memory = own
     errors = core.unpack_worker(memory)
     batches = _local_work.split_batch(batch, microbatches)
-    weights, shares = find_weights(batches)
+    weights, shares = _find_weights(loss, plan, batches)
 
-    def compute_part(
-      carry: tuple[PyTree, PyTree, list[Array]], one: tuple[Any, ...]
-    ) -> tuple[tuple[PyTree, PyTree, list[Array]], tuple[PyTree, list[Array]]]:
+    def compute_part(carry: PyTree, one: PyTree) -> tuple[PyTree, PyTree]:
       """Adds the gradient of a microbatch to the sums."""
       (sums, model_state, errors), (i, batch, weight, share) = carry, one
       keys = plan.leaf_keys(count * microbatches + i)
@@ -314,9 +273,7 @@ def make_sharded_work(
       if key is not None and microbatches > 1:
         own_key = jax.random.fold_in(key, i)
 
-      def loss_of(
-        parts: PyTree, errors: list[Array], flags: list[Array]
-      ) -> tuple[Array, tuple[PyTree, PyTree]]:
+      def loss_of(parts: PyTree, errors: PyTree, flags: PyTree) -> PyTree:
         params = plan.wrap_parts(parts, errors, flags, share, keys)
         return own_loss(params, model_state, batch, own_key)
 
@@ -341,26 +298,39 @@ def make_sharded_work(
         (None, model_state, errors), jax.tree.map(lambda a: a[0], given)
       )
     else:
-      zeros = jax.tree.map(
-        lambda p: jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32)),
-        parts,
-      )
+      start = _local_work.make_sums(parts), model_state, errors
       (sums, model_state, errors), (metrics, flags) = lax.scan(
-        compute_part, (zeros, model_state, errors), given
+        compute_part, start, given
       )
       grads = jax.tree.map(lambda s, p: s.astype(p.dtype), sums, parts)
       metrics = _local_work.average_scalars(metrics, weights)
     weight = None if weights is None else weights.sum()
-    found = grads, errors, flags
-    return _local_work.LocalWork(metrics, model_state, found, weight)
+    return LocalWork(metrics, model_state, (grads, errors, flags), weight)
 
   return compute_work
 
 
+def _find_weights(
+  loss: LossOptions, plan: ShardPlan, batches: PyTree
+) -> tuple[Array | None, Array | None]:
+  """Returns the microbatches' weights, and their shares of the mean."""
+  weight_fn = loss.weight_fn
+  if weight_fn is None:
+    return None, None
+  weights = lax.map(
+    lambda batch: _local_work.compute_weight(weight_fn, batch), batches
+  )
+  if plan.options.nonfinite == "zero":
+    weights, _ = extend.apply_nonfinite_policy("zero", weights, plan.axes)
+  mean = weights.mean()
+  own = weights / jnp.where(mean == 0, 1, mean)
+  shares = extend.apply_weight(own, mean, plan.axes, "mean")
+  # A weight of 0 is no share, whatever the mean is.
+  return weights, jnp.where(weights == 0, 0, shares)
+
+
 def _trace_gathered(
-  loss_of: Callable[..., Any],
-  inputs: tuple[PyTree, list[Array], list[Array]],
-  plan: ShardPlan,
+  loss_of: Callable[..., Any], inputs: tuple[PyTree, ...], plan: ShardPlan
 ) -> Callable[..., Any]:
   """Returns the traced loss; raises if it depends on a part by itself."""
   # Such a loss would differ between workers, and nothing would average its
@@ -385,12 +355,9 @@ def _trace_gathered(
       "of this worker's part alone: call `gather_params` first."
     )
   run = core.jax_core.jaxpr_as_fun(closed)
-
-  def evaluate(*inputs: PyTree) -> Any:
-    outs = run(*jax.tree.leaves(inputs))
-    return jax.tree.unflatten(jax.tree.structure(shapes), outs)
-
-  return evaluate
+  return lambda *inputs: jax.tree.unflatten(
+    jax.tree.structure(shapes), run(*jax.tree.leaves(inputs))
+  )
 
 
 def average_whole(plan: ShardPlan, grads: PyTree) -> PyTree:

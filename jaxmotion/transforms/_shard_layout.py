@@ -11,25 +11,19 @@ import optax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxmotion import core
+from jaxmotion import core, program
 from jaxmotion.collectives.extend import is_sharded
 from jaxmotion.core import Array, AxisName, PyTree, ShapedLike
 from jaxmotion.transforms import _model_axes
-from jaxmotion.transforms.parts import _look_across
+from jaxmotion.transforms._model_axes import ModelAxes
 
 
 class LeafCut(NamedTuple):
-  """Division of one leaf between workers.
-
-  Attributes:
-    shape: shape of the leaf.
-    dimension: dimension that is cut, or None if all workers hold it whole.
-    length: length of that dimension on one worker.
-  """
+  """Division of one leaf between workers."""
 
   shape: tuple[int, ...]
-  dimension: int | None
-  length: int
+  dimension: int | None  # None: all workers hold the leaf whole.
+  length: int  # That of the dimension on one worker.
   workers: int
 
   @property
@@ -105,9 +99,13 @@ class LeafCut(NamedTuple):
 
 
 def cut_leaf(
-  like: ShapedLike, workers: int, kept: Collection[int] = ()
+  like: ShapedLike,
+  workers: int,
+  kept: Collection[int] = (),
+  *,
+  longest: bool = False,
 ) -> LeafCut:
-  """Returns how workers divide a leaf between them, with the least padding.
+  """Returns how workers divide a leaf between them.
 
   >>> cut_leaf(jnp.zeros((3, 3, 32, 64)), 4)[1:3]
   (2, 8)
@@ -115,49 +113,30 @@ def cut_leaf(
   (32, 22)
   >>> cut_leaf(jnp.zeros((32, 65)), 4, kept=[0])[1:3]
   (1, 17)
-  >>> cut_leaf(jnp.zeros(32), 4).dimension is None
-  True
-  """
-  # The dimension is the one that needs the least padding, the first of several.
-  # kept: dimensions that are not cut, as those that the model shards.
-  return _cut_first(
-    like, workers, kept, lambda n: math.ceil(n / workers) * workers / n
-  )
-
-
-def cut_longest(
-  like: ShapedLike, workers: int, kept: Collection[int] = ()
-) -> LeafCut:
-  """Returns how workers divide a leaf along its longest dimension.
-
-  >>> cut_longest(jnp.zeros((8, 32, 64)), 4)[1:3]
-  (2, 16)
-  >>> cut_longest(jnp.zeros((8, 32, 64)), 4, kept=[2])[1:3]
+  >>> cut_leaf(jnp.zeros((8, 32, 64)), 4, kept=[2], longest=True)[1:3]
   (1, 8)
-  >>> cut_longest(jnp.zeros((99, 30)), 4).shard_shape()
+  >>> cut_leaf(jnp.zeros((99, 30)), 4, longest=True).shard_shape()
   (25, 30)
   """
-  # The dimension is the longest one that the workers divide, the first of
-  # several. If they divide none, it is the longest one, which is padded.
-  return _cut_first(like, workers, kept, lambda n: (n % workers > 0, -n))
-
-
-def _cut_first(
-  like: ShapedLike,
-  workers: int,
-  kept: Collection[int],
-  rank: Callable[[int], Any],
-) -> LeafCut:
-  """Returns the division along the dimension whose length ranks first."""
-  # A leaf of fewer than 64 elements per worker stays whole, and so does one
-  # whose padding would double it.
+  # The dimension is the one that needs the least padding; with `longest`, the
+  # longest one that the workers divide, or else the longest one. The first of
+  # several is taken.
+  # kept: dimensions that are not cut, as those that the model shards.
   shape = tuple(like.shape)
   free = [i for i in range(len(shape)) if i not in kept]
   whole = LeafCut(shape, None, 0, workers)
   if not free or not is_sharded(like, workers):
     return whole
-  dimension = min(free, key=lambda i: rank(shape[i]))
+
+  def rank_dimension(i: int) -> Any:
+    n = shape[i]
+    if longest:
+      return n % workers > 0, -n
+    return math.ceil(n / workers) * workers / n
+
+  dimension = min(free, key=rank_dimension)
   length = math.ceil(shape[dimension] / workers)
+  # A leaf whose padding would double it stays whole, as a small one does.
   if workers * length >= 2 * shape[dimension]:
     return whole
   return LeafCut(shape, dimension, length, workers)
@@ -179,17 +158,10 @@ def select_whole(tree: PyTree, cuts: Sequence[LeafCut]) -> PyTree:
 
 @dataclasses.dataclass(frozen=True)
 class CutTree:
-  """Plan of how workers divide a tree of parameters.
+  """Plan of how workers divide a tree of parameters, leaf by leaf."""
 
-  Attributes:
-    axes: the axes of all workers.
-    model: axes of the model, and the spec of every leaf over them.
-    paths: the path of every leaf.
-    cuts: the division of every leaf between workers.
-  """
-
-  axes: AxisName
-  model: _model_axes.ModelAxes
+  axes: AxisName  # Those of all workers.
+  model: ModelAxes
   paths: tuple[str, ...]
   cuts: tuple[LeafCut, ...]
 
@@ -304,7 +276,7 @@ class CutTree:
     )
     names = core.axis_names(self.axes)
     for axes in (names, *((name,) for name in self.model.names)):
-      found = _look_across.find_across(
+      found = find_across(
         lambda *args: tx.update(*args, **extra_args)[0],
         (grads, state.value, parts),
         [axes[0] in divide for divide in (*of_parts, *of_state, *of_parts)],
@@ -334,9 +306,7 @@ def _across_error(found: str) -> ValueError:
 
 
 def cut_leaves(
-  params: PyTree,
-  model: _model_axes.ModelAxes,
-  cut_leaf: Callable[[str, ShapedLike, list[int]], LeafCut],
+  params: PyTree, model: ModelAxes, cut_leaf: Callable[..., LeafCut]
 ) -> tuple[tuple[str, ...], tuple[LeafCut, ...]]:
   """Returns the path and the division of every leaf of parameters."""
   # cut_leaf: of a path, a leaf, and its dimensions that the model shards.
@@ -346,3 +316,73 @@ def cut_leaves(
     sharded = [i for i, entry in enumerate(spec) if entry is not None]
     cuts.append(cut_leaf(path, x, sharded))
   return tuple(path for path, _ in named), tuple(cuts)
+
+
+# One element of the result depends on several of an operand.
+_ACROSS = (
+  program.REDUCTIONS
+  | program.CUMULATIVE
+  | program.WINDOWS
+  | frozenset(
+    """
+    approx_top_k cholesky conv_general_dilated custom_linear_solve dot_general
+    eig eigh fft hessenberg householder_product lu qr schur sort svd top_k
+    triangular_solve tridiagonal tridiagonal_solve
+    """.split()
+  )
+)
+# Mark of a value that is computed from a worker's part. Other marks name the
+# operations that combined elements of the part alone.
+_OWN = ""
+_Marks = frozenset[str]
+
+
+def find_across(
+  update: Callable[..., PyTree],
+  args: tuple[PyTree, ...],
+  own: Sequence[bool],
+  axis_name: AxisName,
+) -> str:
+  """Returns words for a leaf of an update that combines elements of a part.
+
+  >>> mean = lambda x: {"w": x - x.mean(), "b": 2 * x}
+  >>> find_across(mean, (jax.numpy.ones(3),), [True], "data")
+  '`w` by reduce_sum'
+  """
+  # A sum over a worker's part is the part's own, until it is added up over the
+  # workers. So the update would be another one than that of the whole leaf.
+  # own: for each leaf of the arguments whether it is a worker's part. Returns
+  # "" if there is no such leaf.
+  jaxpr, shape = jax.make_jaxpr(update, return_shape=True)(*args)
+  names = set(core.axis_names(axis_name))
+
+  def mark_results(
+    step: program.Step, ins: Sequence[_Marks]
+  ) -> Sequence[_Marks]:
+    name, marks = program.collective_name(step.name), frozenset().union(*ins)
+    if name == "optimization_barrier":
+      return ins  # Each result is the operand at its place.
+    if name in program.COLLECTIVES and names <= set(step.axis_names):
+      marks = frozenset()
+    elif marks == {_OWN}:
+      marks |= {_first_across(step)}  # It stays `_OWN` without one.
+    return [marks] * len(step.outs)
+
+  first = [_Marks([_OWN] if is_own else []) for is_own in own]
+  found = program.follow_marks(jaxpr, first, mark_results)
+  for (path, _), marks in zip(core.named_leaves(shape), found, strict=True):
+    if across := marks - {_OWN}:
+      return f"`{path}` by {min(across)}"
+  return ""
+
+
+def _first_across(step: program.Step) -> str:
+  """Returns the first operation of a step that combines elements, or ""."""
+  if step.name in _ACROSS:
+    return step.name
+  inner = (
+    program.flatten(jaxpr, calls="all")
+    for jaxpr in program.inner_jaxprs(step.eqn)
+  )
+  steps = (s for flat in inner for s in flat.steps)
+  return next(filter(None, map(_first_across, steps)), "")

@@ -17,21 +17,12 @@ from jaxmotion.core import Array, AxisName, PyTree
 
 
 class GradientGuard(NamedTuple):
-  """Arrays that act on the gradient of one leaf.
+  """Arrays that act on the gradient of one leaf."""
 
-  Attributes:
-    share: float32[], factor of this worker's gradient in the mean, or None. A
-      share of 0 drops the gradient, even if it is not finite.
-    flag: float32[], a zero whose own gradient is NaN if that of the leaf is not
-      finite, or None.
-
-  Example:
-    >>> guard = GradientGuard(share=jnp.float32(0.5), flag=None)
-    >>> float(guard.share), guard.flag
-    (0.5, None)
-  """
-
+  # float32[], factor of this worker's gradient in the mean. A share of 0 drops
+  # the gradient, even if it is not finite.
   share: Array | None
+  # float32[], a zero whose own gradient is NaN if the leaf's is not finite.
   flag: Array | None
 
 
@@ -72,37 +63,20 @@ _guard.defvjp(lambda nonfinite, x, guard: (x, guard), _backward)
 
 
 class GatherOptions(NamedTuple):
-  """Axis and codecs of the gathers of one leaf.
-
-  Attributes:
-    axis_name: the workers' axis, or `HostAxes`.
-    dimension: dimension that is cut, counted from the last: a loop over layers
-      may take the first away.
-    weight_codec: codec of the weights, or None.
-    gradient_codec: codec of their gradient, or None.
-    local_codec: codec of gradients within a host, or None.
-    regather: what the backward pass gathers again, as for `fully_sharded`.
-    nonfinite: policy for a gradient that is not finite.
-    spec: how the whole leaf is sharded over axes of the model, with an entry
-      for each dimension, or None.
-    length: length of the whole weights along `dimension` if parts are padded,
-      or None.
-
-  Example:
-    >>> from jaxmotion import codecs
-    >>> options = GatherOptions("data", -2, codecs.uniform(bits=8), None)
-    >>> options.weight_codec, options.regather
-    (uniform(bits=8, block=512, symmetric=True, rounding='nearest'), True)
-  """
+  """Axis and codecs of the gathers of one leaf."""
 
   axis_name: AxisName
+  # Dimension that is cut, counted from the last: a loop over layers may take
+  # the first away.
   dimension: int
   weight_codec: codecs.Codec | None
   gradient_codec: codecs.Codec | None
-  local_codec: codecs.Codec | None = None
+  local_codec: codecs.Codec | None = None  # Of gradients within a host.
   regather: bool | str = True
   nonfinite: str = "propagate"
+  # How the whole leaf is sharded over axes of the model, by dimension.
   spec: PartitionSpec | None = None
+  # Length of the whole weights along `dimension`, if parts are padded.
   length: int | None = None
 
 
@@ -124,28 +98,12 @@ class WeightPart:
 
   `gather_params` makes whole weights of a tree of them. A `lax.scan` over
   stacked layers slices them like arrays.
-
-  Attributes:
-    value: the part.
-    error: error memory of the gradient of the whole leaf, or None.
-    key: randomness of the codecs, or None.
-    guard: what is done to the gradient before it is encoded.
-    options: axis and codecs.
-
-  Example:
-    >>> from jaxmotion.transforms import GatherOptions, GradientGuard
-    >>> guard = GradientGuard(share=None, flag=None)
-    >>> options = GatherOptions("data", -1, None, None)
-    >>> layers = WeightPart(jnp.ones((3, 8, 2)), None, None, guard, options)
-    >>> first = jax.tree.map(lambda a: a[0], layers)  # As a scan slices it.
-    >>> first.value.shape, first.options.dimension
-    ((8, 2), -1)
   """
 
   value: Array
-  error: Array | None
+  error: Array | None  # Error memory of the gradient of the whole leaf.
   key: core.Key | None
-  guard: GradientGuard
+  guard: GradientGuard  # What is done to the gradient before it is encoded.
   options: GatherOptions = dataclasses.field(metadata={"static": True})
 
   def gather_whole(self) -> Array:
@@ -230,9 +188,7 @@ def gather_block(
   """
   core.check_callable("block", block)
   core.check_choice("regather", regather, (None, *_SAVED))
-
-  def run_block(params: PyTree, *args: Any) -> Any:
-    return block(gather_params(params), *args)
+  run_block = lambda params, *args: block(gather_params(params), *args)
 
   def run_again(params: PyTree, *args: Any) -> Any:
     nodes = jax.tree.leaves(params, is_leaf=_is_part)

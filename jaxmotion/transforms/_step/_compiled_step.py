@@ -1,4 +1,4 @@
-"""Jitted training step that checks what it is given."""
+"""Jitted training steps, of one program or several, that check arguments."""
 
 import contextlib
 import functools
@@ -10,8 +10,10 @@ import jax
 from jax.sharding import Mesh
 
 from jaxmotion import core, hosts, program
-from jaxmotion.core import PyTree
-from jaxmotion.transforms.step import _step_arguments
+from jaxmotion.core import Array, PyTree
+from jaxmotion.transforms._step import _step_arguments
+from jaxmotion.transforms._step._results import LocalWork
+from jaxmotion.transforms._step._scheme import Scheme, TrainState
 
 
 class StepCalls:
@@ -60,16 +62,13 @@ class StepCalls:
 
 
 def copy_methods(
-  step: Callable[..., Any],
-  jitted: Any,
-  place: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]],
+  step: Callable[..., Any], jitted: Any, place: Callable[..., tuple[Any, ...]]
 ) -> None:
   """Gives a step the methods of its jitted function."""
   # place: (args, kwargs) of the step -> arguments of the jitted function.
-
-  def call_method(name: str, *args: Any, **kwargs: Any) -> Any:
-    return getattr(jitted, name)(*place(args, kwargs))
-
+  call_method = lambda name, *args, **kwargs: getattr(jitted, name)(
+    *place(args, kwargs)
+  )
   for name in ("lower", "trace", "eval_shape"):
     setattr(step, name, functools.partial(call_method, name))
 
@@ -89,7 +88,7 @@ def compile_step(
   # `overlaps` lets it run as several programs.
   names = list(inspect.signature(step).parameters)[:2]
   jitted = jax.jit(step, donate_argnums=0 if donates else ())
-  if overlaps:
+  if overlaps and call is None:
     call = hosts.StagedStep(step, jitted, mesh, int(donates))
   calls = StepCalls(mesh)
   read: set[str] = {"key", "counts"}
@@ -141,3 +140,76 @@ def _check_read(
         "got one that changes no result. The step itself takes `key` and "
         "`counts`."
       )
+
+
+class FlyingStep:
+  """Calls a step whose exchange may be in flight while the next compute."""
+
+  # Between CPU hosts the caller's thread computes what the next step needs, as
+  # `Scheme.own` selects. A second thread computes the rest and sends. Results
+  # are those of the one program, bit for bit.
+
+  def __init__(
+    self,
+    scheme: Scheme,
+    compute: Callable[..., LocalWork],
+    update: Callable[..., tuple[TrainState, PyTree]],
+    mesh: Mesh,
+    *,
+    donate: bool,
+  ):
+    # compute, update: the halves of the step. Only the second one depends on
+    # the phase of the scheme, and is compiled for each.
+    self._scheme = scheme
+    donated = (0,) if donate else ()
+
+    def compute_own(
+      own: PyTree, rest: TrainState, batch: PyTree, **inputs: PyTree
+    ) -> tuple[PyTree, LocalWork]:
+      # A program does not wait for arguments of which it reads the shapes
+      # alone. So the rest may still be in flight.
+      work = compute(scheme.replace_own(rest, own), batch, **inputs)
+      return work.grads, work._replace(grads=None)
+
+    def update_rest(
+      state: TrainState, work: LocalWork, **extra_args: Any
+    ) -> tuple[TrainState, PyTree]:
+      work = work._replace(grads=scheme.own(state))
+      return update(state, work, **extra_args)
+
+    self._compute = jax.jit(compute_own, donate_argnums=donated)
+    self._update = hosts.StagedStep(
+      update_rest,
+      jax.jit(update_rest, donate_argnums=donated),
+      mesh,
+      len(donated),
+      own=lambda made: (scheme.own(made[0]), scheme.count(made[0].opt_state)),
+    )
+    # Steps of the last state. To read its array would wait for that step.
+    self._last: tuple[Array | None, int] = (None, 0)
+
+  def __call__(
+    self,
+    state: TrainState,
+    batch: PyTree,
+    *,
+    key: Array | None = None,
+    counts: Array | None = None,
+    **extra_args: Any,
+  ) -> tuple[TrainState, PyTree]:
+    """Runs a step; what it sends may be in flight when it returns."""
+    scheme = self._scheme
+    core.check_instance(
+      "state", state, TrainState, "the TrainState that `init` returned"
+    )
+    known: Any = scheme.count(state.opt_state)
+    count = self._last[1] if known is self._last[0] else int(known)
+    count = min(count + 1, 2**31 - 1)
+    own, rest = scheme.own(state), scheme.replace_own(state, None)
+    own, work = self._compute(own, rest, batch, key=key, counts=counts)
+    sending = hosts.Sending(phase=scheme.find_phase(count))
+    state, metrics = self._update(
+      scheme.replace_own(state, own), work, sending=sending, **extra_args
+    )
+    self._last = scheme.count(state.opt_state), count
+    return state, metrics

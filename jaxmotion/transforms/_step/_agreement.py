@@ -20,8 +20,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from jaxmotion import core
 from jaxmotion.codecs import Codec
 from jaxmotion.core import PyTree
-from jaxmotion.transforms import _placement
-from jaxmotion.transforms.step import _run_on_workers, _scheme
+from jaxmotion.transforms import _states
+from jaxmotion.transforms._step import _step_arguments
+from jaxmotion.transforms._step._scheme import Scheme, Workers
 
 _REMEDIES = {
   "params": "make them from one seed, or load one file",
@@ -37,16 +38,14 @@ _Entries = dict[str, dict[str, list[str]]]
 
 
 def check_processes(
-  workers: _scheme.Workers,
-  scheme: _scheme.Scheme,
-  params: PyTree,
-  model_state: PyTree,
+  workers: Workers, scheme: Scheme, params: PyTree, model_state: PyTree
 ) -> None:
   """Raises unless all processes of a mesh start from the same."""
   # All processes of the workers call this. model_state: the one that all
   # workers share, or None.
   given = {"params": params, "model_state": model_state}
-  devices = _first_devices(workers.mesh)
+  # One device of each process.
+  devices = {d.process_index: d for d in workers.mesh.devices.flat}
   is_traced = any(
     isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct)
     for x in jax.tree.leaves(given)
@@ -64,7 +63,7 @@ def check_processes(
   for name, text in _list_settings("", scheme, set()):
     add_entry("scheme", name, text)
   state = jax.eval_shape(lambda p: scheme.start(workers, p)[1], params)
-  for node in _placement.find_exchanges(state):
+  for node in _states.find_exchanges(state):
     text = f"{node.made_for}, {node.made_for.specs}"
     add_entry("scheme", "opt_state/made_for", text)
   for path, x in core.named_leaves(state):
@@ -77,21 +76,13 @@ def check_processes(
     _raise_difference(dict(zip(devices, map(json.loads, texts), strict=True)))
 
 
-def _first_devices(mesh: Mesh) -> dict[int, jax.Device]:
-  """Returns a device of each process of a mesh, by the process's index."""
-  found: dict[int, jax.Device] = {}
-  for device in mesh.devices.flat:
-    found.setdefault(device.process_index, device)
-  return found
-
-
 def _describe_leaf(x: Any) -> str:
   """Returns dtype, shape and checksum of an array, or of any number."""
   if isinstance(x, jax.Array) and not x.is_fully_addressable:
     if not x.is_fully_replicated:
       return f"{x.dtype}{list(x.shape)}"
     x = x.addressable_data(0)
-  if _run_on_workers.is_key(x):
+  if _step_arguments.is_key(x):
     x = jax.random.key_data(x)
   x = np.asarray(x)
   words = np.ascontiguousarray(x).reshape(-1).view(np.uint8)

@@ -10,18 +10,13 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 from jaxmotion import codecs, core
 from jaxmotion.codecs.extend import check_codec
-from jaxmotion.collectives.extend import (
-  NONFINITE_POLICIES,
-  apply_nonfinite_policy,
-  keep_update,
-)
+from jaxmotion.collectives import extend
 from jaxmotion.core import Array, PyTree
-from jaxmotion.transforms import _exchange, _placement, _states
-from jaxmotion.transforms.parts import (
-  _fully_sharded_plan,
-  _shard_layout,
-)
-from jaxmotion.transforms.step import _local_work, _scheme
+from jaxmotion.transforms import _shard_layout, _states
+from jaxmotion.transforms._schemes import _gather_plan
+from jaxmotion.transforms._shard_layout import LeafCut
+from jaxmotion.transforms._step import _results, _scheme
+from jaxmotion.transforms._step._scheme import Scheme, TrainState, Workers
 
 
 def fully_sharded(
@@ -35,7 +30,7 @@ def fully_sharded(
   stacked: str | None = None,
   nonfinite: str = "propagate",
   seed: int = 0,
-) -> _scheme.Scheme:
+) -> Scheme:
   """Makes the scheme of parameters that are sharded over workers (ZeRO-3).
 
   Each worker keeps a part of the parameters, of the gradient and of the
@@ -112,9 +107,9 @@ def fully_sharded(
   References:
     Rajbhandari et al., *ZeRO*, 2019; Wang et al., *ZeRO++*, 2023.
   """
-  tx = _placement.as_transformation(tx)
+  tx = _states.as_transformation(tx)
   core.check_choice("regather", regather, (True, False, "local"))
-  options = _fully_sharded_plan.GatherPlan(
+  options = _gather_plan.GatherPlan(
     weight_codec,
     gradient_codec,
     local_codec,
@@ -128,63 +123,53 @@ def fully_sharded(
     if codec is not None:
       check_codec(name, codec, trees=True)
   core.check_bool("error_feedback", error_feedback)
-  core.check_choice("nonfinite", nonfinite, NONFINITE_POLICIES)
+  core.check_choice("nonfinite", nonfinite, extend.NONFINITE_POLICIES)
   core.check_int("seed", seed, 0, 2**32 - 1)
   return FullySharded(optax.with_extra_args_support(tx), options)
 
 
 @dataclasses.dataclass(frozen=True)
-class FullySharded(_scheme.Scheme):
-  """Scheme of parameters that `fully_sharded` divides between workers.
+class FullySharded(Scheme):
+  """Scheme of parameters that `fully_sharded` divides between workers."""
 
-  Attributes:
-    tx: optimizer of each worker's part.
-    options: what the caller of `fully_sharded` gave.
-    plan: division of the parameters between workers; None before `bind`.
-  """
-
-  tx: optax.GradientTransformationExtraArgs
-  options: _fully_sharded_plan.GatherPlan
-  plan: Any = None
+  tx: optax.GradientTransformationExtraArgs  # That of a worker's part.
+  options: _gather_plan.GatherPlan
+  plan: Any = None  # The division of the parameters, after `bind`.
   counts_refusal = (
     "workers of a fully sharded step gather weights together in each microbatch"
   )
 
-  def bind(
-    self, workers: _scheme.Workers, state: _scheme.TrainState
-  ) -> "FullySharded":
+  def bind(self, workers: Workers, state: TrainState) -> "FullySharded":
     """Returns the scheme with the division of this state, or raises."""
-    plan = _fully_sharded_plan.find_plan(self.options, workers, state)
+    plan = _gather_plan.find_plan(self.options, workers, state)
     return dataclasses.replace(self, plan=plan)
 
-  def init(self, workers: _scheme.Workers, params: PyTree) -> PyTree:
+  def init(self, workers: Workers, params: PyTree) -> PyTree:
     """Makes a worker's state of whole parameters, on any mesh."""
     mesh = jax.sharding.get_abstract_mesh()
-    plan = _fully_sharded_plan.make_plan(self.options, workers, params, mesh)
+    plan = _gather_plan.make_plan(self.options, workers, params, mesh)
     parts = _shard_layout.map_cuts(
       lambda cut, x: cut.own_part(x, plan.axes), params, plan.cuts
     )
     return self._init_parts(plan, parts)
 
   def _init_parts(
-    self, plan: _fully_sharded_plan.ShardPlan, parts: PyTree
+    self, plan: _gather_plan.ShardPlan, parts: PyTree
   ) -> _states.FullyShardedState:
     """Makes the state of this worker's parts."""
     core.know_in_flax(type(plan.made_for))
     memory = core.to_varying(plan.make_memory(parts), plan.axes)
     return _states.FullyShardedState(
-      *_exchange.make_counts(),
+      *_states.make_counts(),
       plan.init(self.tx, parts),
       core.pack_worker(memory),
       plan.made_for,
     )
 
-  def start(
-    self, workers: _scheme.Workers, params: PyTree
-  ) -> tuple[PyTree, PyTree]:
+  def start(self, workers: Workers, params: PyTree) -> tuple[PyTree, PyTree]:
     """Cuts parameters on the mesh, and makes the state of their parts."""
     params, mesh = jax.tree.map(jnp.asarray, params), workers.mesh
-    plan = _fully_sharded_plan.make_plan(self.options, workers, params, mesh)
+    plan = _gather_plan.make_plan(self.options, workers, params, mesh)
     self.options.stacked.require_use(plan.paths)
     params = _shard_layout.map_cuts(
       lambda cut, x: cut.pad_leaf(x), params, plan.cuts
@@ -203,12 +188,11 @@ class FullySharded(_scheme.Scheme):
     def init_own(parts: PyTree) -> _states.FullyShardedState:
       return self._init_parts(plan, parts)
 
-    params = run_sharded(
-      copy_params, specs, core.put_on_mesh(params, mesh, specs)
-    )
+    on_mesh = core.put_on_mesh(params, mesh, specs)
+    params = run_sharded(copy_params, specs, on_mesh)
     maps: dict[str, Any] = {"mesh": mesh, "in_specs": (specs,)}
     shapes = core.eval_shape_in_map(init_own, maps, params)
-    if found := _placement.find_exchanges(shapes.inner.value):
+    if found := _states.find_exchanges(shapes.inner.value):
       raise ValueError(
         "`tx` must have no exchange, because `fully_sharded` reduces gradients "
         f"through its own codecs, got one with {type(found[0]).__name__}."
@@ -217,41 +201,36 @@ class FullySharded(_scheme.Scheme):
     make_state = jax.shard_map(init_own, out_specs=state_specs, **maps)
     return params, run_sharded(make_state, state_specs, params)
 
-  def params(self, workers: _scheme.Workers, state: Any) -> PyTree:
+  def params(self, workers: Workers, state: Any) -> PyTree:
     """Returns this worker's parts; `make_compute` lets the loss gather them."""
     return state[0]
 
-  def own(self, state: _scheme.TrainState) -> PyTree:
+  def own(self, state: TrainState) -> PyTree:
     """Selects parts, the number of updates and error memory."""
     return state.params, state.opt_state.count, state.opt_state.error
 
-  def layout(
-    self, workers: _scheme.Workers, state: _scheme.TrainState
-  ) -> _scheme.Layout:
+  def layout(self, workers: Workers, state: TrainState) -> _scheme.Layout:
     """Returns where parts are on the mesh."""
-    plan, inner = self.plan, state.opt_state.inner
-    params, names = plan.split(state.params), core.axis_names(plan.axes)
-    specs = plan.state_specs(inner)
+    plan, params = self.plan, self.plan.split(state.params)
     grads = workers.shardings.grads(state.params)
     return _scheme.Layout(
       params.specs().value,
-      specs,
+      plan.state_specs(state.opt_state.inner),
       (grads, plan.memory_specs(), P(plan.axes)),
-      params.specs(names).value,
-      specs._replace(inner=inner.specs(names), error=P(plan.axes)),
+      params.specs(core.axis_names(plan.axes)).value,
       spans_model=True,
     )
 
   def make_compute(
-    self, workers: _scheme.Workers, loss: _local_work.LossOptions
+    self, workers: Workers, loss: _results.LossOptions
   ) -> _scheme.Compute:
     """Makes the function of a worker's part of the gradient."""
-    return _fully_sharded_plan.make_sharded_work(loss, self.plan)
+    return _gather_plan.make_sharded_work(loss, self.plan)
 
   def update(
     self,
-    workers: _scheme.Workers,
-    state: _scheme.TrainState,
+    workers: Workers,
+    state: TrainState,
     grads: Any,
     results: _scheme.StepResults,
   ) -> tuple[PyTree, PyTree]:
@@ -266,10 +245,10 @@ class FullySharded(_scheme.Scheme):
         lambda cut, x: cut.clear_padding(x, plan.axes), tree, plan.cuts
       )
 
-    _, ok = apply_nonfinite_policy(
+    _, ok = extend.apply_nonfinite_policy(
       self.options.nonfinite, (flags, results.weight), plan.axes
     )
-    grads = _fully_sharded_plan.average_whole(plan, grads)
+    grads = _gather_plan.average_whole(plan, grads)
     extra_args = results.extra_args
     if results.value is not None:
       extra_args = {"value": results.value} | extra_args
@@ -277,16 +256,15 @@ class FullySharded(_scheme.Scheme):
       self.tx, clear_padding(grads), old.inner, state.params, extra_args
     )
     errors = core.pack_worker(core.to_varying(errors, plan.axes))
-    changes, (inner, errors) = keep_update(
+    changes, (inner, errors) = extend.keep_update(
       ok, clear_padding(changes), (inner, errors), (old.inner, old.error)
     )
-    new = _states.FullyShardedState(
-      *_exchange.count_update(old, ok), inner, errors, old.made_for
-    )
+    counts = _states.count_update(old, ok)
+    new = _states.FullyShardedState(*counts, inner, errors, old.made_for)
     return optax.apply_updates(state.params, changes), new
 
 
-def read_params(state: _scheme.TrainState) -> PyTree:
+def read_params(state: TrainState) -> PyTree:
   """Returns the parameters of a training state, to evaluate and to save.
 
   They are `state.params`, but for leaves that `fully_sharded` pads because the
@@ -318,17 +296,17 @@ def read_params(state: _scheme.TrainState) -> PyTree:
     (33, 1023)
   """
   core.check_instance(
-    "state", state, _scheme.TrainState, "what `init` or `step` returned"
+    "state", state, TrainState, "what `init` or `step` returned"
   )
   held = state.opt_state
   if not isinstance(held, _states.FullyShardedState):
     return state.params
   cuts = held.made_for.cuts
-  _fully_sharded_plan.check_padded(state.params, cuts)
+  _gather_plan.check_padded(state.params, cuts)
   return _shard_layout.map_cuts(_trim_leaf, state.params, cuts)
 
 
-def _trim_leaf(cut: _shard_layout.LeafCut, x: Any) -> Array:
+def _trim_leaf(cut: LeafCut, x: Any) -> Array:
   """Returns a leaf without padding."""
   if cut.dimension is None or not cut.is_padded:
     return x

@@ -1,0 +1,1 @@
+"""Schemes that divide parameters between workers, or let them train apart."""

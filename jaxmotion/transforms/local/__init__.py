@@ -1,1 +1,0 @@
-"""Local updates: workers that train apart and exchange at times."""

@@ -1,1 +1,0 @@
-"""Parts of parameters and optimizers that are divided over workers."""
