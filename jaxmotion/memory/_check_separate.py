@@ -16,8 +16,11 @@ def check_separate(
   """Raises if the update of one array reads the gradient of another."""
   params = jax.tree.map(core.abstract_like, params)
   paths = [path for path, _ in core.named_leaves(params)]
-  jaxpr = _trace_update(tx, params)
-  if pair := _find_pair(jaxpr, len(paths)):
+  state = jax.eval_shape(tx.init, params)
+  traced = jax.make_jaxpr(lambda *args: tx.update(*args)[0])(
+    params, state, params
+  )
+  if pair := _find_pair(traced.jaxpr, len(paths)):
     i, j = pair
     raise ValueError(
       "`tx` must update each array from the array's own gradient, because the"
@@ -28,19 +31,8 @@ def check_separate(
     )
 
 
-def _trace_update(tx: optax.GradientTransformation, params: PyTree) -> Any:
-  """Returns the jaxpr from gradients, state and parameters to updates."""
-  state = jax.eval_shape(tx.init, params)
-
-  def update(grads: PyTree, state: PyTree, params: PyTree) -> PyTree:
-    return tx.update(grads, state, params)[0]
-
-  return jax.make_jaxpr(update)(params, state, params).jaxpr
-
-
 def _find_pair(jaxpr: Any, count: int) -> tuple[int, int] | None:
-  """Returns an update and another's gradient that it reads, if there are
-  any."""
+  """Returns an update and another's gradient that it reads, or None."""
   # Two positions differ in a bit. So it is enough to ask for each bit what the
   # updates with that bit read, and those without it: 2 log2(count) questions.
 
@@ -53,9 +45,8 @@ def _find_pair(jaxpr: Any, count: int) -> tuple[int, int] | None:
     for bit in range((count - 1).bit_length() if count else 0)
     for value in (0, 1)
   ]
-  if not any(map(find_read, halves)):
-    return None
-  for i in range(count):
-    if read := find_read([k == i for k in range(count)]):
-      return i, read[0]
+  if any(map(find_read, halves)):
+    for i in range(count):
+      if read := find_read([k == i for k in range(count)]):
+        return i, read[0]
   return None

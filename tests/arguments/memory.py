@@ -50,10 +50,6 @@ def compressed_like():
 
 
 CALLS = {
-  "memory.memory_kinds": Call(jax.devices()[0]),
-  "memory.resolve_memory_kind": Call(
-    "pinned_host", jax.devices()[0], warn=False
-  ),
   "memory.calibrate_zero_value": Call(
     lambda w, x: jnp.sum(jnp.sin(jax.nn.relu(x @ w))), [(W, X)]
   ),
@@ -164,10 +160,6 @@ ACCEPTED = {
     for name in ("compress_residuals", "residuals_of")
   },
   ("memory.calibrate_zero_value", "params"): _NO_PARAMS,
-  ("memory.calibrate_zero_value", "headroom"): {
-    "zero": "the largest measured share",
-    "huge": "no capacity below 1, so no rule",
-  },
   ("memory.compress_residuals", "codec"): _NO_RULES,
   ("memory.compress_residuals", "params"): {
     **_NO_PARAMS,

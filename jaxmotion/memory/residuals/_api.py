@@ -1,16 +1,18 @@
-"""Public functions `compress_residuals` and `residuals_of`."""
-
-from __future__ import annotations
+"""Public functions of residuals."""
 
 import functools
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 
-from jaxmotion import core, perfmodel
+from jaxmotion import codecs, core, perfmodel
 from jaxmotion.core import Array, PyTree
-from jaxmotion.memory.residuals import _leaves, _traced, choose
+from jaxmotion.memory.residuals import _arguments, _traced, choose, run
+
+# Capacity of `zero_value` beyond the largest measured share of nonzeros.
+_HEADROOM = 0.05
 
 
 def compress_residuals(
@@ -129,18 +131,22 @@ def compress_residuals(
     network training*, 2018. Chen et al., *ActNN*, 2021.
   """
   core.check_callable("fn", fn)
-  _traced.check_params(params)
+  _arguments.check_params(params)
   options = choose.make_options(codec, memory_budget, device)
   core.check_bool("count_overflows", count_overflows)
-  static = _leaves.check_static_argnums(static_argnums)
+  positions: Any = static_argnums
+  if not isinstance(positions, list | tuple | range):
+    positions = (positions,)
+  for position in positions:
+    core.check_int("static_argnums", position, -(2**31), 2**31 - 1)
 
   @functools.wraps(fn)
   def wrapped(*args: PyTree, **kwargs: Any) -> PyTree:
     bound = functools.partial(fn, **kwargs)
-    given = _leaves.mark_static(args, static)
+    given = _arguments.mark_static(args, tuple(positions))
     traced = _traced.trace_in_budget(bound, given, params, options)
     choose.check_rules(codec, traced.residual_names())
-    result, notes = traced(traced.take_leaves())
+    result, notes = traced(traced.given.take_arrays())
     return (result, notes.overflows) if count_overflows else result
 
   return wrapped
@@ -184,9 +190,9 @@ def residuals_of(
     [('dense/1', 8192), ('sparse/custom_jvp_call_0', 8192)]
   """
   core.check_callable("fn", fn)
-  _traced.check_params(params)
+  _arguments.check_params(params)
   options = choose.make_options(codec, memory_budget, device)
-  given = _leaves.ArrayLeaves(args)
+  given = _arguments.ArrayLeaves(args)
   found: list[choose.Residual] = []
 
   def trace(*arrays: Array) -> None:
@@ -196,3 +202,79 @@ def residuals_of(
 
   jax.eval_shape(trace, *given.arrays)
   return found
+
+
+def calibrate_zero_value(
+  fn: Callable[..., PyTree],
+  batches: Iterable[Sequence[PyTree]],
+  *,
+  params: int | Sequence[int] = 0,
+) -> tuple[tuple[str, choose.Action], ...]:
+  """Measures the nonzeros of sparse residuals and sets a capacity for each.
+
+  The capacity is 1.05 times the largest share of nonzeros of any tile of 1024
+  elements in any batch. A residual whose capacity would reach 1 gets no rule:
+  zero-value coding would not make it smaller.
+
+  Args:
+    fn: function of arrays, as `compress_residuals` takes.
+    batches: tuples of arguments, one for each run of the function.
+    params: positions of the arguments that are always live; see
+      `compress_residuals`.
+
+  Returns:
+    Pairs of a pattern and a codec, the `codec` of `compress_residuals`. Append
+    rules for other residuals.
+
+  Raises:
+    TypeError: `fn` is no function, `params` are no positions, or a batch is no
+      tuple of arguments.
+    ValueError: there are no batches.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> def loss(w, x):
+    ...   y = jax.nn.relu(x @ w[0])
+    ...   return jnp.sum((y @ w[1]) ** 2)
+    >>> w = jnp.stack([-jnp.eye(64), jnp.ones((64, 64))])
+    >>> x = jnp.arange(-64.0, 4032).reshape(64, 64)
+    >>> rules = calibrate_zero_value(loss, [(w, x)])
+    >>> [codec.capacity for _, codec in rules]
+    [0.065625]
+
+  References:
+    Rhu et al., *Compressing DMA Engine: Leveraging Activation Sparsity for
+    Training Deep Neural Networks*, 2018.
+  """
+  core.check_callable("fn", fn)
+  _arguments.check_params(params)
+  options = choose.make_options(None)._replace(measure=True)
+
+  @jax.jit
+  def measure(*args: PyTree) -> dict[str, Array]:
+    traced = _traced.TracedFunction(fn, args, params, options)
+    inputs = [*traced.closed_over, *traced.given.arrays]
+    (_, notes), _ = run.forward(traced.selection, inputs)
+    return notes.fills
+
+  share: dict[str, float] = {}
+  if not isinstance(batches, Iterable) or isinstance(batches, jax.core.Tracer):
+    raise TypeError(
+      f"`batches` must be an iterable of tuples of arguments, got {batches!r}."
+    )
+  for args in batches:
+    core.check_sequence("batches", args, "arguments, for each run of `fn`")
+    core.check_arrays("batches", args)
+    for name, fill in jax.device_get(measure(*args)).items():
+      share[name] = max(share.get(name, 0.0), float(fill))
+  if not share:
+    raise ValueError(
+      "`batches` must hold arguments of a function that saves arrays with "
+      "zeros for its backward pass, got none."
+    )
+  capacity = {name: (1 + _HEADROOM) * fill for name, fill in share.items()}
+  return tuple(
+    (f"^{re.escape(name)}$", codecs.zero_value(capacity=max(least, 1e-6)))
+    for name, least in capacity.items()
+    if least < 1
+  )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import copy
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,27 +17,17 @@ from jax.interpreters import ad
 
 from jaxmotion import core, program
 from jaxmotion.core import Array, PyTree
-from jaxmotion.memory.residuals import _leaves, choose, trace
-from jaxmotion.memory.residuals.run import (
-  HostBuffers,
-  backward,
-  evaluate_outputs,
-  forward,
-  list_gates,
-  refuse_forward_mode,
-  reverse_only,
-  run_scan,
-)
+from jaxmotion.memory.residuals import _arguments, choose, run, trace
+from jaxmotion.program import Step, Value
+
+# Steps of the search for the share that a budget in bytes allows.
+_SHARES = 32
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Wanted:
-  """The inputs whose gradients are wanted: a tree without leaves.
-
-  Attributes:
-    flags: for each input, whether something is differentiated by it.
-  """
+  """For each input, whether something is differentiated by it; no leaves."""
 
   flags: tuple[bool, ...]
 
@@ -48,25 +39,6 @@ class TracedFunction:
   replaced by one whose body is a `TracedFunction` again, and each max pooling
   by one that saves the argmax. The changed program is traced together with its
   backward pass, and the residuals are chosen from that joint program.
-
-  Args:
-    fn: function of arrays.
-    args: its arguments: trees of arrays, tracers, shapes and constants.
-    params: positions of the arguments that are always live.
-    options: options of the choice of residuals.
-    prefix: prefix of the names of residuals.
-    repeats: number of times it runs with residuals of its own.
-
-  Attributes:
-    leaves: arrays of the arguments; their other leaves are constants.
-    closed_over: arrays of an enclosing trace that `fn` closes over. They are
-      inputs of the joint program, since the enclosing function may be
-      differentiated with respect to them.
-    selection: the joint program and its selected residuals, a function of
-      (*closed_over, *leaves).
-
-  Raises:
-    ValueError: `fn` has side effects, or `params` are not arguments.
   """
 
   def __init__(
@@ -78,15 +50,17 @@ class TracedFunction:
     prefix: str = "",
     repeats: int = 1,
   ):
-    given = _leaves.ArrayLeaves(tuple(args))
-    self.leaves = given.arrays
-    live_args = _check_positions(params, len(args))
+    # args: trees of arrays, tracers, shapes and constants. params: positions of
+    # those that are always live. prefix: of the names of residuals. repeats:
+    # times that the function runs with residuals of its own.
+    self.given = given = _arguments.ArrayLeaves(tuple(args))
+    live_args = _arguments.check_params(params, len(args))
 
     def flat(*leaves: Array) -> list[Array]:
-      self._result = _leaves.ArrayLeaves(fn(*given.fill(leaves)))
-      return self._result.take_arrays()
+      self.result = _arguments.ArrayLeaves(fn(*given.fill(leaves)))
+      return self.result.take_arrays()
 
-    closed = jax.make_jaxpr(flat)(*self.leaves)
+    closed = jax.make_jaxpr(flat)(*given.arrays)
     trace.check_effects(fn, closed.jaxpr.effects)
     self._program = program.flatten(closed)
     tracers = {
@@ -94,11 +68,13 @@ class TracedFunction:
       for v, c in self._program.constants.items()
       if isinstance(c, jax.core.Tracer)
     }
+    # Arrays of an enclosing trace that `fn` closes over are inputs of the joint
+    # program, before the leaves, since the enclosing function may be
+    # differentiated with respect to them.
     self.closed_over = list(tracers.values())
     self._inputs = [*tracers, *self._program.inputs]
-    self._out_is_inexact = [core.is_inexact(a) for a in closed.out_avals]
-    self._scans = _prepare_scans(self._program.steps, options, prefix, repeats)
     self._out_avals = closed.out_avals
+    self._scans = _prepare_scans(self._program.steps, options, prefix, repeats)
     names = [f"closed_over_{i}" for i in range(len(tracers))]
     names += [core.leaf_path(path) for path in given.paths]
     always_live = [True] * len(tracers)
@@ -157,17 +133,19 @@ class TracedFunction:
     for scan in self._scans.values():
       scan.body.keep_flows(keep)
 
-  def _scans_with_budget(self, budget: float) -> dict[int, _ScanStep]:
+  def _scans_with_budget(self, budget: float) -> dict[Step, _ScanStep]:
     share = math.inf if self._is_repeated else budget
-    pairs = self._scans.items()
-    return {i: s._replace(body=s.body.with_budget(share)) for i, s in pairs}
+    return {
+      step: scan._replace(body=scan.body.with_budget(share))
+      for step, scan in self._scans.items()
+    }
 
   def _chooser(self) -> choose.ResidualChooser:
     """Returns the chooser of the joint program, with loops as they are."""
     # The bodies keep their selections.
     key = tuple(id(scan.body.selection) for scan in self._scans.values())
     if key not in self._choosers:
-      values = [*self.closed_over, *self.leaves]
+      values = [*self.closed_over, *self.given.arrays]
       joint = trace.trace_joint(self._evaluate, values, self._out_avals)
       self._choosers[key] = self._make_chooser(joint)
     return self._choosers[key]
@@ -184,8 +162,8 @@ class TracedFunction:
     self, selection: choose.Selection
   ) -> list[choose.Residual]:
     """Returns the residuals of a selection but for those of loops."""
-    saved = [s.residual for s in selection.saved]
     # Buffers that a loop returns are counted as residuals of its body.
+    saved = selection.saved.values()
     return [r for r in saved if not (self._scans and r.is_of_scan)]
 
   def residual_names(self) -> Iterator[str]:
@@ -199,11 +177,6 @@ class TracedFunction:
     own = list(self._chooser().matched_names)
     return own + [name for body in inner for name in body._matched_names()]
 
-  def take_leaves(self) -> list[Array]:
-    """Returns the leaves and forgets them: backward passes outlive tracers."""
-    leaves, self.leaves = self.leaves, []
-    return leaves
-
   def __call__(
     self, leaves: Sequence[Array]
   ) -> tuple[PyTree, choose.Diagnostics]:
@@ -212,9 +185,9 @@ class TracedFunction:
     count = len(self.closed_over)
 
     @jax.custom_vjp
-    def run(closed_over: list[Array], leaves: list[Array]) -> Any:
+    def run_function(closed_over: list[Array], leaves: list[Array]) -> Any:
       if self._measures and self.selection.measured:
-        return evaluate_outputs(self.selection, [*closed_over, *leaves])
+        return run.evaluate_outputs(self.selection, [*closed_over, *leaves])
       # Not the joint program: JAX drops checks from loops that it
       # differentiates.
       return self._evaluate(*closed_over, *leaves)
@@ -224,27 +197,31 @@ class TracedFunction:
       wanted = _Wanted(tuple(one.perturbed for one in given))
       selection = self._select_for(wanted)
       inputs = [one.value for one in given]
-      outs, buffers = forward(selection, inputs)
-      gates = [] if self._is_repeated else list_gates(selection, outs[0])
+      outs, buffers = run.forward(selection, inputs)
+      gates = [] if self._is_repeated else run.list_gates(selection, outs[0])
       return outs, (wanted, selection.mask_inputs(inputs), buffers, gates)
 
     def run_backward(residuals: Any, cotangents: Any) -> Any:
       wanted, inputs, buffers, gates = residuals
-      selection = self._select_for(wanted)
-      cts = map(_fill_zero, self.select_cotangents(cotangents[0]))
-      gradients = backward(selection, inputs, buffers, list(cts), gates=gates)
+      gradients = run.backward(
+        self._select_for(wanted),
+        inputs,
+        buffers,
+        [*map(_fill_zero, self.select_cotangents(cotangents[0]))],
+        gates=gates,
+      )
       return gradients[:count], gradients[count:]
 
-    run.defvjp(run_forward, run_backward, symbolic_zeros=True)
-    given = reverse_only([*self.closed_over, *leaves])
+    run_function.defvjp(run_forward, run_backward, symbolic_zeros=True)
+    given = _arguments.reverse_only([*self.closed_over, *leaves])
     try:
-      outs, notes = run(given[:count], given[count:])
+      outs, notes = run_function(given[:count], given[count:])
     except TypeError as error:
       # JAX sees a batch of tangents before `reverse_only` does.
       if "apply forward-mode" in str(error):
-        refuse_forward_mode()
+        _arguments.refuse_forward_mode()
       raise
-    return self.fill_result(outs), notes
+    return self.result.fill(outs), notes
 
   def _select_for(self, wanted: _Wanted) -> choose.Selection:
     """Returns the selection for the gradients that are wanted."""
@@ -259,38 +236,25 @@ class TracedFunction:
       self._narrower[wanted] = found
     return self._narrower[wanted]
 
-  def fill_result(self, outs: Sequence[Array]) -> PyTree:
-    """Returns the function's result with these arrays in it."""
-    return self._result.fill(outs)
-
   def select_cotangents(self, cotangents: Sequence[Any]) -> list[Any]:
     """Returns the cotangents of the inexact outputs."""
-    pairs = zip(cotangents, self._out_is_inexact, strict=True)
-    return [ct for ct, inexact in pairs if inexact]
-
-  def run_forward(
-    self,
-  ) -> tuple[tuple[list[Array], choose.Diagnostics], list[choose.Buffers]]:
-    """Returns the outputs, the diagnostics and the saved buffers."""
-    return forward(self.selection, [*self.closed_over, *self.leaves])
+    pairs = zip(cotangents, self._out_avals, strict=True)
+    return [ct for ct, aval in pairs if core.is_inexact(aval)]
 
   def _evaluate(self, *values: Array) -> tuple[list[Any], choose.Diagnostics]:
     """Evaluates the program with scans and max pooling replaced."""
-    env = {
-      **self._program.constants,
-      **dict(zip(self._inputs, values, strict=True)),
-    }
+    env: dict[Value, Any] = dict(self._program.constants)
+    env.update(zip(self._inputs, values, strict=True))
     notes = choose.Diagnostics.empty()
-    for i, step in enumerate(self._program.steps):
+    for step in self._program.steps:
       if trace.is_max_pool(step):
         with step.named():
-          env[step.outs[0]] = trace.evaluate_max_pool(
-            step, program.read_operand(env, step.ins[0])
-          )
-      elif i in self._scans:
+          operand = program.read_operand(env, step.ins[0])
+          env[step.outs[0]] = trace.evaluate_max_pool(step, operand)
+      elif step in self._scans:
         operands = [program.read_operand(env, v) for v in step.ins]
         with step.named():
-          outs, scan_notes = self._scans[i].run(operands)
+          outs, scan_notes = self._scans[step].evaluate(operands)
         env.update(zip(step.outs, outs, strict=True))
         notes = notes.merge(scan_notes)
       else:
@@ -321,32 +285,37 @@ def trace_in_budget(
   shared = options._replace(memory_budget=0.5)
   traced = TracedFunction(fn, args, params, shared, repeats=repeats)
   traced.keep_flows(True)
-  with_share = functools.cache(traced.with_budget)
-  share = choose.find_largest_share(
-    traced.estimate_bytes, lambda n: with_share(n).count_bytes(), most
+  with_share = functools.cache(lambda n: traced.with_budget(n / _SHARES))
+
+  def is_above(n: int) -> bool:
+    return with_share(n).count_bytes() > most
+
+  # The share is guessed from estimates, since counting may cost a trace.
+  low, high = 0, _SHARES + 1
+  guess = bisect.bisect_left(
+    range(high), True, key=lambda n: traced.estimate_bytes(n / _SHARES) > most
   )
-  if share is None:
+  for n in (guess, guess - 1):
+    if low <= n < high:
+      low, high = (low, n) if is_above(n) else (n + 1, high)
+  first = low + bisect.bisect_left(range(low, high), True, key=is_above)
+  if first == 0:
     raise ValueError(
       "`memory_budget` must be at least the fewest bytes that the residuals "
-      f"can have, {with_share(0.0).count_bytes()}, got {most!r}."
+      f"can have, {with_share(0).count_bytes()}, got {most!r}."
     )
-  found = with_share(share)
+  found = with_share(first - 1)
   found.keep_flows(False)
   return found
 
 
 class _ScanStep(NamedTuple):
-  """A scan of a program, with the residuals of its body selected.
+  """A scan of a program, with the residuals of its body selected."""
 
-  Attributes:
-    body: the body as a function of (consts, x, carry).
-    params: parameters of the scan's equation.
-  """
+  body: TracedFunction  # A function of (consts, x, carry).
+  params: Mapping[str, Any]  # Of the scan's equation.
 
-  body: TracedFunction
-  params: dict[str, Any]
-
-  def run(
+  def evaluate(
     self, operands: Sequence[Array]
   ) -> tuple[list[Array], choose.Diagnostics]:
     """Runs the scan on the operands of its equation."""
@@ -355,28 +324,23 @@ class _ScanStep(NamedTuple):
     consts, xs, init = _group_operands(operands, self.params)
     options = {k: self.params[k] for k in ("length", "reverse", "unroll")}
     body, selection = self.body, self.body.selection
-    layout = HostBuffers([s.residual for s in selection.saved])
-    if layout:
-      consts = [*body.closed_over, *consts]
-      (carry, ys), notes = run_scan(
-        selection, layout, consts, init, xs, **options
-      )
-      return [*carry, *ys], notes
+    layout = run.HostBuffers([*selection.saved.values()])
 
     def iteration(carry: Any, x: Any) -> Any:
       (carry, ys), notes = body([*consts, *x, *carry])
       return carry, (ys, notes)
 
-    carry, (ys, notes) = lax.scan(iteration, init, xs, **options)
+    if layout:
+      given = [*body.closed_over, *consts], init, xs
+      carry, (ys, notes) = run.run_scan(selection, layout, *given, **options)
+    else:
+      carry, (ys, notes) = lax.scan(iteration, init, xs, **options)
     return [*carry, *ys], notes.reduce_iterations()
 
 
 def _prepare_scans(
-  steps: Sequence[program.Step],
-  options: choose.Options,
-  prefix: str,
-  repeats: int,
-) -> dict[int, _ScanStep]:
+  steps: Sequence[Step], options: choose.Options, prefix: str, repeats: int
+) -> dict[Step, _ScanStep]:
   """Traces the bodies of all scans and selects their residuals."""
   # This happens before the program is traced with its backward pass. A trace
   # may run any number of times, so it should have no side effects; and a body
@@ -385,18 +349,17 @@ def _prepare_scans(
   # matmuls give, for one iteration of the outer loop.
   if repeats > 1 and options.memory_budget is not None:
     options = options._replace(memory_budget=math.inf)
-  found: dict[int, _ScanStep] = {}
-  for i, step in enumerate(steps):
+  found: dict[Step, _ScanStep] = {}
+  for step in steps:
     if step.name == "scan":
-      params = step.eqn.params
       inner_prefix = f"{prefix}scan_{len(found)}/"
-      body = _trace_body(params, options, inner_prefix, repeats)
-      found[i] = _ScanStep(body, params)
+      body = _trace_body(step.params, options, inner_prefix, repeats)
+      found[step] = _ScanStep(body, step.params)
   return found
 
 
 def _trace_body(
-  params: dict[str, Any], options: choose.Options, prefix: str, repeats: int
+  params: Mapping[str, Any], options: choose.Options, prefix: str, repeats: int
 ) -> TracedFunction:
   """Traces a scan's body as a function of (consts, x, carry)."""
   # Consts and rows of xs are always live in the body: the scan's backward pass
@@ -408,19 +371,13 @@ def _trace_body(
     outs = core.jax_core.jaxpr_as_fun(jaxpr)(*consts, *carry, *x)
     return outs[:carried], outs[carried:]
 
-  args = [a.strip_weak_type() for a in jaxpr.in_avals]
-  return TracedFunction(
-    body,
-    _group_operands(args, params),
-    (0, 1),
-    options,
-    prefix,
-    repeats * params["length"],
-  )
+  args = _group_operands([a.strip_weak_type() for a in jaxpr.in_avals], params)
+  repeats *= params["length"]
+  return TracedFunction(body, args, (0, 1), options, prefix, repeats)
 
 
 def _group_operands(
-  operands: Sequence[Any], params: dict[str, Any]
+  operands: Sequence[Any], params: Mapping[str, Any]
 ) -> tuple[list[Any], list[Any], list[Any]]:
   """Groups the operands of a scan into consts, xs and carry."""
   # In the scan's equation the order is consts, carry, xs.
@@ -433,24 +390,60 @@ def _group_operands(
   )
 
 
-def check_params(params: int | Sequence[int]) -> set[int]:
-  """Returns the positions in `params`, checked."""
-  positions: list[Any] = (
-    list(params) if isinstance(params, list | tuple | range) else [params]
-  )
-  message = f"`params` must be positions of arguments, got {params!r}."
-  if any(type(position) is not int for position in positions):
-    raise TypeError(message)
-  if any(position < 0 for position in positions):
-    raise ValueError(message)
-  return set(positions)
+class Passes:
+  """Forward and backward pass of a function of parameters and an input."""
 
+  def __init__(
+    self,
+    fn: Callable[[PyTree, PyTree], PyTree],
+    likes: Sequence[PyTree],
+    options: choose.Options,
+    repeats: int = 1,
+  ):
+    # likes: arrays or shapes of both. repeats: times that the forward pass runs
+    # before the first backward pass, each with residuals of its own.
+    self._traced = trace_in_budget(fn, likes, 0, options, repeats)
+    trees: list[Any] = [jax.tree.structure(like) for like in likes]
+    self._params, self._x = trees
 
-def _check_positions(params: int | Sequence[int], count: int) -> set[int]:
-  """Returns the positions in `params`, each of which must be an argument."""
-  positions = check_params(params)
-  if any(position >= count for position in positions):
-    raise ValueError(
-      f"`params` must be positions of the {count} arguments, got {params!r}."
+  def residual_names(self) -> list[str]:
+    """Returns the names of all residuals that a rule may match."""
+    return list(self._traced.residual_names())
+
+  def saved_residuals(self) -> list[choose.Residual]:
+    """Returns the residuals whose encoded buffers `forward` returns."""
+    return [*self._traced.selection.saved.values()]
+
+  def forward(
+    self, params: PyTree, x: PyTree, *, transfer: bool = True
+  ) -> tuple[PyTree, list[choose.Buffers]]:
+    """Returns the output, and the encoded buffers of each residual."""
+    # transfer: whether to copy offloaded residuals to the host.
+    traced = self._traced
+    inputs = [*traced.closed_over, *jax.tree.leaves((params, x))]
+    (outs, _), buffers = run.forward(
+      traced.selection, inputs, transfer=transfer
     )
-  return positions
+    return traced.result.fill(outs), buffers
+
+  def backward(
+    self,
+    params: PyTree,
+    buffers: list[choose.Buffers],
+    ct: PyTree,
+    *,
+    transfer: bool = True,
+  ) -> tuple[PyTree, PyTree]:
+    """Returns the cotangents of the parameters and of the input."""
+    # transfer: whether offloaded residuals are on the host, to be fetched.
+    traced = self._traced
+    not_saved = [None] * self._x.num_leaves
+    inputs = [*traced.closed_over, *jax.tree.leaves(params), *not_saved]
+    cts = traced.select_cotangents(jax.tree.leaves(ct))
+    grads = run.backward(
+      traced.selection, inputs, buffers, cts, transfer=transfer
+    )[len(traced.closed_over) :]
+    count = self._params.num_leaves
+    return self._params.unflatten(grads[:count]), self._x.unflatten(
+      grads[count:]
+    )

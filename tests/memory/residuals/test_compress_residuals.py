@@ -1,7 +1,10 @@
+"""Gradients, errors and names of compressed functions."""
+
 import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import linen, nnx
 from jax import lax
@@ -10,8 +13,13 @@ from jax.experimental import io_callback
 from jax.sharding import PartitionSpec as P
 
 from jaxmotion import codecs
-from jaxmotion.memory import compress_residuals, offload, recompute
-from jaxmotion.memory.residuals import residuals_of
+from jaxmotion.memory import (
+  calibrate_zero_value,
+  compress_residuals,
+  offload,
+  recompute,
+  residuals_of,
+)
 from jaxmotion.memory.residuals._traced import TracedFunction
 from jaxmotion.memory.residuals.choose import make_options
 from tests.memory.residuals.nets import (
@@ -481,10 +489,45 @@ def test_names_do_not_depend_on_the_run():
 def test_evaluating_the_traced_function_changes_nothing():
   """Tracing may happen any number of times: it must have no side effects."""
   block, p, x = make("mlp")
-  options = make_options(None, None, None)
+  options = make_options(None)
   traced = TracedFunction(looped(block), (stacked(p, 3), x), 0, options)
   before = traced.saved_residuals()
   for _ in range(2):
-    jax.eval_shape(traced._evaluate, *traced.leaves)
+    jax.eval_shape(traced._evaluate, *traced.given.arrays)
   assert traced.saved_residuals() == before
   assert any("scan_0/" in r.name for r in before)
+
+
+def loss(p, x):
+  y = jax.nn.relu(x @ p["in"] - 1.0)
+  return jnp.sum((y @ p["out"]) ** 2)
+
+
+def test_measured_batches_do_not_overflow_and_others_are_exact():
+  _, p, x = make("mlp")
+  rules = calibrate_zero_value(loss, [(p, x), (p, x[::-1])], params=(0, 1))
+  ((_, codec),) = rules
+  y = np.asarray(jax.nn.relu(x @ p["in"] - 1.0)).reshape(-1, 1024)
+  fullest = float((y != 0).mean(axis=1).max())
+  assert codec == codecs.zero_value(capacity=1.05 * fullest)
+  fn = compress_residuals(loss, rules, params=(0, 1), count_overflows=True)
+  grad = jax.jit(jax.value_and_grad(fn, has_aux=True))
+  plain = jax.jit(jax.value_and_grad(loss))
+  for scale, overflows in ((1.0, 0), (5.0, 1)):
+    (value, count), grads = grad(p, scale * x)
+    assert int(count) == overflows
+    assert same(plain(p, scale * x), (value, grads))
+
+
+def test_the_capacity_of_a_loop_fits_its_fullest_iteration():
+  _, p, x = make("mlp")
+  rules = calibrate_zero_value(looped(relu_block), [(stacked(p, 3), x)])
+  assert [p for p, _ in rules] == ["^sparse/scan_0/custom_jvp_call_0$"]
+  fn = compress_residuals(looped(relu_block), rules, count_overflows=True)
+  grad = jax.jit(jax.grad(fn, has_aux=True))
+  assert int(grad(stacked(p, 3), x)[1]) == 0
+
+
+def test_bad_arguments_are_named():
+  with pytest.raises(ValueError, match="`batches` must hold"):
+    calibrate_zero_value(loss, [])

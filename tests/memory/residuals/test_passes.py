@@ -14,7 +14,8 @@ from jaxmotion.memory import (
   residuals_of,
 )
 from jaxmotion.memory._memory_kind import is_on_host
-from jaxmotion.memory.residuals import split_passes
+from jaxmotion.memory.residuals._traced import Passes
+from jaxmotion.memory.residuals.choose import make_options
 
 INT8 = codecs.uniform(bits=8, block=64)
 W = jax.ShapeDtypeStruct((3, 64, 64), "float32")
@@ -194,7 +195,7 @@ def test_no_step_runs_before_earlier_transfers_to_the_host_are_done():
     for e in eqns
     if e.primitive.name == "device_put" and is_on_host(e.outvars[0].aval)
   }
-  assert len(sent) == sum(len(r.buffers_like()) for r in saved) > 0
+  assert len(sent) == sum(len(r.coder.likes) for r in saved) > 0
   tied = {
     v
     for e in eqns
@@ -327,7 +328,7 @@ def test_a_function_that_a_loop_repeats_saves_fewer_bytes_each_time():
     return x
 
   def saved_bytes(repeats):
-    passes = split_passes(stack, (w, X), memory_budget=0.0, repeats=repeats)
+    passes = Passes(stack, (w, X), make_options(None, 0.0), repeats)
     _, buffers = jax.eval_shape(passes.forward, w, X)
     return sum(b.size * b.dtype.itemsize for b in jax.tree.leaves(buffers))
 

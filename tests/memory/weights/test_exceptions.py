@@ -26,7 +26,7 @@ from tests.memory.helpers import (
   tree_bits,
 )
 
-FOLDER = str(pathlib.Path(memory.__file__).parent / "weights")
+FOLDER = str(pathlib.Path(memory.__file__).parent / "_weights")
 FEEDBACK = codecs.feedback(codecs.uniform(bits=4))
 CASES = {
   "once": {},

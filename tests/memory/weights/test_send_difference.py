@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from jaxmotion import codecs
-from jaxmotion.memory.weights import _programs as programs
+from jaxmotion.memory._weights import _programs as programs
 from tests.memory.helpers import (
   WIDTH,
   batch_of,

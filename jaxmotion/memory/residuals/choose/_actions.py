@@ -1,13 +1,11 @@
-"""Actions on residuals besides encoding: `offload`, `recompute`, rules."""
-
-from __future__ import annotations
+"""Actions on residuals, and the options that choose among them."""
 
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from jaxmotion import codecs, core
+from jaxmotion import codecs, core, perfmodel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,39 +82,42 @@ ResidualChoice = Callable[[Any], Action]
 """A function of a `Residual` that returns its action."""
 
 
+class Options(NamedTuple):
+  """Options of the choice of residuals."""
+
+  choose: ResidualChoice
+  memory_budget: float | None  # Share of the residuals' bytes, or bytes.
+  device: perfmodel.Device  # Whose times are predicted.
+  measure: bool = False  # Whether to measure the nonzeros of sparse residuals.
+
+
+def make_options(
+  codec: Action | ResidualRules | ResidualChoice,
+  memory_budget: float | None = None,
+  device: perfmodel.Device | None = None,
+) -> Options:
+  """Returns the options that `compress_residuals` was given, checked."""
+  if memory_budget is not None:
+    core.check_number("memory_budget", memory_budget, 0)
+  if device is None:
+    device = perfmodel.builtin_platform("h100_node").device
+  core.check_instance("device", device, perfmodel.Device, "a Device")
+  return Options(make_choice(codec), memory_budget, device)
+
+
 def make_choice(
   codec: Action | ResidualRules | ResidualChoice,
 ) -> ResidualChoice:
-  """Turns the `codec` argument of `compress_residuals` into a function.
-
-  Args:
-    codec: one action for all residuals, rules, or a function of a residual.
-
-  Returns:
-    A function from a residual to its action. A codec that was given for all
-    residuals is returned for those alone that it can encode.
-
-  Raises:
-    TypeError: `codec` is none of these, or a rule is not a pair.
-    ValueError: a rule's pattern is not a regular expression.
-
-  Example:
-    >>> make_choice("int8")
-    Traceback (most recent call last):
-    ...
-    TypeError: `codec` must be a Codec, `offload`, `recompute`, pairs of a \
-pattern and one of these, a function of a Residual, or None, got 'int8'.
-  """
+  """Turns the `codec` of `compress_residuals` into a function of a residual."""
+  # A codec that was given for all residuals is returned for those alone that it
+  # can encode.
   if isinstance(codec, codecs.zero_value):
     return lambda residual: codec if residual.kind == "sparse" else None
   if isinstance(codec, codecs.Codec):
     return lambda residual: codec if residual.is_float else None
-  if isinstance(codec, offload):
-    inner = make_choice(codec.codec)
-    return lambda residual: offload(inner(residual))  # type: ignore[arg-type]
-  if isinstance(codec, save):
-    inner = make_choice(codec.codec)
-    return lambda residual: save(inner(residual))  # type: ignore[arg-type]
+  if isinstance(codec, offload | save):
+    make, inner = type(codec), make_choice(codec.codec)
+    return lambda residual: make(inner(residual))  # type: ignore[arg-type]
   if codec is None or isinstance(codec, recompute):
     return lambda residual: codec
   if callable(codec) and not isinstance(codec, type):
@@ -132,23 +133,7 @@ pattern and one of these, a function of a Residual, or None, got 'int8'.
 def check_rules(
   codec: Action | ResidualRules | ResidualChoice, names: Iterable[str]
 ) -> None:
-  """Raises if a rule matches no residual, whether saved or recomputed.
-
-  Args:
-    codec: the `codec` argument of `compress_residuals`.
-    names: names of all residuals, read where there are rules.
-
-  Raises:
-    ValueError: a pattern is found in none of the names.
-
-  Example:
-    >>> check_rules([("dens", None)], ["dense/dot_general_0"])
-    >>> check_rules([("danse", None)], ["dense/dot_general_0"])
-    Traceback (most recent call last):
-    ...
-    ValueError: `codec` must match a residual each, got 'danse', which matches \
-none of 'dense/dot_general_0'.
-  """
+  """Raises if a rule matches no residual, whether saved or recomputed."""
   if isinstance(codec, list | tuple):
     rules = core.PathRules(codec, "codec", "codec or action")
     rules.require_use(names, "residual")

@@ -1,21 +1,38 @@
-"""Encoding and decoding of residuals, traced once for each type of array."""
+"""Encodes and decodes residuals, each part of an array where it is.
+
+A codec takes blocks of the flat array, and a block that lies on two devices
+would be moved. So an array on a mesh is encoded part by part, and no part
+lies on two devices:
+
+* Axes of kind `Explicit` are in the array's type. Each device encodes its own
+  shard, in a `shard_map`.
+* Axes of kind `Auto` are not: the compiler decides what they partition. Each
+  dimension is cut into as many parts as these axes have devices, so every
+  partition of a dimension that the compiler may choose has whole parts.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxmotion import codecs, core
 from jaxmotion.core import Array, PyTree
 from jaxmotion.memory.residuals import trace
-from jaxmotion.memory.residuals.choose import _partition
 
 # Random keys are made from about so many elements of an array.
 _SAMPLED_ELEMENTS = 2048
+# Parts are not smaller, since each has scales of its own. Small arrays may have
+# small parts: few bytes of scales cost less than to move the array.
+_LEAST_ELEMENTS = 1024
+_LEAST_OF_SMALL = 16
+_SMALL_ARRAY = 1 << 20
 
 Buffers = list[Array]
 """The encoded buffers of one residual: what is saved of it."""
@@ -27,37 +44,30 @@ def make_coder(
   kind: str,
   shape: tuple[int, ...],
   dtype: Any,
-  partition: _partition.Partition | None,
+  partition: Partition | None,
 ) -> Coder:
   """Returns the coder of a type of arrays, always the same one."""
   return Coder(codec, kind, jax.ShapeDtypeStruct(shape, dtype), partition)
 
 
 class Coder:
-  """Encodes and decodes arrays of one type.
+  """Encodes and decodes arrays of one type."""
 
-  A network has many residuals of few types, and a codec is tens of operations.
-  So each direction is a jitted function, which JAX traces once for a type.
-
-  Args:
-    codec: codec of floats; None keeps their bits, and packs masks.
-    kind: kind of the array; see `Residual`.
-    like: shape and dtype of the array.
-    partition: how it lies on a mesh; None if one device holds it.
-
-  Attributes:
-    likes: types of the buffers.
-    nbytes: bytes of all buffers.
-    encode: function from an array to its buffers.
-    decode: function from the buffers to the array, up to rounding.
-  """
+  # A network has many residuals of few types, and a codec is tens of
+  # operations. So each direction is a jitted function, which JAX traces once
+  # for a type.
+  likes: list[jax.ShapeDtypeStruct]  # Types of the buffers.
+  nbytes: int  # Of all buffers.
+  encode: Any  # Function from an array to its buffers.
+  decode: Any  # Its inverse, up to rounding.
+  _tree: Any  # Structure of the payload.
 
   def __init__(
     self,
     codec: codecs.Codec | None,
     kind: str,
     like: jax.ShapeDtypeStruct,
-    partition: _partition.Partition | None,
+    partition: Partition | None,
   ):
     self._codec, self._kind, self._like = codec, kind, like
     if codec is None and kind != "mask":
@@ -70,8 +80,8 @@ class Coder:
     is_encoded = kind in ("mask", "dense", "sparse") and math.prod(like.shape)
     if not is_encoded:
       self.likes, self._tree = jax.tree.flatten(like)
-      self.encode: Any = lambda x: [x]
-      self.decode: Any = lambda buffers: buffers[0]
+      self.encode = lambda x: [x]
+      self.decode = lambda buffers: buffers[0]
     else:
       self._payload, self._tree = jax.tree.flatten(
         codec.payload_like(self._like)
@@ -92,7 +102,7 @@ class Coder:
 
   def overflow_count(self, buffers: Buffers) -> Array:
     """Returns the number of nonzeros that had no room, from the buffers."""
-    counts = jax.tree.unflatten(self._tree, buffers).overflow
+    counts = self._tree.unflatten(buffers).overflow
     return counts if self._partition is None else jnp.sum(counts)
 
   def _encode(self, x: Array) -> Buffers:
@@ -110,27 +120,22 @@ class Coder:
       x = differentiate_once(x)
     return [_float_bits(a) for a in jax.tree.leaves(self._make_payload(x))]
 
+  def _make_payload(self, x: Array) -> PyTree:
+    if self._codec is not None:
+      key = _key_from_data(x) if self._codec.needs_key else None
+      return self._codec.encode(x, self._codec.init(x), key)[0]
+    return trace.pack_codes(x, 1) if self._kind == "mask" else x
+
   def _decode_part(self, buffers: Buffers) -> Array:
-    payload = jax.tree.unflatten(
-      self._tree,
-      [
-        b if b.dtype == a.dtype else core.from_bits(b, a.dtype)
-        for b, a in zip(buffers, self._payload, strict=True)
-      ],
+    pairs = zip(buffers, self._payload, strict=True)
+    payload = self._tree.unflatten(
+      b if b.dtype == a.dtype else core.from_bits(b, a.dtype) for b, a in pairs
     )
     if self._codec is not None:
       return self._codec.decode(payload, self._like)
     if self._kind == "mask":
       return trace.unpack_codes(payload, 1, self._like.shape).astype(jnp.bool_)
     return payload
-
-  def _make_payload(self, x: Array) -> PyTree:
-    if self._codec is not None:
-      key = _key_from_data(x) if self._codec.needs_key else None
-      return self._codec.encode(x, self._codec.init(x), key)[0]
-    if self._kind == "mask":
-      return trace.pack_codes(x, 1)
-    return x
 
 
 @jax.custom_jvp
@@ -180,3 +185,171 @@ def _word_dtype(dtype: Any) -> Any:
   """Returns the dtype of the words in which arrays of a dtype are saved."""
   is_narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 4
   return core.word_dtype(dtype) if is_narrow else dtype
+
+
+class Partition(NamedTuple):
+  """The parts of an array on a mesh."""
+
+  mesh: Any  # Abstract.
+  spec: PartitionSpec  # Axes of kind `Explicit` of each dimension.
+  shard: tuple[int, ...]  # Shape of what one device of these axes holds.
+  grid: tuple[int, ...]  # Parts along each dimension of a shard.
+
+  @property
+  def part_shape(self) -> tuple[int, ...]:
+    """The shape of one part."""
+    pairs = zip(self.shard, self.grid, strict=True)
+    return tuple(n // count for n, count in pairs)
+
+  @property
+  def shard_axes(self) -> tuple[str, ...]:
+    """The axes of `spec`, in order."""
+    return tuple(a for entry in self.spec for a in core.spec_axes(entry))
+
+  def stack_like(self, part: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """Returns the type of one buffer of all parts."""
+    cuts = tuple(count for count in self.grid if count > 1)
+    shape = (*cuts, *part.shape)
+    if not self.shard_axes:
+      return jax.ShapeDtypeStruct(shape, part.dtype)
+    sizes = dict(self.mesh.shape)
+    shards = math.prod(sizes[a] for a in self.shard_axes)
+    sharding = NamedSharding(self.mesh, PartitionSpec(self.shard_axes))
+    return jax.ShapeDtypeStruct((shards, *shape), part.dtype, sharding=sharding)
+
+  def encode_parts(
+    self, encode: Callable[[Array], list[Array]], x: Array
+  ) -> list[Array]:
+    """Encodes each part of an array; returns the stacked buffers."""
+
+    def encode_shard(x: Array) -> list[Array]:
+      buffers = self._map_parts(encode)(_split_parts(x, self.grid))
+      return [b[None] for b in buffers] if self.shard_axes else buffers
+
+    stacked = PartitionSpec(self.shard_axes)
+    return self._on_shards(encode_shard, self.spec, stacked)(x)
+
+  def decode_parts(
+    self, decode: Callable[[list[Array]], Array], buffers: Sequence[Array]
+  ) -> Array:
+    """Decodes each part of an array; inverts `encode_parts`."""
+
+    def decode_shard(buffers: list[Array]) -> Array:
+      if self.shard_axes:
+        buffers = [b[0] for b in buffers]
+      return _join_parts(self._map_parts(decode)(buffers), self.grid)
+
+    stacked = PartitionSpec(self.shard_axes)
+    return self._on_shards(decode_shard, stacked, self.spec)(list(buffers))
+
+  def _map_parts(self, fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    for count in self.grid:
+      fn = jax.vmap(fn) if count > 1 else fn
+    return fn
+
+  def _on_shards(
+    self, fn: Callable[..., Any], in_specs: Any, out_specs: Any
+  ) -> Callable[..., Any]:
+    if not self.shard_axes:
+      return fn
+    return jax.shard_map(
+      fn,
+      mesh=self.mesh,
+      in_specs=(in_specs,),
+      out_specs=out_specs,
+      axis_names=set(_axes_of_kind(self.mesh, AxisType.Explicit)),
+    )
+
+
+def find_partition(aval: Any) -> Partition | None:
+  """Returns how an array lies on a mesh; None if one device holds all of it."""
+  sharding = getattr(aval, "sharding", None)
+  if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
+    return None
+  return _make_partition(sharding, tuple(aval.shape))
+
+
+@functools.lru_cache(maxsize=4096)
+def _make_partition(
+  sharding: NamedSharding, shape: tuple[int, ...]
+) -> Partition | None:
+  mesh = sharding.mesh
+  sizes = dict(mesh.shape)
+  explicit = set(_axes_of_kind(mesh, AxisType.Explicit))
+  entries = [
+    tuple(a for a in core.spec_axes(entry) if a in explicit and sizes[a] > 1)
+    for entry in (*sharding.spec, *[None] * len(shape))[: len(shape)]
+  ]
+  shard = tuple(
+    n // math.prod(sizes[a] for a in axes)
+    for n, axes in zip(shape, entries, strict=True)
+  )
+  devices = math.prod(sizes[a] for a in _axes_of_kind(mesh, AxisType.Auto))
+  spec = PartitionSpec(*(axes or None for axes in entries))
+  partition = Partition(mesh, spec, shard, _choose_grid(shard, devices))
+  is_whole = not partition.shard_axes and math.prod(partition.grid) == 1
+  return None if is_whole else partition
+
+
+def _choose_grid(shape: tuple[int, ...], devices: int) -> tuple[int, ...]:
+  """Returns the number of parts along each dimension.
+
+  >>> _choose_grid((8, 128, 6), 4), _choose_grid((8, 64), 1)
+  ((4, 4, 2), (1, 1))
+  """
+  # Batches and features are cut first: they are what is partitioned most often.
+  grid = [1] * len(shape)
+  left = math.prod(shape)
+  least = _LEAST_OF_SMALL if left < _SMALL_ARRAY else _LEAST_ELEMENTS
+  order = range(len(shape))
+  for axis in sorted(order, key=lambda i: (0 < i < len(shape) - 1, i)):
+    count = math.gcd(shape[axis], devices)
+    while count > 1 and left // count < least:
+      count = next(n for n in range(count - 1, 0, -1) if count % n == 0)
+    grid[axis] = count
+    left //= count
+  return tuple(grid)
+
+
+def _split_parts(x: Array, grid: Sequence[int]) -> Array:
+  """Moves the parts of each dimension to leading axes.
+
+  >>> _split_parts(jnp.arange(4), (2,)).tolist()
+  [[0, 1], [2, 3]]
+  """
+  shape, order = _cut_shape(x.shape, grid)
+  return x.reshape(shape).transpose(order)
+
+
+def _join_parts(parts: Array, grid: Sequence[int]) -> Array:
+  """Moves the parts back, the inverse of `_split_parts`."""
+  part = parts.shape[sum(n > 1 for n in grid) :]
+  whole = tuple(n * g for n, g in zip(part, grid, strict=True))
+  _, order = _cut_shape(whole, grid)
+  back = [order.index(i) for i in range(len(order))]
+  return parts.transpose(back).reshape(whole)
+
+
+def _cut_shape(
+  shape: Sequence[int], grid: Sequence[int]
+) -> tuple[list[int], list[int]]:
+  """Returns a shape with an axis of parts before each dimension that is cut.
+
+  Returns the order, too, in which the axes of parts come first.
+
+  >>> _cut_shape((8, 6), (1, 2))
+  ([8, 2, 3], [1, 0, 2])
+  """
+  found: list[int] = []
+  cuts: list[int] = []
+  for n, count in zip(shape, grid, strict=True):
+    if count > 1:
+      cuts.append(len(found))
+      found.append(count)
+    found.append(n // count)
+  return found, [*cuts, *(i for i in range(len(found)) if i not in cuts)]
+
+
+def _axes_of_kind(mesh: Any, kind: AxisType) -> list[str]:
+  pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
+  return [name for name, found in pairs if found == kind]

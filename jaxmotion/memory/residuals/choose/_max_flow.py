@@ -21,13 +21,6 @@ class FlowGraph:
 
   A flow stays one when capacities grow. So after a search, edges may be given
   more capacity, and the next search goes on from the flow that was found.
-
-  Args:
-    nodes: number of nodes, source and sink included.
-
-  Attributes:
-    capacity: what each edge can carry more. A copy restores the flow of a
-      search.
   """
 
   SOURCE, SINK = 0, 1
@@ -35,6 +28,7 @@ class FlowGraph:
   def __init__(self, nodes: int):
     self._edges: list[list[int]] = [[] for _ in range(nodes)]
     self._head: list[int] = []
+    # What each edge can carry more. A copy restores the flow of a search.
     self.capacity: list[int] = []
 
   def add_edge(self, tail: int, head: int, capacity: int) -> int:
@@ -46,8 +40,7 @@ class FlowGraph:
     return len(self._head) - 2
 
   def find_sink_side(self) -> set[int]:
-    """Returns the sink's side of the minimum cut that is nearest to the
-    sink."""
+    """Returns the sink's side of the minimum cut nearest to the sink."""
     # Of equal cuts the latest is wanted: what it saves lives for a shorter
     # time. It consists of the nodes from which the sink can still be reached
     # over edges with capacity left, found by a search backwards from the sink.

@@ -1,42 +1,35 @@
 """Minimum cut between a function and its backward pass."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set as AbstractSet
 from typing import NamedTuple
 
 from jaxmotion import program
 from jaxmotion.memory.residuals import trace
-from jaxmotion.memory.residuals.choose import _max_flow
+from jaxmotion.memory.residuals.choose import _residual
+from jaxmotion.memory.residuals.choose._max_flow import UNCUTTABLE, FlowGraph
+from jaxmotion.program import Step, Value
+
+# Costs are integers: seconds in units of 1e-18.
+UNITS_PER_S = 1e18
 
 
 def values_read_by_backward(
-  joint: trace.JointProgram, always_live: Iterable[program.Value]
-) -> list[program.Value]:
+  joint: trace.JointProgram, always_live: Iterable[Value]
+) -> list[Value]:
   """Returns the forward values that the backward pass reads."""
   excluded = {*always_live, *joint.program.constants, *joint.backward}
-  found: dict[program.Value, None] = {}
-  for step in joint.backward_steps():
-    found.update((v, None) for v in step.reads if v not in excluded)
-  for gradient in joint.gradients:
-    if isinstance(gradient, program.Value) and gradient not in excluded:
-      found[gradient] = None
-  return list(found)
+  reads = [v for step in joint.backward_steps() for v in step.reads]
+  reads += [g for g in joint.gradients if isinstance(g, Value)]
+  return list(dict.fromkeys(v for v in reads if v not in excluded))
 
 
 class Flow(NamedTuple):
-  """A flow that a search found, from which another search may go on.
+  """A flow that a search found, from which another search may go on."""
 
-  Attributes:
-    save_costs: cost of saving each value, when it was found.
-    rerun_costs: cost of running each step again, when it was found.
-    capacity: what each edge can carry more.
-  """
-
-  save_costs: Sequence[int]
-  rerun_costs: Sequence[int]
-  capacity: list[int]
+  save_costs: Sequence[int]  # Of saving each value, when it was found.
+  rerun_costs: Sequence[int]  # Of running each step again, likewise.
+  capacity: list[int]  # What each edge can carry more.
 
 
 class CutGraph:
@@ -55,16 +48,6 @@ class CutGraph:
   The graph is built once. Costs differ between searches, and where none is less
   than in an earlier search, a search goes on from the earlier flow.
 
-  Args:
-    joint: the function and its backward pass.
-    reads: forward values that the backward pass reads.
-    known: values that the backward pass has at no cost.
-    must_save: says of a step that it must not run again in any search.
-
-  Attributes:
-    values: values that a cut may save, in the order in which they are computed.
-    steps: steps that a cut may run again, in order.
-
   References:
     He and Yu, *Transcending runtime-memory tradeoffs in checkpointing by being
     fusion aware*, 2023 (the partitioner of PyTorch 2 by minimum cut).
@@ -73,14 +56,17 @@ class CutGraph:
   def __init__(
     self,
     joint: trace.JointProgram,
-    reads: Iterable[program.Value],
-    known: Iterable[program.Value],
-    must_save: Callable[[program.Step], bool],
+    reads: Iterable[Value],
+    known: Iterable[Value],
+    must_save: Callable[[Step], bool],
   ):
+    # reads: forward values that the backward pass reads; known: values that it
+    # has at no cost; must_save: whether a step must not run again.
     free = {*known, *joint.program.constants}
-    sinks = {v: _max_flow.FlowGraph.SINK for v in reads if v not in free}
+    sinks = {v: FlowGraph.SINK for v in reads if v not in free}
     # Not beyond what is known: what a known value follows from may be gone.
     steps = joint.order.leading_to(sinks, free)
+    # What a cut may run again, and what it may save, in order.
     self.steps = [step for step in steps if not must_save(step)]
     self.values = [v for v in joint.inputs if v not in free]
     self.values += [v for s in steps for v in s.outs if v not in free]
@@ -90,7 +76,7 @@ class CutGraph:
     self._have = {
       v: sinks[v] if v in sinks else next(numbers) for v in self.values
     }
-    self._compute = dict.fromkeys(self.values, _max_flow.FlowGraph.SOURCE)
+    self._compute = dict.fromkeys(self.values, FlowGraph.SOURCE)
     rerun: list[int] = []
     for step in self.steps:
       made = [v for v in step.outs if v not in free]
@@ -98,23 +84,20 @@ class CutGraph:
       self._compute.update((v, rerun[-1]) for v in made[:1])
       if len(made) > 1:
         self._compute.update((v, next(numbers)) for v in made)
-    self._graph = graph = _max_flow.FlowGraph(next(numbers))
+    self._graph = graph = FlowGraph(next(numbers))
     self._save_edges = [
       graph.add_edge(self._compute[v], self._have[v], 0) for v in self.values
     ]
     self._rerun_edges = [
-      graph.add_edge(_max_flow.FlowGraph.SOURCE, node, 0) for node in rerun
+      graph.add_edge(FlowGraph.SOURCE, node, 0) for node in rerun
     ]
     for step, node in zip(self.steps, rerun, strict=True):
       for value in step.outs:
         if value in self._compute and self._compute[value] != node:
-          graph.add_edge(node, self._compute[value], _max_flow.UNCUTTABLE)
+          graph.add_edge(node, self._compute[value], UNCUTTABLE)
       for value in dict.fromkeys(step.reads):
-        if (
-          self._have.get(value, _max_flow.FlowGraph.SINK)
-          != _max_flow.FlowGraph.SINK
-        ):
-          graph.add_edge(self._have[value], node, _max_flow.UNCUTTABLE)
+        if self._have.get(value, FlowGraph.SINK) != FlowGraph.SINK:
+          graph.add_edge(self._have[value], node, UNCUTTABLE)
     self._no_flow = Flow(
       [0] * len(self.values), [0] * len(rerun), list(graph.capacity)
     )
@@ -124,7 +107,7 @@ class CutGraph:
     save_costs: Sequence[int],
     rerun_costs: Sequence[int],
     start: Flow | None = None,
-  ) -> tuple[list[program.Value], Flow]:
+  ) -> tuple[list[Value], Flow]:
     """Finds the cheapest set of values from which the backward pass follows."""
     # Returns the values to save, in the order in which they are computed, and
     # the flow.
@@ -143,3 +126,66 @@ class CutGraph:
       if self._have[v] in side and self._compute[v] not in side
     ]
     return saved, Flow(save_costs, rerun_costs, capacity)
+
+
+class Saving(NamedTuple):
+  """Costs of saving a value, but for the price of a byte."""
+
+  cost: int | None  # At any price of a byte; None where it depends on that.
+  nbytes: int
+  seconds: float  # Of saving and of reading it.
+
+
+class PricedGraph(NamedTuple):
+  """A graph with what its cuts cost, at any price of a byte."""
+
+  graph: CutGraph
+  savings: list[Saving]  # Of each value.
+  rerun: list[int]  # Cost of rerunning each step.
+  # Position of the step that makes a value, unless it was chosen to be
+  # recomputed.
+  maker: dict[Value, int]
+
+  def save_costs(self, byte_s: float) -> list[int]:
+    """Returns the cost of saving each value."""
+    # byte_s: seconds that a byte may cost.
+    # Even an empty array costs 1: a cut of no cost could be anywhere.
+    return [
+      max(1, int(UNITS_PER_S * (byte_s * nbytes + seconds)))
+      if cost is None
+      else cost
+      for cost, nbytes, seconds in self.savings
+    ]
+
+  def rerun_costs(self, kept: AbstractSet[Value]) -> list[int]:
+    """Returns the cost of rerunning each step, if some values are kept."""
+    costs = list(self.rerun)
+    for value in kept:
+      if value in self.maker:
+        costs[self.maker[value]] = UNCUTTABLE
+    return costs
+
+
+def choose_cached(
+  joint: trace.JointProgram,
+  reads: Sequence[Value],
+  known: Iterable[Value],
+  table: _residual.ResidualTable,
+) -> dict[Value, _residual.Residual]:
+  """Chooses which recomputed values to save again until their last use."""
+  # Without them each reader would recompute for itself: the exponential of a
+  # transformer's attention scores was computed three times, and XLA kept the
+  # scores rather than the exponential. The cut goes through values that follow
+  # without another expensive step from what was recomputed, so no expensive
+  # step runs more than twice in all. The values are saved exactly: they live
+  # for a short time only.
+
+  def cost(value: Value) -> int:
+    if not hasattr(value.aval, "shape"):
+      return 1
+    return max(1, table.describe_exact(value).encoded_bytes)
+
+  graph = CutGraph(joint, reads, known, lambda s: program.is_expensive(s.eqn))
+  costs = [cost(value) for value in graph.values]
+  chosen, _ = graph.find_cut(costs, [0] * len(graph.steps))
+  return {v: table.describe_exact(v) for v in chosen}

@@ -10,51 +10,34 @@ from jaxmotion import program
 from jaxmotion.core import Array
 from jaxmotion.memory.residuals import trace
 from jaxmotion.memory.residuals.choose import (
-  _cached,
-  _cut,
-  _options,
+  _actions,
+  _min_cut,
   _residual,
-  _residual_table,
   _trade,
-  _turn,
 )
+from jaxmotion.program import Step, Value
 
-
-class SavedResidual(NamedTuple):
-  """A value of a program that is saved, and its form.
-
-  Attributes:
-    value: the value.
-    residual: what it is saved as.
-  """
-
-  value: program.Value
-  residual: _residual.Residual
+# An array this many times smaller than another is free to keep beside it.
+SMALL = 8
 
 
 class Selection(NamedTuple):
-  """The values that a function saves for its backward pass.
-
-  Attributes:
-    joint: the function and its backward pass.
-    always_live: inputs that are never saved, such as parameters.
-    saved: values that the forward pass saves.
-    cached: values that the backward pass recomputes and then saves exactly
-      until their last use; empty where nothing expensive is recomputed.
-    measured: saved residuals whose nonzeros diagnostics measure.
-    rerun_loops: positions of the loops, among those of the forward pass, that
-      the backward pass runs again.
-    plain: values that are kept as they are, instead of `saved`, for a function
-      that the compiler is left to; None for all others.
-  """
+  """The values that a function saves for its backward pass."""
 
   joint: trace.JointProgram
-  always_live: frozenset[program.Value]
-  saved: tuple[SavedResidual, ...]
-  cached: dict[program.Value, _residual.Residual]
-  measured: tuple[SavedResidual, ...]
+  always_live: frozenset[Value]  # Inputs never saved, such as parameters.
+  saved: dict[Value, _residual.Residual]  # By the forward pass.
+  # What the backward pass recomputes and then saves exactly until its last use;
+  # empty where nothing expensive is recomputed.
+  cached: dict[Value, _residual.Residual]
+  # Saved residuals whose nonzeros diagnostics measure.
+  measured: dict[Value, _residual.Residual]
+  # Positions of the loops, among those of the forward pass, that the backward
+  # pass runs again.
   rerun_loops: frozenset[int] = frozenset()
-  plain: tuple[program.Value, ...] | None = None
+  # What is kept as it is, instead of `saved`, for a function that the compiler
+  # is left to; None for all others.
+  plain: tuple[Value, ...] | None = None
 
   def mask_inputs(self, inputs: Sequence[Array]) -> list[Array | None]:
     """Returns the inputs that are always live, None for others."""
@@ -72,19 +55,6 @@ class ResidualChooser:
      recomputed values the backward pass saves again (`choose_cached`).
   4. Inputs from which an overflowed residual can be recomputed are saved
      exactly (`_inputs_for_overflow`).
-
-  Args:
-    joint: the function and its backward pass.
-    input_names: names of the function's inputs, for names of residuals.
-    always_live: for each input, whether it stays in memory anyway.
-    options: options of the choice.
-    prefix: prefix of the names of residuals.
-    repeats: number of times the function runs with residuals of its own.
-    reruns_loops: whether the backward pass may run a loop again as a whole.
-
-  Attributes:
-    joint: the function and its backward pass.
-    matched_names: names of the values that got an action, saved or not.
   """
 
   def __init__(
@@ -92,24 +62,28 @@ class ResidualChooser:
     joint: trace.JointProgram,
     input_names: Sequence[str],
     always_live: Sequence[bool],
-    options: _options.Options,
+    options: _actions.Options,
     prefix: str = "",
     repeats: int = 1,
     reruns_loops: bool = False,
   ):
+    # prefix: of the names of residuals; repeats: times that the function runs
+    # with residuals of its own; reruns_loops: whether the backward pass may run
+    # a loop again as a whole.
     self.joint, self._measure = joint, options.measure
     pairs = zip(joint.inputs, always_live, strict=True)
     self._live = frozenset(v for v, is_live in pairs if is_live)
-    table = _residual_table.ResidualTable(
+    self._table = _residual.ResidualTable(
       joint, input_names, options.choose, prefix, repeats
     )
-    described = map(table.describe, table.forward_values())
+    described = map(self._table.describe, self._table.forward_values())
+    # Names of the values that got an action, saved or not.
     self.matched_names = tuple(
       r.name for r in described if r.recomputed or r.on_host or r.codec
     )
-    self._table, self._reruns_loops = table, reruns_loops
+    self._reruns_loops = reruns_loops
     self._trade = _trade.Trade(
-      joint, self._live, table, options.device, reruns_loops=reruns_loops
+      joint, self._live, self._table, options.device, reruns_loops
     )
     self._chosen: dict[int, Selection] = {}
 
@@ -125,19 +99,18 @@ class ResidualChooser:
     # Where the compiler holds no more than the cut, all values that the
     # backward pass reads are kept for it. It chooses what it writes, as in
     # plain training.
-    reads, saved = self._trade.reads, [s.value for s in selection.saved]
-    has_actions = bool(self.matched_names) or any(
-      s.residual.kept for s in selection.saved
-    )
-    if self._measure or has_actions:
-      return selection
-    if not _turn.gains_nothing(self.joint, reads, saved):
+    reads = self._trade.reads
+    if (
+      self._measure
+      or self.matched_names
+      or any(r.kept for r in selection.saved.values())
+      or not _gains_nothing(self.joint, reads, [*selection.saved])
+    ):
       return selection
     return selection._replace(plain=tuple(reads))
 
   def without_gradients(self, wanted: Sequence[bool]) -> ResidualChooser:
-    """Returns the chooser for a backward pass of the gradients that are
-    wanted."""
+    """Returns the chooser for a backward pass of the wanted gradients."""
     # Barriers tie all gradients of a backward pass together, so that a compiler
     # would keep those that nothing reads. A loop computes those of its carry
     # for itself: they stay, because XLA needs more memory for a loop with a
@@ -159,60 +132,49 @@ class ResidualChooser:
     """Keeps, or frees, what makes choices for other budgets fast."""
     self._trade.keep_flows(keep)
 
-  def _select(self, cut: _cut.Cut) -> Selection:
-    joint, live, table = self.joint, self._live, self._table
-    cached: dict[program.Value, _residual.Residual] = {}
+  def _select(self, cut: _trade.Cut) -> Selection:
+    joint, live = self.joint, self._live
+    saved = {v: self._table.describe(v) for v in cut.saved}
+    cached: dict[Value, _residual.Residual] = {}
     if any(program.is_expensive(step.eqn) for step in cut.rerun):
-      known = {*live, *cut.saved}
-      cached = _cached.choose_cached(joint, self._trade.reads, known, table)
-    saved = {v: table.describe(v) for v in cut.saved}
+      cached = _min_cut.choose_cached(
+        joint, self._trade.reads, {*live, *saved}, self._table
+      )
     for value in _inputs_for_overflow(joint, live, saved):
-      saved[value] = table.describe(value)._replace(codec=None)
-    residuals = tuple(SavedResidual(v, r) for v, r in saved.items())
-    sparse = tuple(s for s in residuals if s.residual.kind == "sparse")
-    return Selection(
-      joint,
-      live,
-      residuals,
-      cached,
-      sparse if self._measure else (),
-      _find_rerun_loops(joint, cut, saved)
-      if self._reruns_loops
-      else frozenset(),
-    )
+      saved[value] = self._table.describe(value)._replace(codec=None)
+    measured = {
+      v: r for v, r in saved.items() if self._measure and r.kind == "sparse"
+    }
+    rerun = _find_rerun_loops(joint, cut, saved) if self._reruns_loops else ()
+    return Selection(joint, live, saved, cached, measured, frozenset(rerun))
 
 
 def _find_rerun_loops(
   joint: trace.JointProgram,
-  cut: _cut.Cut,
-  saved: dict[program.Value, _residual.Residual],
-) -> frozenset[int]:
+  cut: _trade.Cut,
+  saved: dict[Value, _residual.Residual],
+) -> list[int]:
   """Returns the positions of loops of whose buffers none are saved."""
   # Positions are those among the loops of the forward pass.
-  kept: set[program.Step | None] = set()
+  kept: set[Step | None] = set()
   for value, residual in saved.items():
-    maker = joint.order.maker(value)
-    # Buffers are laid out by views.
-    while (
-      residual.is_of_scan and maker is not None and maker.name in program.VIEWS
-    ):
-      maker = joint.order.maker(maker.reads[0])
     if residual.is_of_scan:
-      kept.add(maker)
+      # Buffers are laid out by views.
+      kept.add(joint.order.maker(value.source))
   loops = [
     step
     for step in joint.program.steps
-    if step.name == "scan" and not any(v in joint.backward for v in step.outs)
+    if step.name == "scan" and joint.backward.isdisjoint(step.outs)
   ]
   rerun = {*cut.rerun} - kept
-  return frozenset(i for i, step in enumerate(loops) if step in rerun)
+  return [i for i, step in enumerate(loops) if step in rerun]
 
 
 def _inputs_for_overflow(
   joint: trace.JointProgram,
-  live: frozenset[program.Value],
-  saved: dict[program.Value, _residual.Residual],
-) -> list[program.Value]:
+  live: frozenset[Value],
+  saved: dict[Value, _residual.Residual],
+) -> list[Value]:
   """Returns the inputs that recomputing an overflowed residual would read."""
   # A residual in zero-value coding may have more nonzeros than its capacity. It
   # is then recomputed from residuals that are exact and from always-live
@@ -224,3 +186,36 @@ def _inputs_for_overflow(
   steps = joint.order.leading_to(unsure, known)
   used = {v for s in steps for v in s.reads} - known
   return [v for v in joint.inputs if v in used]
+
+
+def _gains_nothing(
+  joint: trace.JointProgram, reads: Sequence[Value], saved: Sequence[Value]
+) -> bool:
+  """Says whether a cut holds no fewer bytes than the compiler would."""
+  # Between the two passes of a small loss, what a cut recomputes is still
+  # there: the last product has just read it. That is so if the results of the
+  # function are small, it has no loop, and what the compiler holds is no more
+  # than the cut and what the last product reads. The compiler is taken to hold,
+  # of all that the backward pass reads, the results of expensive steps and the
+  # operands of products from which it follows. Inputs of the function are there
+  # in both cases.
+  if not all(hasattr(v.aval, "shape") for v in (*reads, *saved)):
+    return False
+  inputs = {*joint.inputs, *joint.program.constants}
+  steps = [
+    step
+    for step in joint.program.steps
+    if joint.backward.isdisjoint((*step.reads, *step.outs))
+  ]
+  if any(step.name in ("cond", "scan", "while") for step in steps):
+    return False
+  most = max((v.nbytes for v in reads), default=0)
+  results = [v for v in joint.outputs if isinstance(v, Value)]
+  if any(SMALL * v.nbytes > most for v in results):
+    return False
+  products = [s for s in steps if trace.is_product(s)]
+  written = {v.source for s in products for v in s.reads}
+  last = {v.source for v in products[-1].reads} if products else set()
+  held = joint.find_held(reads, written) - inputs
+  cut = {v.source for v in saved} - inputs
+  return trace.count_bytes(held) <= trace.count_bytes(cut | (last & held))

@@ -14,13 +14,13 @@ import bisect
 import functools
 import itertools
 import math
-import operator
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from jaxmotion import program
 from jaxmotion.memory.residuals import trace
-from jaxmotion.memory.residuals.choose import _cached, _residual_table
+from jaxmotion.memory.residuals.choose import _min_cut, _residual
+from jaxmotion.program import Step, Value
 
 # Sizes are estimates: what saves a smaller share of the bytes is left.
 _LEAST_GAIN = 0.1
@@ -34,35 +34,21 @@ _STEP = 0.9
 
 
 class _Crossing(NamedTuple):
-  """A value that steps after a place read, and steps before it make.
+  """A value that steps after a place read, and steps before it make."""
 
-  Attributes:
-    position: position of the step that makes it.
-    nbytes: bytes of saving it; infinity if it cannot be saved.
-    cached_bytes: bytes that the backward pass would cache of it.
-    value: the value.
-  """
-
-  position: int
-  nbytes: float
-  cached_bytes: int
-  value: program.Value
+  position: int  # Of the step that makes it.
+  nbytes: float  # Of saving it; infinity if it cannot be saved.
+  cached_bytes: int  # That the backward pass would cache of it.
+  value: Value
 
 
 class _Place(NamedTuple):
-  """A place between two steps that run again.
+  """A place between two steps that run again."""
 
-  Attributes:
-    position: position of the step before.
-    held: bytes that all steps up to there would cache.
-    saved: bytes of the values up to there that are saved anyway.
-    frontier: values that cross the place, the latest first.
-  """
-
-  position: int
-  held: int
-  saved: int
-  frontier: Sequence[_Crossing]
+  position: int  # Of the step before.
+  held: int  # Bytes that all steps up to there would cache.
+  saved: int  # Bytes of the values up to there that are saved anyway.
+  frontier: Sequence[_Crossing]  # What crosses the place, the latest first.
 
   def list_new(self, place: _Place) -> Iterator[_Crossing]:
     """Yields what crosses this place and is made after an earlier one."""
@@ -81,59 +67,48 @@ _START = _Place(-1, 0, 0, ())
 
 
 class _Split(NamedTuple):
-  """Places to split at, with what is in memory.
+  """Places to split at, with what is in memory."""
 
-  Attributes:
-    places: the places, in order.
-    saved_bytes: bytes of all saved values.
-    peak_bytes: most bytes, of saved and of cached values, at any time. Saved
-      values are gone once what follows from them has a gradient.
-  """
-
-  places: list[_Place]
-  saved_bytes: float
+  places: list[_Place]  # In order.
+  saved_bytes: float  # Of all saved values.
+  # Most bytes, of saved and of cached values, at any time. Saved values are
+  # gone once what follows from them has a gradient.
   peak_bytes: float
+
+  def list_separators(self) -> list[Value]:
+    """Returns the values to save."""
+    pairs = itertools.pairwise([_START, *self.places])
+    return [c.value for a, b in pairs for c in b.list_new(a)]
 
 
 class _Links(NamedTuple):
   """Steps, and the positions of those that make and read each value."""
 
-  steps: Sequence[program.Step]
-  maker: dict[program.Value, int]
-  readers: dict[program.Value, set[int]]
+  steps: Sequence[Step]
+  maker: dict[Value, int]
+  readers: dict[Value, set[int]]
 
 
 class Separators:
-  """Choice of separators, for any set of saved values of a program.
+  """Choice of separators, for any set of saved values of a program."""
 
-  Args:
-    joint: the function and its backward pass.
-    reads: forward values that the backward pass reads.
-    live: inputs that stay in memory anyway.
-    table: residual of each value.
-
-  Attributes:
-    is_used: whether there are separators. Without a budget there are none: what
-      is nearly free to compute again are short parts.
-  """
-
+  # Without a budget there are none: what is nearly free to compute again are
+  # short parts.
   is_used = True
 
   def __init__(
     self,
     joint: trace.JointProgram,
-    reads: Sequence[program.Value],
-    live: Collection[program.Value],
-    table: _residual_table.ResidualTable,
+    reads: Sequence[Value],
+    live: Collection[Value],
+    table: _residual.ResidualTable,
   ):
     self._joint, self._reads, self._table = joint, reads, table
     self._known, self._read = {*live, *joint.program.constants}, {*reads}
 
-  def add_to(self, saved: Sequence[program.Value]) -> list[program.Value]:
+  def add_to(self, saved: Sequence[Value]) -> list[Value]:
     """Returns saved values and the separators that reduce memory."""
-    if not self.is_used:
-      return list(saved)
-    places = self._find_places(saved)
+    places = self._find_places(saved) if self.is_used else []
     whole = best = _find_split(places, math.inf) if places else None
     if whole is None or best is None:
       return list(saved)
@@ -148,35 +123,33 @@ class Separators:
     return self._repeat_less(saved, places, best)
 
   def _repeat_less(
-    self,
-    saved: Sequence[program.Value],
-    places: Sequence[_Place],
-    split: _Split,
-  ) -> list[program.Value]:
+    self, saved: Sequence[Value], places: Sequence[_Place], split: _Split
+  ) -> list[Value]:
     """Adds places that spare a product and take no more memory."""
     # Where a part has two layers, the output of the first one is computed
     # again.
     most = self._count_bytes(split)
-    found = self.sort_values([*saved, *_list_separators(split)])
+    found = self.sort_values([*saved, *split.list_separators()])
     links = _link_steps(self._steps_from(found))
     for place in sorted(
       places, key=lambda p: sum(c.nbytes for c in p.frontier)
     ):
-      frontier = [c.value for c in place.frontier]
       new = sum(c.nbytes for c in place.frontier if c.value not in found)
       # A compiler may order a part with large saved values another way.
       if place in split.places or new > _WIDE * most:
         continue
-      if not self._spares(frontier, links):
+      if not self._spares_product([c.value for c in place.frontier], links):
         continue
-      more = _measure_split(sorted([*split.places, place], key=_get_position))
+      more = _measure_split(
+        sorted([*split.places, place], key=lambda p: p.position)
+      )
       if self._count_bytes(more) <= most:
         split = more
-        found = self.sort_values([*saved, *_list_separators(split)])
+        found = self.sort_values([*saved, *split.list_separators()])
         links = _link_steps(self._steps_from(found))
     return found
 
-  def _spares(self, values: Sequence[program.Value], links: _Links) -> bool:
+  def _spares_product(self, values: Sequence[Value], links: _Links) -> bool:
     """Says whether saving some values spares a product among some steps."""
     steps, maker, readers = links
     spared: set[int] = set()
@@ -186,34 +159,34 @@ class Separators:
       index = maker.get(todo.pop())
       if index is None or index in spared:
         continue
-      outs = [v for v in steps[index].outs if v not in known]
+      step = steps[index]
+      outs = [v for v in step.outs if v not in known]
       if any(
         v in self._read or not readers.get(v, set()) <= spared for v in outs
       ):
         continue
-      if _is_product(steps[index]):
+      if trace.is_product(step) and step.name not in program.RANDOM:
         return True
       spared.add(index)
-      todo += steps[index].reads
+      todo += step.reads
     return False
 
   def _count_bytes(self, split: _Split) -> float:
     """Returns the bytes that are in memory at most, in one of all repeats."""
     return (self._table.repeats - 1) * split.saved_bytes + split.peak_bytes
 
-  def sort_values(self, values: Iterable[program.Value]) -> list[program.Value]:
+  def sort_values(self, values: Iterable[Value]) -> list[Value]:
     """Returns values in the order in which they are computed, each once."""
     return sorted(dict.fromkeys(values), key=self._position.__getitem__)
 
-  def add_last(self, saved: Sequence[program.Value]) -> list[program.Value]:
-    """Returns saved values and what the pass of a loss reads first, if at
-    all."""
+  def add_last(self, saved: Sequence[Value]) -> list[Value]:
+    """Returns saved values, and what the pass of a loss reads first."""
     # The backward pass of a loss follows at once: the output of the last layer
     # is gone before that layer is computed again. To compute it again, too,
     # would take time and save nothing.
     return self.sort_values([*saved, *self._find_last(saved)])
 
-  def _find_last(self, saved: Sequence[program.Value]) -> list[program.Value]:
+  def _find_last(self, saved: Sequence[Value]) -> list[Value]:
     """Returns what the backward pass of a loss reads first and not again."""
     joint = self._joint
     is_loss = all(math.prod(v.aval.shape) == 1 for v in joint.cotangents)
@@ -227,41 +200,39 @@ class Separators:
       if (found := [v for v in dict.fromkeys(step.reads) if v in far])
     ]
     first = reads[0] if reads else []
-    others = [not set(found) <= set(first) for found in reads]
-    if True in others:
-      later = reads[others.index(True) :]
-      if any(v in first for found in later for v in found):
-        return []
+    others = itertools.dropwhile(lambda found: {*found} <= {*first}, reads)
+    if any(v in first for found in others for v in found):
+      return []
     residuals = [self._table.describe(v) for v in first]
     # From rounded values, masks would be computed again.
     if any(r.recomputed or r.codec is not None for r in residuals):
       return []
-    left = self._steps_from([*saved, *first])
-    repeated = (
-      sum(program.is_expensive(s.eqn) for s in one) for one in (steps, left)
+    before, after = (
+      sum(program.is_expensive(step.eqn) for step in some)
+      for some in (steps, self._steps_from([*saved, *first]))
     )
-    return first if operator.gt(*repeated) else []
+    return first if after < before else []
 
   @functools.cached_property
-  def _cached_bytes(self) -> dict[program.Value, int]:
+  def _cached_bytes(self) -> dict[Value, int]:
     """Bytes of what would be cached if everything ran again."""
-    cached = _cached.choose_cached(
+    cached = _min_cut.choose_cached(
       self._joint, self._reads, self._known, self._table
     )
     return {v: r.encoded_bytes for v, r in cached.items()}
 
   @functools.cached_property
-  def _position(self) -> dict[program.Value, int]:
+  def _position(self) -> dict[Value, int]:
     joint = self._joint
     made = (v for step in joint.program.steps for v in step.outs)
     return {v: i for i, v in enumerate((*joint.inputs, *made))}
 
-  def _steps_from(self, saved: Iterable[program.Value]) -> list[program.Step]:
+  def _steps_from(self, saved: Iterable[Value]) -> list[Step]:
     """Returns the steps that run again if some values are saved."""
     known = {*saved, *self._known}
     return self._joint.order.leading_to(self._reads, known)
 
-  def _find_places(self, saved: Sequence[program.Value]) -> list[_Place]:
+  def _find_places(self, saved: Sequence[Value]) -> list[_Place]:
     """Finds the places where the steps that run again may be split."""
     steps = self._steps_from(saved)
     made = _find_far(steps)
@@ -274,21 +245,19 @@ class Separators:
       held[position] += cached.get(value, 0)
     held = list(itertools.accumulate(held))
     kept = self._accumulate_saved(saved, steps)
-    begins: dict[int, list[program.Value]] = {}
-    ends: dict[int, list[program.Value]] = {}
+    begins: dict[int, list[Value]] = {}
+    ends: dict[int, list[Value]] = {}
     sizes = {v: self._saved_bytes(v) for v in last}
     for value in last:
       begins.setdefault(made[value], []).append(value)
       ends.setdefault(last[value], []).append(value)
     smallest: dict[int, _Place] = {}
     least: dict[int, float] = {}
-    frontier: dict[program.Value, None] = {}
+    frontier: dict[Value, None] = {}
     for i in range(len(steps)):
       for value in ends.get(i, ()):
         frontier.pop(value, None)
-      for value in begins.get(i, ()):
-        if last[value] > i:
-          frontier[value] = None
+      frontier.update((v, None) for v in begins.get(i, ()) if last[v] > i)
       bucket = held[i] * _PLACES // (held[-1] + 1)
       nbytes = sum(sizes[v] for v in frontier)
       if nbytes < least.get(bucket, math.inf):
@@ -301,7 +270,7 @@ class Separators:
     return [*smallest.values(), _Place(len(steps), held[-1], kept[-1], ())]
 
   def _accumulate_saved(
-    self, saved: Sequence[program.Value], steps: Sequence[program.Step]
+    self, saved: Sequence[Value], steps: Sequence[Step]
   ) -> list[int]:
     """Returns the bytes that are saved up to each step, and in all."""
     at = [self._position[s.outs[0]] if s.outs else 0 for s in steps]
@@ -311,7 +280,7 @@ class Separators:
         found[bisect.bisect_left(at, self._position[value])] += int(nbytes)
     return list(itertools.accumulate(found))
 
-  def _saved_bytes(self, value: program.Value) -> float:
+  def _saved_bytes(self, value: Value) -> float:
     """Returns the bytes of a value if it is saved, infinity if it cannot be."""
     if not hasattr(value.aval, "shape"):
       return math.inf
@@ -319,7 +288,7 @@ class Separators:
     return math.inf if residual.recomputed else residual.encoded_bytes
 
 
-def _link_steps(steps: Sequence[program.Step]) -> _Links:
+def _link_steps(steps: Sequence[Step]) -> _Links:
   """Returns steps with the positions of each value's maker and readers."""
   links = _Links(steps, {}, {})
   for i, step in enumerate(steps):
@@ -329,11 +298,11 @@ def _link_steps(steps: Sequence[program.Step]) -> _Links:
   return links
 
 
-def _find_far(steps: Sequence[program.Step]) -> dict[program.Value, int]:
+def _find_far(steps: Sequence[Step]) -> dict[Value, int]:
   """Returns the values that follow from expensive steps, with positions."""
   # What follows by cheap steps from what is there is not far: it is computed
   # again wherever it is read.
-  found: dict[program.Value, int] = {}
+  found: dict[Value, int] = {}
   for i, step in enumerate(steps):
     if program.is_expensive(step.eqn) or any(v in found for v in step.reads):
       found.update(dict.fromkeys(step.outs, i))
@@ -373,21 +342,3 @@ def _measure_split(places: list[_Place]) -> _Split:
     saved += sum(c.nbytes for c in place.list_new(before))
     peak = max(peak, saved + place.saved + place.count_held(before))
   return _Split(places, saved + places[-1].saved, peak)
-
-
-def _get_position(place: _Place) -> int:
-  return place.position
-
-
-def _is_product(step: program.Step) -> bool:
-  return (
-    program.is_expensive(step.eqn)
-    and step.name not in program.REDUCTIONS | program.RANDOM
-  )
-
-
-def _list_separators(split: _Split) -> list[program.Value]:
-  """Returns the values to save for a split."""
-  chain = [_START, *split.places]
-  pairs = itertools.pairwise(chain)
-  return [c.value for a, b in pairs for c in b.list_new(a)]

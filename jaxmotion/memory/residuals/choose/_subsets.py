@@ -5,72 +5,51 @@ two of them a budget may allow a faster set that no price of a byte leads to.
 Where cuts differ in few values, all subsets of these are priced at once.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Sequence, Set as AbstractSet
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxmotion import program
 from jaxmotion.memory.residuals import trace
+from jaxmotion.program import Step, Value
 
 
 class Candidate(NamedTuple):
-  """A value that may be saved.
+  """A value that may be saved, with what that costs."""
 
-  Attributes:
-    value: the value.
-    nbytes: bytes of saving it.
-    seconds: seconds of saving and of reading it.
-    may_be_missing: whether subsets may be without it.
-  """
-
-  value: program.Value
+  value: Value
   nbytes: int
-  seconds: float
-  may_be_missing: bool
+  seconds: float  # Of saving and of reading it.
+  may_be_missing: bool  # Whether subsets may be without it.
 
 
 class Subset(NamedTuple):
-  """Values to save, and what that costs.
+  """Values to save, with what that costs."""
 
-  Attributes:
-    saved: the values, in the order of the candidates.
-    nbytes: bytes of all of them.
-    seconds: seconds of saving them and of the steps that run again.
-  """
-
-  saved: list[program.Value]
+  saved: list[Value]  # In the order of the candidates.
   nbytes: int
-  seconds: float
+  seconds: float  # Of saving them and of the steps that run again.
 
 
 class _Segment(NamedTuple):
-  """Steps that run again if what they lead to is wanted and not saved.
+  """Steps that run again if what they lead to is wanted and not saved."""
 
-  Attributes:
-    steps: the steps, back to known values and candidates.
-    reads: values that they, or the backward pass, read.
-    is_possible: whether all else that is read is there.
-  """
-
-  steps: list[program.Step]
-  reads: set[program.Value]
-  is_possible: bool
+  steps: list[Step]  # Back to known values and candidates.
+  reads: set[Value]  # What they, or the backward pass, read.
+  is_possible: bool  # Whether all else that is read is there.
 
 
 def find_subsets(
   joint: trace.JointProgram,
-  reads: Sequence[program.Value],
-  known: Collection[program.Value],
+  reads: Sequence[Value],
+  known: Collection[Value],
   candidates: Sequence[Candidate],
-  count_seconds: Callable[[program.Step], float],
+  count_seconds: Callable[[Step], float],
 ) -> list[Subset]:
   """Finds the subsets of which none is both larger and slower than another."""
   # Time and memory double with each candidate that may be missing.
-  # `count_seconds`: returns the seconds of running a step again; infinity for a
+  # count_seconds: returns the seconds of running a step again; infinity for a
   # step that must not.
   # Returns subsets from which all reads follow, from the fewest bytes to the
   # fewest seconds.
@@ -114,9 +93,7 @@ def find_subsets(
 
 
 def _find_segment(
-  joint: trace.JointProgram,
-  wanted: Sequence[program.Value],
-  stops: AbstractSet[program.Value],
+  joint: trace.JointProgram, wanted: Sequence[Value], stops: AbstractSet[Value]
 ) -> _Segment:
   """Returns the steps to some values, as far as they have no other segment."""
   steps = joint.order.leading_to(wanted, stops)
@@ -126,10 +103,10 @@ def _find_segment(
 
 
 def _sum_seconds(
-  segments: Sequence[_Segment], count_seconds: Callable[[program.Step], float]
+  segments: Sequence[_Segment], count_seconds: Callable[[Step], float]
 ) -> dict[tuple[int, ...], float]:
   """Returns the seconds of steps by the segments that they are part of."""
-  parts: dict[program.Step, tuple[int, ...]] = {}
+  parts: dict[Step, tuple[int, ...]] = {}
   found: dict[tuple[int, ...], float] = {
     (n,): math.inf for n, one in enumerate(segments) if not one.is_possible
   }

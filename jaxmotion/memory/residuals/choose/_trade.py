@@ -7,19 +7,19 @@ import copy
 import functools
 import heapq
 import math
-from collections.abc import Sequence, Set as AbstractSet
+from collections.abc import Iterator, Sequence, Set as AbstractSet
+from typing import NamedTuple
 
 from jaxmotion import core, perfmodel, program
 from jaxmotion.memory.residuals import trace
 from jaxmotion.memory.residuals.choose import (
-  _cut,
   _min_cut,
-  _priced_graph,
-  _residual_table,
+  _residual,
   _separators,
   _subsets,
 )
 from jaxmotion.perfmodel.extend import operation_seconds
+from jaxmotion.program import Step, Value
 
 # Cost of saving a value that is to be recomputed: more than all residuals
 # together, less than an edge that cannot be cut, so that an argument that is
@@ -42,6 +42,16 @@ _LIGHT = 16
 _PRICES = tuple(1e-15 * 1.5**i for i in range(40))
 
 
+class Cut(NamedTuple):
+  """Values that a forward pass saves, and what that costs."""
+
+  saved: list[Value]
+  rerun: list[Step]  # What the backward pass runs again.
+  nbytes: int  # Encoded; fewer for inputs that are in memory anyway.
+  seconds: float  # Of saving values and of recomputing the others.
+  separators: AbstractSet[Value]  # Those of `saved` that split what runs again.
+
+
 class Trade:
   """Choice of what to save, by minimum cuts over seconds and bytes.
 
@@ -49,26 +59,18 @@ class Trade:
   time of the steps in between. A price of a byte, in seconds, makes both
   comparable with memory. At price 0 the cut is the fastest, and a higher price
   never saves more bytes.
-
-  Args:
-    joint: the function and its backward pass.
-    live: inputs that stay in memory anyway.
-    table: residual of each value.
-    device: device whose times are predicted.
-    reruns_loops: whether a loop may run again as a whole.
-
-  Attributes:
-    reads: forward values that the backward pass reads.
   """
 
   def __init__(
     self,
     joint: trace.JointProgram,
-    live: frozenset[program.Value],
-    table: _residual_table.ResidualTable,
+    live: frozenset[Value],
+    table: _residual.ResidualTable,
     device: perfmodel.Device,
     reruns_loops: bool = False,
   ):
+    # live: inputs that stay in memory anyway; reruns_loops: whether a loop may
+    # run again as a whole.
     self._live, self._table = live, table
     self._reruns_loops, self._saves_loops = reruns_loops, True
     self._move_s = 1 / device.memory_rate.bytes_per_s
@@ -91,9 +93,9 @@ class Trade:
       joint, self.reads, self._live, self._table
     )
     self._flows: dict[tuple[int, int], _min_cut.Flow] = {}
-    self._cuts: dict[tuple[int, int], _cut.Cut] = {}
+    self._cuts: dict[tuple[int, int], Cut] = {}
     self._subsets: dict[int, list[_subsets.Subset]] = {}
-    self._completed: dict[tuple[program.Value, ...], _cut.Cut | None] = {}
+    self._completed: dict[tuple[Value, ...], Cut | None] = {}
 
   def with_joint(self, joint: trace.JointProgram) -> Trade:
     """Returns the choice for the same program with other gradients."""
@@ -108,7 +110,7 @@ class Trade:
       self._flows.clear()
       vars(self).pop("_graph", None)
 
-  def choose_cut(self, budget: float | None) -> _cut.Cut:
+  def choose_cut(self, budget: float | None) -> Cut:
     """Chooses the values to save."""
     # Without a budget, the cut of the fewest bytes that takes at most 1 % of
     # the function's own time more than the fastest one. With a budget, the
@@ -119,27 +121,64 @@ class Trade:
     return cut
 
   @functools.cached_property
-  def _free(self) -> _cut.Cut:
+  def _free(self) -> Cut:
     """The choice without a budget."""
     cut = self._choose_free(self._cut_at(-1).seconds + self._free_s)
     masks = self._light_masks(cut)
     return self._price([*cut.saved, *masks]) if masks else cut
 
-  def _light_masks(self, cut: _cut.Cut) -> list[program.Value]:
+  def _light_masks(self, cut: Cut) -> list[Value]:
     """Returns masks that would be computed again from products, if small."""
     # The backward pass begins with the mask of a sum. To compute it again, all
     # products that are added must be in memory at once, beside the cotangent.
     # Saved, the mask lets it compute them again one after the other. A loop
     # saves one mask an iteration, and has the products of one iteration in
     # memory. So masks are saved only where all of them together are small.
-    steps = list(_cut.find_comparisons_behind_products(cut, self._table))
+    steps = list(self._find_comparisons(cut))
     masks = [v for step in steps for v in step.outs]
     most = max((v.nbytes for s in steps for v in s.reads), default=0)
     nbytes = sum(self._table.describe(v).encoded_bytes for v in masks)
     is_light = _LIGHT * self._table.repeats * nbytes <= most
     return masks if is_light else []
 
-  def _choose_cut(self, budget: float) -> _cut.Cut:
+  def _find_comparisons(self, cut: Cut) -> Iterator[Step]:
+    """Yields steps that run again and compare products of rounded residuals."""
+    rounded = self._find_rounded(cut)
+    behind: set[Value] = set()
+    for step in cut.rerun:
+      reads_rounded = not rounded.isdisjoint(step.reads)
+      if not behind.isdisjoint(step.reads) or (
+        reads_rounded and trace.is_product(step)
+      ):
+        behind.update(step.outs)
+        if (
+          program.is_discontinuous(step.eqn) and step.outs[0].aval.dtype == bool
+        ):
+          yield step
+      elif reads_rounded:
+        rounded.update(step.outs)
+
+  def _find_discontinuous(self, cut: Cut) -> Iterator[Value]:
+    """Yields results of discontinuous steps rerun on rounded residuals."""
+    # A ReLU mask recomputed from operands rounded to 8 bits would lose the 1 %
+    # of them that are rounded to zero. Where an expensive step, a convolution
+    # say, is rerun between the rounded residual and the comparison, its results
+    # are seldom exactly zero, and the mask may be recomputed.
+    joint, rounded = self._joint, self._find_rounded(cut)
+    known = {*cut.saved, *self._live, *joint.program.constants}
+    for step in cut.rerun:
+      if program.is_discontinuous(step.eqn):
+        before = joint.order.leading_to(step.reads, known)
+        used = {v for s in (*before, step) for v in s.reads}
+        if used & rounded and not any(
+          program.is_expensive(s.eqn) for s in before
+        ):
+          yield from step.outs
+
+  def _find_rounded(self, cut: Cut) -> set[Value]:
+    return {v for v in cut.saved if self._table.describe(v).is_lossy}
+
+  def _choose_cut(self, budget: float) -> Cut:
     if budget == 0:
       return self._smallest
     if budget == math.inf:
@@ -167,29 +206,25 @@ class Trade:
     found._begin(self._joint)
     return found
 
-  def _choose_free(self, most_s: float) -> _cut.Cut:
+  def _choose_free(self, most_s: float) -> Cut:
     """Returns the cut of the fewest bytes that takes no more seconds."""
-
-    def is_fast(cut: _cut.Cut) -> bool:
-      return cut.seconds <= most_s
-
-    prices = range(len(_PRICES))
     first = bisect.bisect_left(
-      prices, True, key=lambda i: not is_fast(self._cut_at(i))
+      range(len(_PRICES)),
+      True,
+      key=lambda i: self._cut_at(i).seconds > most_s,
     )
     # Equal layers have equal prices, so neighboring cuts may differ by one
     # value of every layer. In between lie the cuts that save some of them.
-    if first == len(prices) or not self._between(first):
+    if first == len(_PRICES) or not self._between(first):
       return self._cut_at(first - 1)
     counts = range(len(self._between(first)) + 1)
     count = bisect.bisect_left(
-      counts, True, key=lambda n: is_fast(self._cut_at(first, n))
+      counts, True, key=lambda n: self._cut_at(first, n).seconds <= most_s
     )
     return self._cut_at(first, min(count, counts[-1]))
 
-  def _choose_small(self, most_bytes: float) -> _cut.Cut:
+  def _choose_small(self, most_bytes: float) -> Cut:
     """Returns the fastest cut of no more bytes, else the smallest one."""
-
     if self._cut_at(-1).nbytes <= most_bytes:
       return self._cut_at(-1)
     first = self._find_price(most_bytes)
@@ -200,7 +235,13 @@ class Trade:
       counts, True, key=lambda n: self._cut_at(first, n).nbytes > most_bytes
     )
     found = self._cut_at(first, count - 1)
-    return self._refine(found, first, most_bytes)
+    # A faster cut of no more bytes may lie between two cuts.
+    for subset in reversed(self._find_subsets(first)):
+      is_within = subset.nbytes <= most_bytes
+      if is_within and subset.seconds < found.seconds:
+        if (cut := self._complete(subset.saved)) is not None:
+          return cut
+    return found
 
   def _find_price(self, most_bytes: float) -> int:
     """Returns the index of the lowest price whose cut has no more bytes."""
@@ -209,16 +250,6 @@ class Trade:
       True,
       key=lambda i: self._cut_at(i).nbytes <= most_bytes,
     )
-
-  def _refine(self, found: _cut.Cut, index: int, most_bytes: float) -> _cut.Cut:
-    """Returns a faster cut of no more bytes, if there is one between two
-    cuts."""
-    for subset in reversed(self._find_subsets(index)):
-      is_within = subset.nbytes <= most_bytes
-      if is_within and subset.seconds < found.seconds:
-        if (cut := self._complete(subset.saved)) is not None:
-          return cut
-    return found
 
   def _find_subsets(self, index: int) -> list[_subsets.Subset]:
     """Returns the best subsets of what the cuts around a price save."""
@@ -246,18 +277,16 @@ class Trade:
       )
     return self._subsets[index]
 
-  def _complete(self, saved: list[program.Value]) -> _cut.Cut | None:
-    """Returns the cut that saves some values."""
+  def _complete(self, saved: list[Value]) -> Cut | None:
+    """Returns the cut that saves some values, unless masks would change."""
     if (key := tuple(saved)) not in self._completed:
       cut = self._price(saved)
-      found = _cut.find_discontinuous_on_rounded(
-        self._joint, self._live, cut, self._table
-      )
-      self._completed[key] = None if any(True for _ in found) else cut
+      changes = any(True for _ in self._find_discontinuous(cut))
+      self._completed[key] = None if changes else cut
     return self._completed[key]
 
   @functools.cached_property
-  def _smallest(self) -> _cut.Cut:
+  def _smallest(self) -> Cut:
     """The fastest cut of nearly the fewest bytes."""
     # One byte costs more than all steps together. What a few bytes spare is not
     # computed again: the sums of a norm are as many times smaller than what
@@ -270,24 +299,24 @@ class Trade:
     return self._price(self._separators.add_last(cut.saved))
 
   @functools.cached_property
-  def _single(self) -> _cut.Cut:
+  def _single(self) -> Cut:
     """The fastest cut that runs no matmul, convolution or the like again."""
-    graph = self._make_graph(may_rerun_unknown=False, may_rerun_products=False)
-    return self._find_cut(graph, 0.0)[0]
+    return self._find_cut(self._make_graph(may_rerun_products=False), 0.0)[0]
 
   @functools.cached_property
-  def _graph(self) -> _priced_graph.PricedGraph:
-    return self._make_graph(may_rerun_unknown=False)
+  def _graph(self) -> _min_cut.PricedGraph:
+    return self._make_graph()
 
-  def _between(self, index: int) -> list[program.Value]:
+  def _between(self, index: int) -> list[Value]:
     """Returns what the cut at the price before an index saves in addition."""
     fewer = set(self._cut_at(index).saved)
     return [v for v in self._cut_at(index - 1).saved if v not in fewer]
 
-  def _cut_at(self, index: int, count: int = 0) -> _cut.Cut:
+  def _cut_at(self, index: int, count: int = 0) -> Cut:
     """Returns the cheapest cut at a price of a byte."""
+    # count: values of `_between` that must be saved.
     if (index, count) not in self._cuts:
-      must_save: Sequence[program.Value] = ()
+      must_save: Sequence[Value] = ()
       if count:
         must_save = self._between(index)
         if count == len(must_save):
@@ -308,11 +337,11 @@ class Trade:
 
   def _find_cut(
     self,
-    graph: _priced_graph.PricedGraph,
+    graph: _min_cut.PricedGraph,
     byte_s: float,
-    must_save: Sequence[program.Value] = (),
+    must_save: Sequence[Value] = (),
     start: _min_cut.Flow | None = None,
-  ) -> tuple[_cut.Cut, _min_cut.Flow]:
+  ) -> tuple[Cut, _min_cut.Flow]:
     """Finds the cheapest cut at a price of a byte."""
     # The backward pass must not rerun a step that compares floats for equality.
     # It reruns a loop only in the body of another one: all residuals of a loop
@@ -321,7 +350,7 @@ class Trade:
     # rounded operands, but which operands are rounded is known only after the
     # cut. So the cut is repeated with the results of such steps added to
     # `kept`, which only grows, until there are no new ones.
-    # `byte_s`: seconds that a byte may cost.
+    # byte_s: seconds that a byte may cost.
     # Returns the cut, and the flow of the first search for it.
     kept = set(must_save)
     save_costs = graph.save_costs(byte_s)
@@ -332,23 +361,19 @@ class Trade:
       first = start if first is None else first
       together = self._separators.add_to(saved)
       cut = self._price(together, {*together} - {*saved})
-      found = _cut.find_discontinuous_on_rounded(
-        self._joint, self._live, cut, self._table
-      )
-      new = {*found} - kept
+      new = {*self._find_discontinuous(cut)} - kept
       if not new:
         return cut, first
       kept |= new
 
   def _make_graph(
-    self, *, may_rerun_unknown: bool, may_rerun_products: bool = True
-  ) -> _priced_graph.PricedGraph:
+    self, *, may_rerun_unknown: bool = False, may_rerun_products: bool = True
+  ) -> _min_cut.PricedGraph:
     """Returns the graph of all cuts."""
-    # `may_rerun_unknown`: whether steps may run again whose seconds nobody
-    # knows.
+    # may_rerun_unknown: whether steps may run again whose seconds nobody knows.
     describe = self._table.describe
 
-    def must_save(step: program.Step) -> bool:
+    def must_save(step: Step) -> bool:
       residuals = [describe(v) for v in step.outs]
       if any(r.recomputed for r in residuals):
         return False
@@ -360,60 +385,56 @@ class Trade:
         (step.name != "name" and any(r.kept for r in residuals))
         or (math.isinf(seconds) and not is_rerun)
         or (step.name == "scan" and not self._reruns_loops)
-        or (not may_rerun_products and _cut.is_product(step))
+        or (not may_rerun_products and trace.is_product(step))
         or program.is_float_equality(step.eqn)
       )
 
     graph = _min_cut.CutGraph(self._joint, self.reads, self._live, must_save)
-    return _priced_graph.PricedGraph(
-      graph,
-      [self._saving(v) for v in graph.values],
-      [self._rerun_cost(step) for step in graph.steps],
-      {
-        v: i
-        for i, step in enumerate(graph.steps)
-        if not any(describe(out).recomputed for out in step.outs)
-        for v in step.outs
-      },
-    )
+    rerun_costs: list[int] = []
+    maker: dict[Value, int] = {}
+    for i, step in enumerate(graph.steps):
+      if any(describe(v).recomputed for v in step.outs):
+        rerun_costs.append(0)
+      else:
+        rerun_costs.append(
+          int(_min_cut.UNITS_PER_S * self._rerun_seconds(step))
+        )
+        maker.update(dict.fromkeys(step.outs, i))
+    savings = [self._price_saving(v) for v in graph.values]
+    return _min_cut.PricedGraph(graph, savings, rerun_costs, maker)
 
-  def _saving(self, value: program.Value) -> _priced_graph.Saving:
+  def _price_saving(self, value: Value) -> _min_cut.Saving:
     if not hasattr(value.aval, "shape"):
-      return _priced_graph.Saving(1, 0, 0.0)  # An abstract token.
-    residual = self._table.describe(value)
+      return _min_cut.Saving(1, 0, 0.0)  # An abstract token.
     maker = self._joint.order.maker(value)
     is_of_loop = maker is not None and maker.name == "scan"
-    is_rerun = residual.recomputed or (is_of_loop and not self._saves_loops)
-    return _priced_graph.Saving(
+    is_rerun = self._table.describe(value).recomputed or (
+      is_of_loop and not self._saves_loops
+    )
+    return _min_cut.Saving(
       _RECOMPUTE_COST if is_rerun else None,
       self._count_bytes(value),
       self._save_seconds(value),
     )
 
-  def _rerun_cost(self, step: program.Step) -> int:
-    if any(self._table.describe(v).recomputed for v in step.outs):
-      return 0
-    return int(_priced_graph.UNITS_PER_S * self._rerun_seconds(step))
-
   def _price(
-    self,
-    saved: list[program.Value],
-    separators: AbstractSet[program.Value] = frozenset(),
-  ) -> _cut.Cut:
+    self, saved: list[Value], separators: AbstractSet[Value] = frozenset()
+  ) -> Cut:
+    """Returns the cut that saves some values."""
     joint = self._joint
     known = {*saved, *self._live, *joint.program.constants}
     rerun = joint.order.leading_to(self.reads, known)
     seconds = [*map(self._rerun_seconds, rerun)]
     seconds += map(self._save_seconds, saved)
     nbytes = sum(map(self._count_bytes, saved))
-    return _cut.Cut(saved, rerun, nbytes, math.fsum(seconds), separators)
+    return Cut(saved, rerun, nbytes, math.fsum(seconds), separators)
 
-  def _rerun_seconds(self, step: program.Step) -> float:
+  def _rerun_seconds(self, step: Step) -> float:
     """Returns the seconds of a step, 0 where nobody knows them."""
     seconds = self._seconds[id(step)]
     return seconds if math.isfinite(seconds) else 0.0
 
-  def _count_bytes(self, value: program.Value) -> int:
+  def _count_bytes(self, value: Value) -> int:
     """Returns the bytes of saving a value, 0 of an abstract token."""
     if not hasattr(value.aval, "shape"):
       return 0
@@ -423,7 +444,7 @@ class Trade:
       nbytes -= nbytes // _GIVEN_SHARE
     return nbytes
 
-  def _save_seconds(self, value: program.Value) -> float:
+  def _save_seconds(self, value: Value) -> float:
     """Returns the seconds of writing what is saved, and of reading it."""
     # An input is in memory, but for those of a loop's body: the loop stacks
     # them.

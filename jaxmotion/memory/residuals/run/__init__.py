@@ -6,11 +6,7 @@ from jaxmotion.memory.residuals.run._forward import (
   forward as forward,
   list_gates as list_gates,
 )
-from jaxmotion.memory.residuals.run._host_buffers import (
+from jaxmotion.memory.residuals.run._scan import (
   HostBuffers as HostBuffers,
+  run_scan as run_scan,
 )
-from jaxmotion.memory.residuals.run._reverse_only import (
-  refuse_forward_mode as refuse_forward_mode,
-  reverse_only as reverse_only,
-)
-from jaxmotion.memory.residuals.run._scan import run_scan as run_scan

@@ -12,10 +12,8 @@ The barriers hold XLA to that order:
   such a gradient, so XLA would put it off, and keep what it is computed from
   until the end of the pass. Tying them brought ResNet-50 with 4-bit residuals
   from 669 to 524 MiB (compiled for an H100, not run).
-* Gradients that wait long for a reader are tied, too (`_waiting`).
+* Gradients that wait long for a reader are tied, too (`_order.find_waiting`).
 """
-
-from __future__ import annotations
 
 import collections
 from collections.abc import Collection, Iterable, Sequence
@@ -27,15 +25,9 @@ from jax import lax
 from jaxmotion import program
 from jaxmotion.core import Array
 from jaxmotion.memory import _memory_kind
-from jaxmotion.memory.residuals import choose
-from jaxmotion.memory.residuals.run import (
-  _forward,
-  _order,
-  _part,
-  _plain,
-  _wait_choice,
-  _waiting,
-)
+from jaxmotion.memory.residuals import choose, trace
+from jaxmotion.memory.residuals.run import _barriers, _forward, _order
+from jaxmotion.program import Operand, Step, Value
 
 
 def backward(
@@ -48,85 +40,78 @@ def backward(
   transfer: bool = True,
 ) -> list[Any]:
   """Computes the gradients from the saved residuals."""
-  if selection.plain is not None:
-    return _plain.run_plain(selection, inputs, buffers, cotangents)
-  run = _BackwardPass(selection, inputs, buffers, cotangents, transfer, gates)
-  return run.run()
+  joint = selection.joint
+  env = dict(joint.program.constants)
+  pairs = zip(joint.inputs, inputs, strict=True)
+  env.update((v, x) for v, x in pairs if v in selection.always_live)
+  env.update(zip(joint.cotangents, cotangents, strict=True))
+  if selection.plain is None:
+    return _BackwardPass(selection, env, buffers, transfer, gates).run()
+  kept = zip(selection.plain, buffers, strict=True)
+  env.update((value, buffer) for value, (buffer,) in kept)
+  program.evaluate(joint.backward_steps(), env)
+  return _read_gradients(joint, env)
+
+
+def _read_gradients(joint: trace.JointProgram, env: _forward.Env) -> list[Any]:
+  return [
+    None if g is None else program.read_operand(env, g) for g in joint.gradients
+  ]
 
 
 class _BackwardPass:
-  """State of one backward pass.
-
-  Attributes:
-    _env: arrays of known values. Of forward values it holds constants,
-      always-live inputs, what steps have read, and little else: what is cheap
-      is recomputed when it is read again.
-    _residual: residual of each value that has buffers.
-    _buffers: encoded buffers of saved values, and of cached ones once they
-      were recomputed.
-    _on_host: values whose buffers are on the host and not fetched yet.
-    _fetch_queue: those values that have not been asked for yet, in the order
-      in which steps need them.
-    _is_in_loop: whether the pass is that of a loop's body.
-    _is_ordered: whether there was a barrier.
-    _untied: results of expensive steps, and cheap ones that wait for a reader,
-      since the last barrier.
-    _made: results of all backward steps since the last barrier.
-    _position: positions of the steps that make the values of the pass.
-    _gates: arrays that the first barrier waits for, until there was one.
-    _later: steps that have not run yet.
-    _waits: says which residuals wait without a barrier of their own.
-  """
+  """State of one backward pass."""
 
   def __init__(
     self,
     selection: choose.Selection,
-    inputs: Sequence[Array | None],
+    env: _forward.Env,
     buffers: Sequence[choose.Buffers],
-    cotangents: Sequence[Array],
     transfer: bool,
     gates: Sequence[Array],
   ):
     self._selection, self._joint = selection, selection.joint
-    self._gates = list(gates)
-    self._env = _forward.make_env(
-      selection, _plain.list_live(selection, inputs)
-    )
-    self._env.update(zip(self._joint.cotangents, cotangents, strict=True))
-    self._residual = {s.value: s.residual for s in selection.saved}
-    values = [s.value for s in selection.saved]
-    self._buffers = dict(zip(values, buffers, strict=True))
+    # Arrays of known values. Of forward values these are constants, always-live
+    # inputs, what steps have read, and little else: what is cheap is recomputed
+    # when it is read again.
+    self._env = env
+    # Of saved values, and of cached ones once they were recomputed.
+    self._residual = dict(selection.saved)
+    self._buffers = dict(zip(selection.saved, buffers, strict=True))
+    # Values whose buffers are on the host and not fetched yet, and those of
+    # them that have not been asked for, in the order in which steps need them.
     self._on_host = {
-      s.value for s in selection.saved if s.residual.on_host and transfer
+      v for v, r in selection.saved.items() if r.on_host and transfer
     }
-    self._fetch_queue: collections.deque[program.Value] = collections.deque()
-    self._is_in_loop = any(s.residual.repeats > 1 for s in selection.saved)
-    self._is_ordered = False
-    self._untied: list[program.Value] = []
-    self._made: set[program.Value] = set()
-    self._position: dict[program.Value, int] = {}
-    self._later: Sequence[program.Step] = ()
-    self._waits = _wait_choice.WaitChoice(
-      selection, self._residual, self._on_host
-    )
+    self._fetch_queue: collections.deque[Value] = collections.deque()
+    self._is_in_loop = any(r.repeats > 1 for r in selection.saved.values())
+    self._is_ordered = False  # Whether there was a barrier.
+    # Since the last barrier: results of expensive steps and cheap ones that
+    # wait for a reader, and results of all backward steps.
+    self._untied: list[Value] = []
+    self._made: set[Value] = set()
+    # Arrays that the first barrier waits for, until there was one.
+    self._gates = list(gates)
+    # Positions of the steps that make the values of the pass.
+    self._position: dict[Value, int] = {}
+    self._later: Sequence[Step] = ()  # Steps that have not run yet.
+    self._waits = _barriers.WaitChoice(selection, self._residual, self._on_host)
 
   def run(self) -> list[Any]:
     """Runs the backward steps and returns the gradients."""
-    steps = _order.order_backward(self._joint, {*self._env, *self._buffers})
+    joint = self._joint
+    steps = _order.order_backward(joint, {*self._env, *self._buffers})
     self._position = {v: i for i, s in enumerate(steps) for v in s.outs}
     self._fetch_queue = self._order_fetches(steps)
-    wanted: list[program.Value] = []
-    whole: list[program.Value] = []
-    waiting = _waiting.find_waiting(steps)
+    wanted: list[Value] = []
+    whole: list[Value] = []
+    waiting = _order.find_waiting(steps)
+    ends_fusion = [trace.is_product(step) for step in steps]
     for i, step in enumerate(steps):
       self._later = steps[i:]
-      if (
-        i == 0
-        or _forward.ends_fusion(steps[i - 1])
-        or _forward.ends_fusion(step)
-      ):
+      if i == 0 or ends_fusion[i - 1] or ends_fusion[i]:
         reads, whole = _order.list_fused_reads(steps, i)
-        wanted = [v for v in reads if v not in self._joint.backward]
+        wanted = [v for v in reads if v not in joint.backward]
       if any(v not in self._env for v in step.reads):
         self._provide(wanted, self._find_token(step), whole)
       program.evaluate([step], self._env)
@@ -135,17 +120,13 @@ class _BackwardPass:
         self._untied += step.outs
       else:
         self._untied += [v for v in step.outs if v in waiting]
-    gradients = self._joint.gradients
-    self._provide([g for g in gradients if g is not None], None)
-    found = [
-      None if g is None else program.read_operand(self._env, g)
-      for g in gradients
-    ]
+    self._provide([g for g in joint.gradients if g is not None], None)
+    found = _read_gradients(joint, self._env)
     # XLA takes more memory for a loop of which nothing reads a result.
     is_tied = self._is_ordered or any(step.name == "scan" for step in steps)
     return _forward.tie_arrays(found) if is_tied else found
 
-  def _find_token(self, step: program.Step) -> program.Value:
+  def _find_token(self, step: Step) -> Value:
     """Finds an array of the backward pass that a step waits for."""
     # A barrier writes the arrays that it ties to memory, so the token is an
     # array that is written anyway: an operand of a step that ends a fusion,
@@ -155,16 +136,16 @@ class _BackwardPass:
     # float32.
     backward, maker = self._joint.backward, self._joint.order.maker
     token = next(v for v in step.reads if v in backward)
-    found: dict[program.Value, None] = {token: None}
+    found: dict[Value, None] = {token: None}
     todo = [token]
-    written: list[program.Value] = []
+    written: list[Value] = []
     while todo:
       value = todo.pop()
       made_by = maker(value)
       if made_by is None or program.is_expensive(made_by.eqn):
         written.append(value)
         continue
-      if _forward.ends_fusion(step) and value.nbytes <= max(
+      if trace.is_product(step) and value.nbytes <= max(
         v.nbytes for v in made_by.reads if v in backward
       ):
         written.append(value)
@@ -174,26 +155,23 @@ class _BackwardPass:
       todo += reads
     return max(written, key=lambda v: self._position.get(v, -1))
 
-  def _order_fetches(
-    self, steps: Sequence[program.Step]
-  ) -> collections.deque[program.Value]:
+  def _order_fetches(self, steps: Sequence[Step]) -> collections.deque[Value]:
     """Returns the values on the host, in the order in which steps need them."""
     if not self._on_host:
       return collections.deque()
-    order = self._joint.order
-    needed: dict[program.Value, None] = {}
+    needed: dict[Value, None] = {}
     for step in steps:
       reads = [v for v in step.reads if v not in self._env]
-      for earlier in order.leading_to(reads, self._buffers):
-        needed.update((v, None) for v in earlier.reads)
-      needed.update((v, None) for v in reads)
+      for earlier in self._joint.order.leading_to(reads, self._buffers):
+        needed.update(dict.fromkeys(earlier.reads))
+      needed.update(dict.fromkeys(reads))
     return collections.deque(v for v in needed if v in self._on_host)
 
   def _provide(
     self,
-    values: Iterable[program.Operand],
-    token: program.Value | None,
-    whole: Collection[program.Value] = (),
+    values: Iterable[Operand],
+    token: Value | None,
+    whole: Collection[Value] = (),
   ) -> None:
     """Puts forward values into `_env`, none available before the token."""
     # Values between the residuals and those asked for are not kept: until their
@@ -202,33 +180,27 @@ class _BackwardPass:
     # overflowed are kept, since decoding them may recompute something
     # expensive.
     env = self._env
-    missing = [
-      v for v in values if isinstance(v, program.Value) and v not in env
-    ]
+    missing = [v for v in values if isinstance(v, Value) and v not in env]
     if not missing:
       return
-    steps, part = self._steps_to(missing), []
+    steps = self._steps_to(missing)
     if to_cache := self._find_values_to_cache(steps):
       if part := self._find_whole_part(to_cache):
-        missing = list(dict.fromkeys([*missing, *part]))
+        whole = missing = list(dict.fromkeys([*missing, *part]))
       else:
         self._recompute_and_cache(to_cache, token)
       steps = self._steps_to(missing)
-    if part:
-      whole = missing
     decoded, local = self._decode_operands(missing, steps, token, whole)
     program.evaluate(steps, local)
     unsure = [v for v in decoded if self._residual[v].may_overflow]
     env.update((v, local[v]) for v in {*missing, *unsure})
 
-  def _steps_to(self, values: Iterable[program.Value]) -> list[program.Step]:
+  def _steps_to(self, values: Iterable[Value]) -> list[Step]:
     """Returns the steps to values from what is known or has buffers."""
     known = collections.ChainMap(self._env, self._buffers)
     return self._joint.order.leading_to(values, known)
 
-  def _find_values_to_cache(
-    self, steps: Sequence[program.Step]
-  ) -> list[program.Value]:
+  def _find_values_to_cache(self, steps: Sequence[Step]) -> list[Value]:
     """Returns the values to cache when these steps are rerun."""
     # These are the results that the selection wants cached. If there are any,
     # all other values to be cached that follow from the results by cheap steps
@@ -243,11 +215,9 @@ class _BackwardPass:
       to_cache += [v for v in cached if order.follows_cheaply(v, known)]
     return to_cache
 
-  def _find_whole_part(
-    self, to_cache: Sequence[program.Value]
-  ) -> list[program.Value]:
+  def _find_whole_part(self, to_cache: Sequence[Value]) -> list[Value]:
     """Returns what the steps of a part read, if no cache is of use there."""
-    return _part.find_whole_part(
+    return _barriers.find_whole_part(
       self._joint,
       self._later,
       self._steps_to(to_cache),
@@ -257,7 +227,7 @@ class _BackwardPass:
     )
 
   def _recompute_and_cache(
-    self, values: Sequence[program.Value], token: program.Value | None
+    self, values: Sequence[Value], token: Value | None
   ) -> None:
     """Recomputes values and saves them, as the forward pass saves residuals."""
     # From here on these values have buffers like any residual. Results of
@@ -265,19 +235,17 @@ class _BackwardPass:
     # values to be cached may follow from them.
     steps = self._steps_to(values)
     _, local = self._decode_operands(values, steps, token, ())
-    residual = self._selection.cached
 
-    def encode(
-      due: Sequence[choose.SavedResidual], after: program.Value | None
-    ) -> None:
-      buffers = {v: r.encode(local[v])[0] for v, r in due}
+    def encode(due: _forward.Saved, after: Value | None) -> None:
+      buffers = {v: r.coder.encode(local[v]) for v, r in due}
       tied = list(buffers.values())
       if after is not None:
-        tied, local[after] = _forward.tie_to_token(tied, local[after])
+        tied, local[after] = _forward.tie_arrays((tied, local[after]))
       self._buffers.update(zip(buffers, tied, strict=True))
 
-    cached = [choose.SavedResidual(v, residual[v]) for v in values]
-    encode(_forward.evaluate_and_encode(steps, local, cached, encode), None)
+    cached = {v: self._selection.cached[v] for v in values}
+    last = _forward.evaluate_and_encode(steps, local, cached.items(), encode)
+    encode(last, None)
     self._residual.update(cached)
     expensive = [
       v for s in steps if program.is_expensive(s.eqn) for v in s.outs
@@ -286,11 +254,11 @@ class _BackwardPass:
 
   def _decode_operands(
     self,
-    wanted: Sequence[program.Value],
-    steps: Sequence[program.Step],
-    token: program.Value | None,
-    whole: Collection[program.Value],
-  ) -> tuple[list[program.Value], _forward.Env]:
+    wanted: Sequence[Value],
+    steps: Sequence[Step],
+    token: Value | None,
+    whole: Collection[Value],
+  ) -> tuple[list[Value], _forward.Env]:
     """Decodes the residuals that steps read, none before the token exists."""
     # One barrier ties the token to: the buffers of these residuals; those of
     # the next residual on the host, so that its transfer starts now; the
@@ -299,21 +267,19 @@ class _BackwardPass:
     # since the last barrier, so that gradients of weights are finished.
     # Returns the decoded values, and a copy of `_env` with them, for the steps.
     env = self._env
-    touched = dict.fromkeys(v for s in steps for v in s.reads)
-    touched.update(dict.fromkeys(wanted))
+    rerun = dict.fromkeys(v for s in steps for v in s.reads)
+    touched = {**rerun, **dict.fromkeys(wanted)}
     to_decode = [v for v in touched if v in self._buffers and v not in env]
     live = [v for v in touched if v in self._selection.always_live and v in env]
-    masked = (
-      set()
-      if token is None
-      else self._waits.list_masked(to_decode, steps, whole, self._buffers)
-    )
-    rerun = {v for s in steps for v in s.reads}
+    masked: set[Value] = set()
+    finished: list[Value] = []
+    if token is not None:
+      masked = self._waits.list_masked(to_decode, steps, whole, self._buffers)
+      finished = self._list_finished(token)
     direct = {v for v in to_decode if v not in rerun and self._waits.is_free(v)}
     to_fetch = [v for v in to_decode if v not in masked]
     to_fetch += self._take_prefetch(to_decode)
     mask = jnp.zeros((), jnp.uint8)
-    finished = [] if token is None else self._list_finished(token)
     if not (to_fetch or live or finished or self._waits.repeats(steps)):
       masked = set()  # A compiler has nothing to merge with the forward pass.
     tied = (
@@ -331,7 +297,7 @@ class _BackwardPass:
       # compiler writes a fusion's result over an operand only if no barrier is
       # in between. The result of a fusion is read behind the barrier, or else
       # it is both written and computed again by each matmul.
-      tied, after = _forward.tie_to_token(tied, env[token])
+      tied, after = _forward.tie_arrays((tied, env[token]))
       maker = self._joint.order.maker(token)
       if not (
         self._is_in_loop if maker is None else program.is_expensive(maker.eqn)
@@ -341,17 +307,20 @@ class _BackwardPass:
       self._made.clear()
     self._buffers.update(zip(to_fetch, tied[0], strict=True))
     for value in to_fetch:
-      self._fetch(value)
+      if value in self._on_host:
+        self._on_host.remove(value)
+        self._buffers[value] = _memory_kind.to_device(self._buffers[value])
     local = {**env, **dict(zip(live, tied[1], strict=True))}
     for value in to_decode:
       if value in masked:
-        words = _forward.mask_words(self._buffers[value], tied[3][0])
-        local[value] = self._residual[value].decode(words)
+        # Words combined with a zero are read after that exists.
+        words = [w | tied[3][0].astype(w.dtype) for w in self._buffers[value]]
+        local[value] = self._residual[value].coder.decode(words)
       else:
         local[value] = self._decode(value)
     return to_decode, local
 
-  def _list_finished(self, token: program.Value) -> list[program.Value]:
+  def _list_finished(self, token: Value) -> list[Value]:
     """Returns the untied results that the token does not follow from."""
     # The others are there before the token is, and tied they would live on.
     before = {token}
@@ -364,9 +333,7 @@ class _BackwardPass:
       todo += found
     return [v for v in self._untied if v not in before]
 
-  def _take_prefetch(
-    self, to_decode: Sequence[program.Value]
-  ) -> list[program.Value]:
+  def _take_prefetch(self, to_decode: Sequence[Value]) -> list[Value]:
     """Takes the next value to fetch from the queue, if a fetch is due now."""
     # Its transfer then runs while the values that are needed now are used.
     for value in to_decode:
@@ -375,24 +342,18 @@ class _BackwardPass:
     is_due = any(v in self._on_host for v in to_decode)
     return [self._fetch_queue.popleft()] if is_due and self._fetch_queue else []
 
-  def _fetch(self, value: program.Value) -> None:
-    """Copies the buffers of a value to the device, if they are on the host."""
-    if value in self._on_host:
-      self._on_host.remove(value)
-      self._buffers[value] = _memory_kind.to_device(self._buffers[value])
-
-  def _decode(self, value: program.Value) -> Array:
+  def _decode(self, value: Value) -> Array:
     """Decodes a residual; if it has overflowed, recomputes it."""
     residual, buffers = self._residual[value], self._buffers[value]
     if not residual.may_overflow:
-      return residual.decode(buffers)
+      return residual.coder.decode(buffers)
     return lax.cond(
-      residual.overflow_count(buffers) > 0,
+      residual.coder.overflow_count(buffers) > 0,
       lambda: self._recompute_exactly(value),
-      lambda: residual.decode(buffers),
+      lambda: residual.coder.decode(buffers),
     )
 
-  def _recompute_exactly(self, value: program.Value) -> Array:
+  def _recompute_exactly(self, value: Value) -> Array:
     """Recomputes an overflowed residual from exact residuals alone."""
     # It runs as a branch of a conditional, so it changes no state: what it
     # decodes or fetches is for this branch.
@@ -410,6 +371,6 @@ class _BackwardPass:
         buffers = self._buffers[source]
         if source in self._on_host:
           buffers = _memory_kind.to_device(buffers)
-        known[source] = exact[source].decode(buffers)
+        known[source] = exact[source].coder.decode(buffers)
     program.evaluate(steps, known)
     return known[value]

@@ -1,7 +1,6 @@
 """Forward pass that encodes and saves the selected residuals."""
 
-from __future__ import annotations
-
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,10 +11,11 @@ from jax import lax
 from jaxmotion import core, program
 from jaxmotion.core import Array
 from jaxmotion.memory import _memory_kind
-from jaxmotion.memory.residuals import choose
-from jaxmotion.memory.residuals.run import _delay
+from jaxmotion.memory.residuals import choose, trace
+from jaxmotion.program import Step, Value
 
-Env = dict[program.Value, Any]
+Env = dict[Value, Any]
+Saved = list[tuple[Value, choose.Residual]]
 
 
 def evaluate_outputs(
@@ -24,12 +24,10 @@ def evaluate_outputs(
   """Evaluates the function without saving anything."""
   # Returns the outputs, and diagnostics of zeros in the structure of
   # `forward`'s.
-  joint = selection.joint
-  env = make_env(selection, zip(joint.inputs, inputs, strict=True))
-  ends = _output_values(selection)
-  program.evaluate(joint.order.leading_to(ends, env, joint.effects), env)
+  env, steps = _start_pass(selection, inputs, ())
+  program.evaluate(steps, env)
   zero = jnp.zeros((), jnp.float32)
-  fills = {residual.name: zero for _, residual in selection.measured}
+  fills = {residual.name: zero for residual in selection.measured.values()}
   return _collect_results(selection, env, 0, fills)
 
 
@@ -46,22 +44,22 @@ def forward(
   #   send them when it has time, which is in the backward pass, too.
   # Returns the outputs and the diagnostics, and the encoded buffers of each
   # saved residual.
-  if selection.plain is not None:
-    return _keep_plain(selection, selection.plain, inputs)
   joint = selection.joint
-  env = make_env(selection, zip(joint.inputs, inputs, strict=True))
-  ends = [*_output_values(selection), *(s.value for s in selection.saved)]
-  steps = joint.order.leading_to(ends, env, joint.effects)
-  read_early = {v.source for s in steps if ends_fusion(s) for v in s.reads}
-  results = {v.source for v in joint.outputs if isinstance(v, program.Value)}
-  free = _delay.find_free_to_delay(selection)
-  encoded: dict[program.Value, choose.Buffers] = {}
+  if selection.plain is not None:
+    env, steps = _start_pass(selection, inputs, selection.plain)
+    program.evaluate(steps, env)
+    kept = [[choose.differentiate_once(env[v])] for v in selection.plain]
+    return _collect_results(selection, env, 0, {}), kept
+  env, steps = _start_pass(selection, inputs, selection.saved)
+  read_early = {v.source for s in steps if trace.is_product(s) for v in s.reads}
+  results = {v.source for v in joint.outputs if isinstance(v, Value)}
+  free = find_free_to_delay(selection)
+  encoded: dict[Value, choose.Buffers] = {}
   overflow_counts: list[Array] = []
   in_transit: list[choose.Buffers] = []
 
-  def is_late(value: program.Value) -> bool:
-    """Says whether a compiler may compute a saved array in the backward
-    pass."""
+  def is_late(value: Value) -> bool:
+    """Says whether a compiler may compute a value in the backward pass."""
     # It then keeps what the array follows from. Results of expensive steps are
     # computed once, and what an expensive step reads is there when that runs.
     written = value.source
@@ -70,101 +68,86 @@ def forward(
     is_read = written in read_early or written in results
     return is_cheap and not is_read and value not in free
 
-  def wait_for_transfers(token: program.Value | None) -> None:
+  def wait_for_transfers(token: Value | None) -> None:
     """Makes `env[token]` depend on the pending host transfers."""
     # The buffers themselves stay as they were before the barrier: a loop that
     # stacks them in host memory must stack what was sent, or XLA finds no place
     # on the host for the stack.
     if in_transit and token is not None:
-      _, env[token] = tie_to_token(in_transit, env[token])
+      _, env[token] = tie_arrays((in_transit, env[token]))
       in_transit.clear()
 
-  def encode(
-    due: Sequence[choose.SavedResidual], token: program.Value | None
-  ) -> None:
+  def encode(due: Saved, token: Value | None) -> None:
     """Encodes residuals before anything reads the token."""
     buffers = {}
     for value, residual in due:
-      buffers[value], overflow = residual.encode(env[value])
-      overflow_counts.extend([] if overflow is None else [overflow])
+      coder = residual.coder
+      buffers[value] = coder.encode(env[value])
+      if residual.may_overflow:
+        overflow_counts.append(coder.overflow_count(buffers[value]))
     wait_for_transfers(token)
     encoded.update(buffers)
     made = [v for v, r in due if r.is_computed or r.on_host or is_late(v)]
     if token is not None:
       if made:
         tied = [buffers[v] for v in made]
-        tied, env[token] = tie_to_token(tied, env[token])
+        tied, env[token] = tie_arrays((tied, env[token]))
         encoded.update(zip(made, tied, strict=True))
       for value in (v for v in buffers if v not in made and v not in free):
         # Nothing is to be done for the array, and a barrier behind the next
         # step's result would keep what reads that from writing over it. But
         # the array waits for a reduction: a compiler could put off the sum of
         # a loss to the end of the backward pass.
-        if value.nbytes > _delay.SMALL * token.nbytes:
-          tied, _ = tie_to_token(buffers[value], env[token])
-          encoded[value] = tied
+        if value.nbytes > choose.SMALL * token.nbytes:
+          encoded[value], _ = tie_arrays((buffers[value], env[token]))
     for value, residual in due:
       if residual.on_host and transfer:
         encoded[value] = _memory_kind.to_host(encoded[value])
         in_transit.append(encoded[value])
 
-  waiting = evaluate_and_encode(steps, env, selection.saved, encode)
-  last_token = next(
-    (v for v in joint.outputs if isinstance(v, program.Value)), None
-  )
+  waiting = evaluate_and_encode(steps, env, selection.saved.items(), encode)
+  last_token = next((v for v in joint.outputs if isinstance(v, Value)), None)
   if waiting:
     encode(waiting, last_token)
   wait_for_transfers(last_token)
   overflows = sum((n > 0).astype(jnp.int32) for n in overflow_counts)
   fills = {
-    r.name: choose.fullest_tile_share(env[v]) for v, r in selection.measured
+    r.name: choose.fullest_tile_share(env[v])
+    for v, r in selection.measured.items()
   }
-  buffers = [encoded[s.value] for s in selection.saved]
+  buffers = [encoded[v] for v in selection.saved]
   return _collect_results(selection, env, overflows, fills), buffers
 
 
-def _keep_plain(
-  selection: choose.Selection,
-  kept: Sequence[program.Value],
-  inputs: Sequence[Array],
-) -> tuple[tuple[list[Any], choose.Diagnostics], list[choose.Buffers]]:
-  """Evaluates the function and keeps values as they are."""
+def _start_pass(
+  selection: choose.Selection, inputs: Sequence[Array], wanted: Iterable[Value]
+) -> tuple[Env, list[Step]]:
+  """Returns the first values of a pass, and steps to outputs and others."""
   joint = selection.joint
-  env = make_env(selection, zip(joint.inputs, inputs, strict=True))
-  ends = [*_output_values(selection), *kept]
-  program.evaluate(joint.order.leading_to(ends, env, joint.effects), env)
-  buffers = [[choose.differentiate_once(env[v])] for v in kept]
-  return _collect_results(selection, env, 0, {}), buffers
+  env = dict(joint.program.constants)
+  env.update(zip(joint.inputs, inputs, strict=True))
+  ends = [*joint.outputs, *jax.tree.leaves(joint.diagnostics), *wanted]
+  return env, joint.order.leading_to(ends, env, joint.effects)
 
 
 def list_gates(selection: choose.Selection, outs: Sequence[Any]) -> list[Array]:
   """Returns the outputs that a backward pass should wait for: small ones."""
   # A compiler could put off the sum of a loss to the end of the backward pass.
-  most = max((s.value.nbytes for s in selection.saved), default=0)
+  most = max((v.nbytes for v in selection.saved), default=0)
   pairs = zip(selection.joint.outputs, outs, strict=True)
   return [
     x
     for v, x in pairs
-    if isinstance(v, program.Value) and _delay.SMALL * v.nbytes < most
+    if isinstance(v, Value) and choose.SMALL * v.nbytes < most
   ]
-
-
-def tie_to_token(arrays: Any, token: Array) -> tuple[Any, Array]:
-  """Returns a tree of arrays and a token, neither available before the
-  other."""
-  # Whatever reads the returned token runs after the arrays exist, and whatever
-  # reads the returned arrays runs after the token exists.
-  return tie_arrays((arrays, token))
 
 
 def tie_arrays(tree: Any) -> Any:
   """Returns all arrays of a tree, none available before the others."""
+  # Of a pair of arrays and a token: whatever reads the returned token runs
+  # after the arrays exist, and whatever reads the returned arrays runs after
+  # the token exists.
   return jax.tree.map(_restore_varying, lax.optimization_barrier(tree), tree)
-
-
-def mask_words(buffers: choose.Buffers, mask: Array) -> choose.Buffers:
-  """Combines words with a zero, so that they are read after that exists."""
-  return jax.tree.map(lambda words: words | mask.astype(words.dtype), buffers)
 
 
 def _restore_varying(x: Array, like: Array) -> Array:
@@ -177,40 +160,38 @@ def _restore_varying(x: Array, like: Array) -> Array:
 
 
 def evaluate_and_encode(
-  steps: Sequence[program.Step],
+  steps: Sequence[Step],
   env: Env,
-  saved: Sequence[choose.SavedResidual],
-  encode: Callable[
-    [Sequence[choose.SavedResidual], program.Value | None], None
-  ],
-) -> list[choose.SavedResidual]:
+  saved: Iterable[tuple[Value, choose.Residual]],
+  encode: Callable[[Saved, Value | None], None],
+) -> Saved:
   """Runs steps and encodes each residual soon after its last use."""
   # What waits for the encoding is the result of a step whose result is written
   # to memory anyway. The result of a cheap step would be written for the
   # barrier alone: float32 scores of an attention that the exponential reads at
   # once.
-  due = _group_by_last_use(saved, steps)
-  encode(due.pop(-1, []), None)
-  waiting: list[choose.SavedResidual] = []
+  last = {
+    v: i for i, step in enumerate(steps) for v in (*step.reads, *step.outs)
+  }
+  due: dict[int, Saved] = {}
+  for value, residual in saved:
+    due.setdefault(last.get(value, -1), []).append((value, residual))
+  encode(due.pop(-1, []), None)  # What no step reads or makes.
+  waiting: Saved = []
   for i, step in enumerate(steps):
     program.evaluate([step], env)
     waiting += due.get(i, ())
-    if waiting and is_written(step):
+    if waiting and _is_written(step):
       # A residual that is itself the result cannot be tied to it.
       made = step.outs[0]
-      group = [s for s in waiting if s.value is not made]
-      waiting = [s for s in waiting if s.value is made]
+      group = [pair for pair in waiting if pair[0] is not made]
+      waiting = [pair for pair in waiting if pair[0] is made]
       if group:
         encode(group, made)
   return waiting
 
 
-def ends_fusion(step: program.Step) -> bool:
-  """Says whether a compiler writes what a step reads and what it makes."""
-  return program.is_expensive(step.eqn) and step.name not in program.REDUCTIONS
-
-
-def is_written(step: program.Step) -> bool:
+def _is_written(step: Step) -> bool:
   """Says whether a compiler writes a step's first result to memory."""
   # Random bits are computed by what reads them.
   if not step.outs or not hasattr(step.outs[0].aval, "shape"):
@@ -221,41 +202,50 @@ def is_written(step: program.Step) -> bool:
   )
 
 
-def _group_by_last_use(
-  saved: Iterable[choose.SavedResidual], steps: Sequence[program.Step]
-) -> dict[int, list[choose.SavedResidual]]:
-  """Groups residuals by the position of the step that uses them last."""
-  # Position -1 holds those that no step reads or makes.
-  last = {
-    v: i for i, step in enumerate(steps) for v in (*step.reads, *step.outs)
-  }
-  due: dict[int, list[choose.SavedResidual]] = {}
-  for one in saved:
-    due.setdefault(last.get(one.value, -1), []).append(one)
-  return due
-
-
-def make_env(
-  selection: choose.Selection, pairs: Iterable[tuple[program.Value, Any]]
-) -> Env:
-  """Returns the values that a pass starts from: constants and given pairs."""
-  return {**selection.joint.program.constants, **dict(pairs)}
-
-
-def _output_values(selection: choose.Selection) -> list[program.Operand]:
-  """Returns the outputs of the function and its diagnostics."""
-  joint = selection.joint
-  return [*joint.outputs, *jax.tree.leaves(joint.diagnostics)]
-
-
 def _collect_results(
   selection: choose.Selection, env: Env, overflows: Any, fills: dict[str, Array]
 ) -> tuple[list[Any], choose.Diagnostics]:
   """Returns the outputs, and the diagnostics merged with those of loops."""
-  inner = jax.tree.map(
-    lambda v: program.read_operand(env, v), selection.joint.diagnostics
-  )
+  read = functools.partial(program.read_operand, env)
+  inner = jax.tree.map(read, selection.joint.diagnostics)
   own = choose.Diagnostics(jnp.asarray(overflows, jnp.int32), fills)
-  return [
-    program.read_operand(env, v) for v in selection.joint.outputs
-  ], inner.merge(own)
+  return [read(v) for v in selection.joint.outputs], inner.merge(own)
+
+
+def find_free_to_delay(selection: choose.Selection) -> set[Value]:
+  """Returns saved arrays that follow by cheap steps from as few bytes."""
+  # A compiler that computes such an array in the backward pass keeps what it
+  # follows from, which takes no more memory. There it writes the result over
+  # that, which a barrier would keep it from. Rows of a loop are none of these:
+  # they are written at the end of each iteration.
+  joint = selection.joint
+  kept = {*selection.always_live, *joint.program.constants, *selection.saved}
+  found: set[Value] = set()
+  for value, residual in selection.saved.items():
+    if residual.repeats > 1 or residual.is_computed or residual.on_host:
+      continue
+    sources: dict[Value, Step | None] = {}
+    todo, seen = [value], {value}
+    while todo:
+      one = todo.pop()
+      maker = joint.order.maker(one)
+      if one is not value and one in kept:
+        continue
+      if maker is None or program.is_expensive(maker.eqn):
+        sources[one] = maker
+        continue
+      todo += [v for v in dict.fromkeys(maker.reads) if v not in seen]
+      seen.update(maker.reads)
+    large = {
+      v: maker
+      for v, maker in sources.items()
+      if choose.SMALL * v.nbytes > value.nbytes
+    }
+    # A reduction is delayed with what it reads: packed bits with their array.
+    is_reduced = any(
+      maker is not None and maker.name in program.REDUCTIONS
+      for maker in large.values()
+    )
+    if not is_reduced and trace.count_bytes(large) <= value.nbytes:
+      found.add(value)
+  return found

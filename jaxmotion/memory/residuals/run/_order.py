@@ -1,7 +1,5 @@
 """Orders the steps of a backward pass so that little waits in memory."""
 
-from __future__ import annotations
-
 import collections
 import heapq
 import itertools
@@ -9,57 +7,56 @@ from collections.abc import Collection, Container, Sequence
 
 from jaxmotion import program
 from jaxmotion.memory.residuals import trace
-from jaxmotion.memory.residuals.run import _forward
+from jaxmotion.program import Step, Value
+
+# Fusions that may end before a reader comes.
+_SOON = 2
 
 
 def order_backward(
-  joint: trace.JointProgram, known: Collection[program.Value]
-) -> list[program.Step]:
+  joint: trace.JointProgram, known: Collection[Value]
+) -> list[Step]:
   """Returns the steps of the backward pass in the order in which they run."""
   return _run_freeing_first(_run_small_first(joint), joint, known)
 
 
-def _run_small_first(joint: trace.JointProgram) -> list[program.Step]:
+def _run_small_first(joint: trace.JointProgram) -> list[Step]:
   """Returns the backward steps, those of small results before large ones."""
   # Steps that end a fusion and read the same value of the backward pass may run
   # in any order. Each one's operands are recomputed for it and are gone
   # afterwards, while its result stays: the largest result comes last. In an
   # attention, the gradient of the values runs before that of the probabilities.
   steps = joint.backward_steps()
-  position = {v: i for i, step in enumerate(steps) for v in step.outs}
-  later: dict[program.Value, list[int]] = collections.defaultdict(list)
-  for i, step in enumerate(steps):
-    if _forward.ends_fusion(step) and not program.has_effects(step.eqn):
-      for value in step.reads:
-        if value in joint.backward:
-          later[value].append(i)
+  nbytes = [trace.count_bytes(step.outs) for step in steps]
+  may_move = [
+    trace.is_product(s) and not program.has_effects(s.eqn) for s in steps
+  ]
+  where = _Positions(steps, joint)
   found: dict[int, None] = {}
   for i, step in enumerate(steps):
     rivals = {i}
-    if _forward.ends_fusion(step) and not program.has_effects(step.eqn):
-      rivals.update(j for v in step.reads for j in later[v] if j > i)
+    if may_move[i]:
+      rivals.update(
+        j for v in step.reads for j in where.readers[v] if j > i and may_move[j]
+      )
     ready = [
       j
       for j in rivals
-      if j == i or all(position.get(v, -1) < i for v in steps[j].reads)
+      if j == i or all(where.maker.get(v, -1) < i for v in steps[j].reads)
     ]
-    for j in sorted(ready, key=lambda j: (_result_bytes(steps[j]), j)):
-      if j not in found and _result_bytes(steps[j]) <= _result_bytes(step):
+    for j in sorted(ready, key=lambda j: (nbytes[j], j)):
+      if nbytes[j] <= nbytes[i]:
         found[j] = None
   return [steps[i] for i in found]
-
-
-def _result_bytes(step: program.Step) -> int:
-  return sum(v.nbytes for v in step.outs)
 
 
 class _Positions:
   """Makers and readers of the values of a backward pass, by position."""
 
-  def __init__(self, steps: Sequence[program.Step], joint: trace.JointProgram):
+  def __init__(self, steps: Sequence[Step], joint: trace.JointProgram):
     self.steps, self.joint = steps, joint
     self.maker = {v: i for i, step in enumerate(steps) for v in step.outs}
-    self.readers: dict[program.Value, list[int]] = collections.defaultdict(list)
+    self.readers: dict[Value, list[int]] = collections.defaultdict(list)
     for i, step in enumerate(steps):
       for value in dict.fromkeys(step.reads):
         if value in joint.backward:
@@ -67,10 +64,8 @@ class _Positions:
 
 
 def _run_freeing_first(
-  steps: Sequence[program.Step],
-  joint: trace.JointProgram,
-  known: Collection[program.Value],
-) -> list[program.Step]:
+  steps: Sequence[Step], joint: trace.JointProgram, known: Collection[Value]
+) -> list[Step]:
   """Runs first, of the steps that read a large result, those that free more."""
   # A gated layer has two factors. The gradient of one follows from both
   # factors, and that of the other from one: the first takes the place of a
@@ -78,36 +73,32 @@ def _run_freeing_first(
   where = _Positions(steps, joint)
   found: dict[int, None] = {}
   for i, step in enumerate(steps):
-    if i not in found and not _forward.ends_fusion(step):
+    if i not in found and not trace.is_product(step):
       for root in step.reads:
-        if root in where.maker and _forward.ends_fusion(
-          steps[where.maker[root]]
-        ):
-          for j in _list_freeing(where, root, found, known):
-            found[j] = None
+        if root in where.maker and trace.is_product(steps[where.maker[root]]):
+          found.update(dict.fromkeys(_list_freeing(where, root, found, known)))
     found[i] = None
   return [steps[i] for i in found]
 
 
 def _list_freeing(
   where: _Positions,
-  root: program.Value,
+  root: Value,
   done: dict[int, None],
-  known: Collection[program.Value],
+  known: Collection[Value],
 ) -> list[int]:
   """Returns the steps to run before other readers of a value do."""
+  steps = where.steps
   waiting = [j for j in where.readers[root] if j not in done]
-  if len(waiting) < 2 or any(
-    _forward.ends_fusion(where.steps[j]) for j in waiting
-  ):
+  if len(waiting) < 2 or any(trace.is_product(steps[j]) for j in waiting):
     return []
   cheap = _list_cheap(where, waiting, done)
-  made = [v for j in cheap for v in where.steps[j].outs]
   results = [
     v
-    for v in made
+    for j in cheap
+    for v in steps[j].outs
     if v.nbytes >= root.nbytes
-    and any(_forward.ends_fusion(where.steps[j]) for j in where.readers[v])
+    and any(trace.is_product(steps[k]) for k in where.readers[v])
   ]
   if len(results) != 2 or not all(j in cheap for j in waiting):
     return []
@@ -115,15 +106,13 @@ def _list_freeing(
   sources = [_list_sources(where, chain, known) for chain in chains]
   if not sources[0] < sources[1]:
     return []
-  ready = {*done, *chains[1]}
+  ready = {-1, *done, *chains[1]}
   ends = [
     j
     for j in where.readers[results[1]]
-    if _forward.ends_fusion(where.steps[j])
-    and not program.has_effects(where.steps[j].eqn)
-    and all(
-      where.maker.get(v, -1) in {-1, *ready} for v in where.steps[j].reads
-    )
+    if trace.is_product(steps[j])
+    and not program.has_effects(steps[j].eqn)
+    and all(where.maker.get(v, -1) in ready for v in steps[j].reads)
   ]
   return [*chains[1], *ends]
 
@@ -141,7 +130,7 @@ def _list_cheap(
     step = where.steps[position]
     if (
       position in cheap
-      or _forward.ends_fusion(step)
+      or trace.is_product(step)
       or program.has_effects(step.eqn)
     ):
       continue
@@ -155,7 +144,7 @@ def _list_cheap(
 
 
 def _list_chain(
-  where: _Positions, result: program.Value, among: Container[int]
+  where: _Positions, result: Value, among: Container[int]
 ) -> list[int]:
   """Returns the positions of the steps, of some, that lead to a value."""
   chain: set[int] = set()
@@ -171,8 +160,8 @@ def _list_chain(
 
 
 def _list_sources(
-  where: _Positions, chain: Sequence[int], known: Collection[program.Value]
-) -> set[program.Value]:
+  where: _Positions, chain: Sequence[int], known: Collection[Value]
+) -> set[Value]:
   """Returns the saved values that some steps follow from."""
   reads = [v for j in chain for v in where.steps[j].reads]
   wanted = [v for v in reads if v not in where.joint.backward]
@@ -183,16 +172,39 @@ def _list_sources(
 
 
 def list_fused_reads(
-  steps: Sequence[program.Step], first: int
-) -> tuple[list[program.Value], list[program.Value]]:
+  steps: Sequence[Step], first: int
+) -> tuple[list[Value], list[Value]]:
   """Returns what a step and those after it read until a fusion ends."""
   # Returns all values that are read, and those that the end of the fusion
   # reads.
-  found: list[program.Value] = []
+  found: list[Value] = []
   for step in itertools.islice(steps, first, None):
-    if _forward.ends_fusion(step):
-      if not found:
-        return list(step.reads), list(step.reads)
-      return found, []
+    if trace.is_product(step):
+      reads = list(step.reads)
+      return (found, []) if found else (reads, reads)
     found += step.reads
   return found, []
+
+
+def find_waiting(steps: Sequence[Step]) -> set[Value]:
+  """Returns results of cheap steps that are read much later, by fusions."""
+  # A compiler fuses a cheap step into its readers. Where the reader comes much
+  # later, what the step is computed from stays in memory until then: for the
+  # gradient of a skip connection, a slice, that of the whole concatenation.
+  made: dict[Value, int] = {}
+  waiting: set[Value] = set()
+  written: set[Value] = set()
+  ended = 0
+  for step in steps:
+    ends = trace.is_product(step)
+    for value in step.reads:
+      if value in made and value not in written:
+        if ended - made[value] > _SOON:
+          waiting.add(value)
+        elif ends:
+          written.add(value)
+    ended += ends
+    if not ends:
+      most = max((v.nbytes for v in step.reads), default=0)
+      made.update((v, ended) for v in step.outs if v.nbytes <= most)
+  return waiting

@@ -6,52 +6,41 @@ pass and every read of the backward pass.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from jax.custom_derivatives import zero_from_primal
 
-from jaxmotion import core
+from jaxmotion import core, program
 from jaxmotion.core import Array, PyTree
 from jaxmotion.memory.residuals.trace import _kinds
-from jaxmotion.program import (
-  Operand,
-  Order,
-  Program,
-  Step,
-  Value,
-  flatten,
-  has_effects,
+from jaxmotion.program import Operand, Order, Program, Step, Value
+
+# Effects that `jax.checkpoint` allows. Inside shard_map the names of mesh axes
+# count as effects.
+_ALLOWED_EFFECTS = (
+  "DebugEffect",
+  "ErrorEffect",
+  "NamedAxisEffect",
+  "OrderedDebugEffect",
 )
 
 
 class JointProgram(NamedTuple):
-  """One program of a function and its backward pass.
-
-  Attributes:
-    program: steps of the forward and the backward pass.
-    order: dependency order of its steps.
-    inputs: inputs of the function.
-    cotangents: cotangents of the inexact outputs, inputs of the program.
-    outputs: outputs of the function.
-    diagnostics: tree of auxiliary outputs, which have no gradient.
-    gradients: gradient for each input; None for one that has none.
-    backward: values that depend on a cotangent.
-    effects: steps of the forward pass that have no results but effects.
-    backward_effects: those of the backward pass.
-  """
+  """One program of a function and its backward pass."""
 
   program: Program
   order: Order
   inputs: tuple[Value, ...]
-  cotangents: tuple[Value, ...]
+  cotangents: tuple[Value, ...]  # Of inexact outputs: inputs of the program.
   outputs: tuple[Operand, ...]
-  diagnostics: PyTree
-  gradients: tuple[Operand | None, ...]
-  backward: frozenset[Value]
-  effects: tuple[Step, ...]
+  diagnostics: PyTree  # Auxiliary outputs, which have no gradient.
+  gradients: tuple[Operand | None, ...]  # None for an input without one.
+  backward: frozenset[Value]  # What depends on a cotangent.
+  effects: tuple[Step, ...]  # Forward steps with effects but no results.
   backward_effects: tuple[Step, ...]
 
   def backward_steps(self) -> list[Step]:
@@ -64,8 +53,56 @@ class JointProgram(NamedTuple):
     return [
       step
       for step in self.order.leading_to(ends, (), self.backward_effects)
-      if any(v in self.backward for v in step.outs or step.reads)
+      if not self.backward.isdisjoint(step.outs or step.reads)
     ]
+
+  def find_held(
+    self,
+    reads: Iterable[Value],
+    written: Container[Value],
+    known: Container[Value] = (),
+  ) -> set[Value]:
+    """Returns the arrays in memory that some values follow from."""
+    # A compiler that is left to itself holds the results of expensive steps,
+    # and operands of products, which are `written`.
+    held: set[Value] = set()
+    seen: set[Value] = set()
+    todo = [v.source for v in reads]
+    while todo:
+      value = todo.pop()
+      if value in seen or value in known:
+        continue
+      seen.add(value)
+      maker = self.order.maker(value)
+      if maker is None or program.is_expensive(maker.eqn) or value in written:
+        held.add(value)
+      else:
+        todo += [v.source for v in maker.reads]
+    return held
+
+
+def count_bytes(values: Iterable[Value]) -> int:
+  """Returns the bytes of all arrays."""
+  return sum(v.nbytes for v in values)
+
+
+def is_product(step: Step) -> bool:
+  """Says whether a step is a matmul, a convolution or the like."""
+  # A compiler writes to memory what such a step reads and makes: no fusion goes
+  # beyond it.
+  return program.is_expensive(step.eqn) and step.name not in program.REDUCTIONS
+
+
+def check_effects(fn: Callable[..., PyTree], effects: Any) -> None:
+  """Raises if a function has side effects that must happen exactly once."""
+  found = [e for e in effects if type(e).__name__ not in _ALLOWED_EFFECTS]
+  if found:
+    inner = fn.func if isinstance(fn, functools.partial) else fn
+    name = getattr(inner, "__name__", repr(inner))
+    raise ValueError(
+      "`fn` must have no side effects but those of `jax.debug` and `checkify`, "
+      f"got {name} with {found}: its backward pass may run parts of it again."
+    )
 
 
 def trace_joint(
@@ -77,9 +114,10 @@ def trace_joint(
   has_gradient = [core.is_inexact(a) for a in args]
   ct_types = [o.strip_weak_type() for o in outs if core.is_inexact(o)]
   count = len(args)
-  trees: dict[str, Any] = {}
+  notes_tree: Any = None
 
   def run_both_passes(*values: Array) -> list[Array]:
+    nonlocal notes_tree
     inexact_cts = iter(values[count:])
     try:
       results, pull, notes = jax.vjp(fn, *values[:count], has_aux=True)
@@ -89,50 +127,39 @@ def trace_joint(
       ]
       gradients = pull(cts)
     except (NotImplementedError, ValueError) as e:
+      line = str(e).strip().partition("\n")[0].rstrip(".")
       raise ValueError(
         "`fn` must be differentiable in reverse mode with respect to all of "
-        f"its floating-point arguments, got {_first_line(e)} Apply "
+        f"its floating-point arguments, got {type(e).__name__}: {line}. Apply "
         "`jax.lax.stop_gradient` to what needs no gradient."
       ) from e
-    flat_notes, trees["notes"] = jax.tree.flatten(notes)
+    flat_notes, notes_tree = jax.tree.flatten(notes)
     # The gradient of an integer is empty.
     inexact = itertools.compress(gradients, has_gradient)
     return [*results, *flat_notes, *inexact]
 
-  program = _kinds.reuse_relu_outputs(
-    flatten(jax.make_jaxpr(run_both_passes)(*args, *ct_types))
-  )
-  inputs, cotangents = program.inputs[:count], program.inputs[count:]
-  last = len(outs) + trees["notes"].num_leaves
-  gradients = iter(program.outputs[last:])
-  backward = _find_dependents(cotangents, program.steps)
-  effects = [s for s in program.steps if not s.outs and has_effects(s.eqn)]
-  has_ct = [any(v in backward for v in s.reads) for s in effects]
+  traced = jax.make_jaxpr(run_both_passes)(*args, *ct_types)
+  flat = _kinds.reuse_relu_outputs(program.flatten(traced))
+  cotangents = flat.inputs[count:]
+  last = len(outs) + notes_tree.num_leaves
+  gradients = iter(flat.outputs[last:])
+  backward = set(cotangents)
+  for step in flat.steps:
+    if not backward.isdisjoint(step.reads):
+      backward.update(step.outs)
+  effects: tuple[list[Step], list[Step]] = [], []
+  for step in flat.steps:
+    if not step.outs and program.has_effects(step.eqn):
+      effects[not backward.isdisjoint(step.reads)].append(step)
   return JointProgram(
-    program,
-    Order(program.steps),
-    inputs,
+    flat,
+    Order(flat.steps),
+    flat.inputs[:count],
     cotangents,
-    program.outputs[: len(outs)],
-    jax.tree.unflatten(trees["notes"], program.outputs[len(outs) : last]),
+    flat.outputs[: len(outs)],
+    notes_tree.unflatten(flat.outputs[len(outs) : last]),
     tuple(next(gradients) if h else None for h in has_gradient),
-    backward,
-    tuple(s for s, of_ct in zip(effects, has_ct, strict=True) if not of_ct),
-    tuple(s for s, of_ct in zip(effects, has_ct, strict=True) if of_ct),
+    frozenset(backward),
+    tuple(effects[0]),
+    tuple(effects[1]),
   )
-
-
-def _first_line(error: Exception) -> str:
-  line = str(error).strip().partition("\n")[0]
-  return f"{type(error).__name__}: {line.rstrip('.')}."
-
-
-def _find_dependents(
-  values: Sequence[Value], steps: Sequence[Step]
-) -> frozenset[Value]:
-  """Returns the given values and all that are computed from one of them."""
-  found = set(values)
-  for step in steps:
-    if any(v in found for v in step.reads):
-      found.update(step.outs)
-  return frozenset(found)

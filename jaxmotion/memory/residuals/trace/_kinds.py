@@ -7,7 +7,7 @@ of `compress_residuals` match. ReLU masks are rewritten here, too.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Sequence, Set as AbstractSet
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,8 @@ _DIVIDED_BY = {
 }
 # Views of an array: a name given to the view is a name of the array.
 _VIEWS = ("reshape", "slice", "split")
+# Steps that make zeros of zeros.
+_COPIES = ("broadcast_in_dim", "convert_element_type", "pcast", "reshape")
 
 
 def classify_values(program: Program) -> dict[Value, str]:
@@ -58,7 +60,7 @@ def name_values(
   count: dict[str, int] = {}
   depends_on_input = set(program.inputs)
   for step in program.steps:
-    depends = any(v in depends_on_input for v in step.reads)
+    depends = not depends_on_input.isdisjoint(step.reads)
     depends_on_input.update(step.outs if depends else ())
     # The codec's constants in a loop (shapes, iotas) are outputs of the scan
     # that no argument changes. Counting them as "constant" keeps the numbers
@@ -66,17 +68,16 @@ def name_values(
     name = step.name if depends else "constant"
     number = count[name] = count.get(name, -1) + 1
     for i, value in enumerate(step.outs):
-      origin = f"{number}_{i}" if i else f"{number}"
-      label[value] = f"{name}_{origin}"
+      label[value] = f"{name}_{number}_{i}" if i else f"{name}_{number}"
       for source in step.reads if step.name in _VIEWS else ():
         # Encoded buffers that a loop returns are laid out by views: each view
         # keeps the name of the scan's output.
         if label.get(source, "").startswith("scan_"):
           label[value] = label[source]
     if step.name == "name":
-      label[step.outs[0]] = step.eqn.params["name"]
-      for value in step.reads:
-        label[value] = step.eqn.params["name"]
+      label.update(
+        dict.fromkeys((step.outs[0], *step.reads), step.params["name"])
+      )
   return {v: f"{kind[v]}/{prefix}{label[v]}" for v in kind if v in label}
 
 
@@ -95,9 +96,7 @@ def find_divisors(program: Program) -> set[Value]:
       "integer_pow",
       "optimization_barrier",
     )
-    if is_inverse or (
-      is_zero_with_operand and any(v in found for v in step.outs)
-    ):
+    if is_inverse or (is_zero_with_operand and not found.isdisjoint(step.outs)):
       found.update(step.reads)
   return found
 
@@ -108,7 +107,7 @@ def reuse_relu_outputs(program: Program) -> Program:
   # of the result gives the same mask, so a backward pass that has the result
   # (which the next layer's gradient needs anyway) saves no mask.
   zeros: set[Value] = set()
-  result: dict[Value, Value] = {}
+  result: dict[Operand, Value] = {}
   steps = []
   for step in program.steps:
     if _makes_zeros(step, zeros):
@@ -125,18 +124,14 @@ def reuse_relu_outputs(program: Program) -> Program:
   return program._replace(steps=tuple(steps))
 
 
-def _relu_operand(step: Step, zeros: set[Value]) -> Value | None:
+def _relu_operand(step: Step, zeros: AbstractSet[Value]) -> Value | None:
   """Returns the operand of a ReLU; None if the step is something else."""
   if step.name == "custom_jvp_call":
-    inner = core.jax_core.jaxprs_in_params(step.eqn.params)
-    operands = step.ins if all(map(_is_relu, inner)) else ()
+    inner = core.jax_core.jaxprs_in_params(step.params)
+    is_relu = all(map(_is_relu, inner))
   else:
-    operands = step.ins if step.name == "max" else ()
-  if step.name == "max" and not any(_is_zero(v, zeros) for v in operands):
-    return None
-  found = [
-    v for v in operands if isinstance(v, Value) and not _is_zero(v, zeros)
-  ]
+    is_relu = step.name == "max" and any(_is_zero(v, zeros) for v in step.ins)
+  found = [v for v in step.reads if v not in zeros] if is_relu else []
   return found[0] if len(found) == 1 else None
 
 
@@ -166,13 +161,12 @@ def _value_kind(value: Value, is_sparse: bool) -> str:
   return "other"
 
 
-def _makes_zeros(step: Step, zeros: set[Value]) -> bool:
+def _makes_zeros(step: Step, zeros: AbstractSet[Value]) -> bool:
   """Says whether every element of a step's result is zero."""
-  views = ("broadcast_in_dim", "convert_element_type", "pcast", "reshape")
-  return step.name in views and all(_is_zero(v, zeros) for v in step.ins[:1])
+  return step.name in _COPIES and all(_is_zero(v, zeros) for v in step.ins[:1])
 
 
-def _is_zero(operand: Operand, zeros: set[Value]) -> bool:
+def _is_zero(operand: Operand, zeros: AbstractSet[Value]) -> bool:
   """Says whether an operand is a literal zero or a known array of zeros."""
   if isinstance(operand, core.jax_core.Literal):
     # The cotangents of integers are float0, which compares with nothing.
@@ -182,13 +176,15 @@ def _is_zero(operand: Operand, zeros: set[Value]) -> bool:
   return operand in zeros
 
 
-def _makes_sparse(step: Step, zeros: set[Value], sparse: set[Value]) -> bool:
+def _makes_sparse(
+  step: Step, zeros: AbstractSet[Value], sparse: AbstractSet[Value]
+) -> bool:
   """Says whether a step is ReLU or preserves the zeros of its operands."""
   # Of `max`, `mul` and `select_n`, one sparse operand is enough: a maximum with
   # zero is ReLU, a product with zero is zero, and a selection from zeros has
   # zeros. Of other zero-preserving primitives, all operands must be sparse.
   if step.name == "custom_jvp_call":
-    (inner, *_) = core.jax_core.jaxprs_in_params(step.eqn.params)
+    (inner, *_) = core.jax_core.jaxprs_in_params(step.params)
     return _is_relu(inner)
   if step.name not in ZERO_PRESERVING:
     return False

@@ -1,0 +1,155 @@
+"""Finds what needs no barrier, and no cache, in a backward pass."""
+
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from jaxmotion import program
+from jaxmotion.memory.residuals import choose, trace
+from jaxmotion.memory.residuals.run import _forward
+from jaxmotion.program import Step, Value
+
+
+class WaitChoice:
+  """Choice of the residuals that wait without a barrier of their own."""
+
+  def __init__(
+    self,
+    selection: choose.Selection,
+    residual: Mapping[Value, choose.Residual],
+    on_host: Collection[Value],
+  ):
+    # residual: of each value that has buffers; may grow. on_host: values whose
+    # buffers are on the host still; may shrink.
+    self._joint, self._residual = selection.joint, residual
+    self._on_host = on_host
+    self._free = _forward.find_free_to_delay(selection)
+    self._forward_steps: set[Step] | None = None
+
+  def _is_written_by_itself(self, value: Value) -> bool:
+    """Says whether the forward pass has no barrier behind a value's maker."""
+    maker = self._joint.order.maker(value.source)
+    return (
+      value in self._free
+      or value.source in self._joint.outputs
+      or (maker is not None and program.is_expensive(maker.eqn))
+    )
+
+  def is_free(self, value: Value) -> bool:
+    """Says whether a value is in memory, or free to delay, outside of loops."""
+    residual = self._residual[value]
+    return (
+      residual.repeats == 1
+      and not residual.is_computed
+      and value not in self._on_host
+      and (value in self._joint.inputs or self._is_written_by_itself(value))
+    )
+
+  def repeats(self, steps: Sequence[Step]) -> bool:
+    """Says whether the forward pass has run any of some steps."""
+    if self._forward_steps is None:
+      joint = self._joint
+      ends = [*joint.outputs, *self._residual]
+      run = joint.order.leading_to(ends, dict.fromkeys(joint.inputs))
+      self._forward_steps = set(run)
+    return not self._forward_steps.isdisjoint(steps)
+
+  def list_masked(
+    self,
+    to_decode: Sequence[Value],
+    steps: Sequence[Step],
+    whole: Collection[Value],
+    buffers: Mapping[Value, choose.Buffers],
+  ) -> set[Value]:
+    """Returns the residuals that wait without a barrier of their own."""
+    # These are arrays in memory that only fusions read. A fusion combines an
+    # array with a zero that has passed the barrier, which changes no bit. It
+    # may then write its result over the array, and reads a slice of a stack
+    # where that is: a barrier in between would keep it from both.
+    read_whole = {v.source for v in whole}
+    read_whole.update(
+      v.source for s in steps if trace.is_product(s) for v in s.reads
+    )
+    return {
+      v
+      for v in to_decode
+      if v not in self._on_host
+      and v.source not in read_whole
+      and self._is_written_by_itself(v)
+      and not self._residual[v].is_computed
+      and all(
+        jnp.issubdtype(b.dtype, jnp.unsignedinteger)
+        for b in jax.tree.leaves(buffers[v])
+      )
+    }
+
+
+def find_whole_part(
+  joint: trace.JointProgram,
+  later: Sequence[Step],
+  rerun: Sequence[Step],
+  cached: Iterable[Value],
+  known: Container[Value],
+  shared: Collection[Value],
+) -> list[Value]:
+  """Returns what a part reads, if it may all be there at once."""
+  # A part is what is computed again together, and all steps of the backward
+  # pass that read what follows from it. A cache needs barriers. Where a
+  # compiler that is left to itself would hold no more than the cache and what
+  # the first product reads, it is left the part as `jax.checkpoint` leaves it a
+  # layer.
+  made = {v for step in rerun for v in step.outs}
+  read_again = {v for step in rerun for v in step.reads if v in known}
+  reads = dict.fromkeys(v for step in later for v in step.reads)
+  traces = {
+    v: traced
+    for v in reads
+    if v not in joint.backward
+    and (traced := _trace_back(joint, v, made, known)) is not None
+  }
+  beside = set[Value]().union(*(t for t in traces.values() if t & made))
+  own = (made | read_again | beside) - {*shared}
+  weights = read_again & {*shared}
+  found = [
+    v for v, traced in traces.items() if traced & own or traced <= weights
+  ]
+  if not all(hasattr(v.aval, "shape") for v in found):
+    return []
+  written = {
+    v.source for s in (*rerun, *later) if trace.is_product(s) for v in s.reads
+  }
+  held = joint.find_held(found, written, known)
+  there = {v.source for v in cached}
+  # Beside large saved values, a compiler may order the products another way.
+  saved = beside - made - read_again - {*shared}
+  if choose.SMALL * trace.count_bytes(saved) > trace.count_bytes(there):
+    return []
+  first = next(
+    (s for s in later if trace.is_product(s) and {*s.reads} & {*found}), None
+  )
+  if first is not None:
+    there |= {v.source for v in first.reads} & held
+  return found if trace.count_bytes(held) <= trace.count_bytes(there) else []
+
+
+def _trace_back(
+  joint: trace.JointProgram,
+  value: Value,
+  made: Container[Value],
+  known: Container[Value],
+) -> set[Value] | None:
+  """Returns what a value follows from by cheap steps; None if by others."""
+  ends: set[Value] = set()
+  todo, seen = [value], {value}
+  while todo:
+    one = todo.pop()
+    if one in made or one in known:
+      ends.add(one)
+      continue
+    maker = joint.order.maker(one)
+    if maker is None or program.is_expensive(maker.eqn):
+      return None
+    todo += [v for v in maker.reads if v not in seen]
+    seen.update(maker.reads)
+  return ends

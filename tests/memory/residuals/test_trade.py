@@ -1,0 +1,337 @@
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxmotion.codecs import uniform
+from jaxmotion.memory import compress_residuals, residuals_of
+from jaxmotion.memory.residuals.choose import make_choice
+from jaxmotion.memory.residuals.choose._residual import ResidualTable
+from jaxmotion.memory.residuals.choose._trade import Trade
+from jaxmotion.memory.residuals.trace import trace_joint
+from jaxmotion.perfmodel import (
+  builtin_platform,
+  gbyte_per_s,
+  predict_cost,
+)
+from jaxmotion.perfmodel.extend import operation_seconds
+from jaxmotion.program import array_bytes
+
+H100 = builtin_platform("h100_node").device
+SHARES = (1.0, 0.7, 0.5, 0.3, 0.1)
+
+
+def attend(w, x):
+  """One layer of an attention with residual connections and an MLP."""
+  batch, length, width = x.shape
+  heads = width // 64
+  q, k, v = jnp.split((x @ w["qkv"]).reshape(batch, length, -1, 64), 3, axis=2)
+  scores = jnp.einsum("bthd,bshd->bhts", q, k) / 8
+  shares = jax.nn.softmax(scores.astype(jnp.float32)).astype(x.dtype)
+  seen = jnp.einsum("bhts,bshd->bthd", shares, v)
+  assert seen.shape[2] == heads
+  x = x + seen.reshape(x.shape) @ w["out"]
+  return x + jax.nn.gelu(x @ w["up"]) @ w["down"]
+
+
+def loss(w, x):
+  x, _ = lax.scan(lambda x, w: (attend(w, x), None), x, w)
+  return jnp.mean(x.astype(jnp.float32) ** 2)
+
+
+def shapes(layers=4, batch=8, length=1024, width=1024, dtype="bfloat16"):
+  def weight(*shape):
+    return jax.ShapeDtypeStruct((layers, *shape), dtype)
+
+  w = {
+    "qkv": weight(width, 3 * width),
+    "out": weight(width, width),
+    "up": weight(width, 4 * width),
+    "down": weight(4 * width, width),
+  }
+  return w, jax.ShapeDtypeStruct((batch, length, width), dtype)
+
+
+def saved(**options):
+  return residuals_of(loss, *shapes(), **options)
+
+
+def total_bytes(residuals):
+  return sum(r.encoded_bytes * r.repeats for r in residuals)
+
+
+def flops(fn):
+  return predict_cost(jax.value_and_grad(fn), *shapes()).flops
+
+
+def test_scores_of_an_attention_are_nearly_free_and_products_of_weights_not():
+  sizes = [r.shape for r in saved()]
+  assert (8, 16, 1024, 1024) not in sizes
+  assert (8, 1024, 4096) in sizes and (8, 1024, 16, 64) in sizes
+  extra = flops(compress_residuals(loss)) - flops(loss)
+  again = 4 * 2 * 8 * 16 * 1024**2 * 64
+  assert again <= extra < 1.15 * again
+
+
+def test_budgets_are_kept_and_used():
+  whole = total_bytes(saved(memory_budget=1.0))
+  found = [total_bytes(saved(memory_budget=share)) for share in SHARES]
+  assert found == sorted(found, reverse=True)
+  # The carry of the loop is not recomputed, whatever the budget.
+  limits = [max(share * whole, found[-1]) for share in SHARES]
+  assert all(n <= most for n, most in zip(found, limits, strict=True))
+  assert found[-1] < 0.3 * whole < found[1]
+  exact = saved(memory_budget=found[2] + 1)
+  assert 0.9 * found[2] <= total_bytes(exact) <= found[2]
+
+
+def test_a_smaller_budget_never_repeats_less():
+  costs = [
+    flops(compress_residuals(loss, memory_budget=share)) for share in SHARES
+  ]
+  assert costs == sorted(costs)
+
+
+def test_a_budget_below_the_fewest_bytes_is_refused():
+  least = total_bytes(saved(memory_budget=0))
+  assert total_bytes(saved(memory_budget=least)) == least
+  with pytest.raises(ValueError, match=f"at least the .* {least}, got 4096"):
+    saved(memory_budget=4096)
+
+
+def test_recomputing_everything_repeats_no_more_than_jax_checkpoint():
+  def checkpointed(w, x):
+    layer = jax.checkpoint(attend)
+    x, _ = lax.scan(lambda x, w: (layer(w, x), None), x, w)
+    return jnp.mean(x.astype(jnp.float32) ** 2)
+
+  everything = flops(compress_residuals(loss, memory_budget=0))
+  assert everything <= 1.01 * flops(checkpointed)
+  (carry,) = [r for r in saved(memory_budget=0) if r.repeats == 4]
+  assert carry.shape == (8, 1024, 1024)
+
+
+def test_a_device_with_slow_memory_recomputes_more():
+  slow = dataclasses.replace(H100, memory_rate=gbyte_per_s(335))
+  sizes = [total_bytes(saved(device=d)) for d in (slow, H100)]
+  assert sizes[0] < sizes[1]
+
+
+def test_a_codec_is_charged_for_its_passes():
+  """Encoded scores take two more passes over memory than recomputing them."""
+  encoded = saved(codec=uniform(bits=8))
+  assert (8, 16, 1024, 1024) not in [r.shape for r in encoded]
+  assert total_bytes(encoded) < 0.6 * total_bytes(saved())
+
+
+def test_gradients_do_not_depend_on_the_budget():
+  like, x_like = shapes(2, 2, 16, 64, "float32")
+  rng = np.random.default_rng(0)
+  w = jax.tree.map(
+    lambda a: jnp.asarray(rng.standard_normal(a.shape, np.float32) / 8), like
+  )
+  x = jnp.asarray(rng.standard_normal(x_like.shape, np.float32))
+  partly = compress_residuals(loss, memory_budget=0.3)
+  grads = jax.jit(lambda w, x: [jax.grad(f)(w, x) for f in (loss, partly)])
+  plain, ours = map(jax.tree.leaves, grads(w, x))
+  for a, b in zip(plain, ours, strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6 * abs(a).max())
+
+
+def test_one_barrier_lies_between_two_products():
+  """A barrier writes what it ties, and so ends the softmax's fusion."""
+  layer = jax.tree.map(
+    lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), shapes()[0]
+  )
+  both = jax.grad(lambda w, x: jnp.sum(compress_residuals(attend)(w, x)))
+  text = str(jax.make_jaxpr(both)(layer, shapes()[1]))
+  products = text.count("dot_general[")
+  assert 10 < products and text.count("optimization_barrier") < 2 * products
+
+
+def attend_in_blocks(w, x):
+  """One layer whose attention is a loop over blocks of keys."""
+  q, k, v = jnp.split(x @ w["qkv"], 3, axis=-1)
+  blocks = tuple(jnp.stack(jnp.split(a, 8, axis=1)) for a in (k, v))
+
+  def add_block(carry, block):
+    keys, values = block
+    scores = jnp.exp(jnp.einsum("btd,bsd->bts", q, keys).astype(jnp.float32))
+    seen = jnp.einsum("bts,bsd->btd", scores.astype(x.dtype), values)
+    return (carry[0] + seen, carry[1] + jnp.sum(scores, -1)), None
+
+  zeros = jnp.zeros_like(x), jnp.zeros(x.shape[:2], jnp.float32)
+  (seen, total), _ = lax.scan(add_block, zeros, blocks)
+  x = x + (seen / total[..., None].astype(x.dtype)) @ w["out"]
+  return x + jax.nn.gelu(x @ w["up"]) @ w["down"]
+
+
+def loss_in_blocks(w, x):
+  x, _ = lax.scan(lambda x, w: (attend_in_blocks(w, x), None), x, w)
+  return jnp.mean(x.astype(jnp.float32) ** 2)
+
+
+def saved_in_blocks(**options):
+  found = residuals_of(loss_in_blocks, *shapes(), **options)
+  inner = [r for r in found if "scan_0/scan_0/" in r.name]
+  return inner, total_bytes(found)
+
+
+def test_a_loop_in_a_loop_may_run_again_while_other_results_are_saved():
+  inner, whole = saved_in_blocks(memory_budget=1.0)
+  assert inner
+  inner, least = saved_in_blocks(memory_budget=0)
+  assert not inner
+  inner, part = saved_in_blocks(memory_budget=0.2)
+  assert not inner and least < part <= 0.2 * whole
+  _, few = saved_in_blocks(memory_budget=part)
+  assert 0.9 * part <= few <= part
+
+
+def test_no_matmul_of_a_loop_in_a_loop_runs_more_than_twice():
+  def checkpointed(w, x):
+    layer = jax.checkpoint(attend_in_blocks)
+    x, _ = lax.scan(lambda x, w: (layer(w, x), None), x, w)
+    return jnp.mean(x.astype(jnp.float32) ** 2)
+
+  ours = flops(compress_residuals(loss_in_blocks, memory_budget=0))
+  assert ours <= 1.01 * flops(checkpointed)
+
+
+def test_gradients_through_a_loop_that_runs_again_are_equal():
+  w, x = shapes(layers=2, batch=2, length=16, width=8, dtype="float32")
+  keys = iter(jax.random.split(jax.random.key(0), 9))
+  w, x = jax.tree.map(
+    lambda a: 0.3 * jax.random.normal(next(keys), a.shape), (w, x)
+  )
+  fn = compress_residuals(loss_in_blocks, memory_budget=0.2)
+  both = jax.jit(lambda w, x: [jax.grad(f)(w, x) for f in (loss_in_blocks, fn)])
+  plain, ours = both(w, x)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), plain, ours
+  )
+
+
+def test_a_budget_slightly_below_all_bytes_gives_up_little():
+  whole = saved(memory_budget=1.0)
+  part = saved(memory_budget=0.93)
+  largest = max(r.encoded_bytes for r in whole)
+  kept = [r for r in part if r.encoded_bytes == largest]
+  assert kept and total_bytes(part) <= 0.93 * total_bytes(whole)
+
+
+def normalize(x):
+  x = x - jnp.mean(x, 0, keepdims=True)
+  return x * lax.rsqrt(jnp.mean(x**2, 0, keepdims=True) + 1e-5)
+
+
+def add_branches(w, x):
+  """A block whose ReLU reads the sum of two cheap products."""
+  return jax.nn.relu(normalize(x @ w[0]) + normalize(x @ w[1]))
+
+
+@pytest.mark.parametrize(("layers", "is_saved"), [(2, True), (7, False)])
+def test_masks_of_products_that_run_again_are_saved_if_they_are_small(
+  layers, is_saved
+):
+  w = jax.ShapeDtypeStruct((layers, 2, 64, 64), "float32")
+  x = jax.ShapeDtypeStruct((65536, 64), "float32")
+  int4 = uniform(bits=4, block=64)
+
+  def stack(w, x):
+    return lax.scan(lambda x, w: (add_branches(w, x), None), x, w)[0]
+
+  def large(**options):
+    found = residuals_of(stack, w, x, **options)
+    return {r.kind for r in found if r.shape == x.shape}
+
+  # 7 masks take a fifth of the bytes of the sum, 2 take a sixteenth.
+  expected = {"dense", "mask"} if is_saved else {"dense"}
+  assert large(codec=int4) == expected
+  assert large(codec=int4, memory_budget=0.0) == {"dense"}
+
+
+def trade_of_layer():
+  """Returns the choice for one layer, and the program of its two passes."""
+  shapes_of_all, x = shapes()
+  w = [
+    jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in shapes_of_all.values()
+  ]
+
+  def layer(*args):
+    *w, x = args
+    return [attend(dict(zip(shapes_of_all, w, strict=True)), x)], ()
+
+  joint = trace_joint(layer, [*w, x], [jax.core.ShapedArray(x.shape, x.dtype)])
+  names = [*shapes_of_all, "x"]
+  table = ResidualTable(joint, names, make_choice(None), "", 4)
+  live = frozenset(joint.inputs[:-1])
+  return Trade(joint, live, table, H100), joint
+
+
+def test_a_layer_with_more_memory_is_never_predicted_to_be_slower():
+  trade, _ = trade_of_layer()
+  whole, least = (trade.choose_cut(share).nbytes for share in (1.0, 0))
+  limits = [max(i / 32 * whole, least) for i in range(1, 33)]
+  cuts = [trade.choose_cut(most / whole) for most in limits]
+  seconds = [cut.seconds for cut in cuts]
+  assert seconds == sorted(seconds, reverse=True)
+  assert all(c.nbytes <= n for c, n in zip(cuts, limits, strict=True))
+
+
+def test_no_subset_of_the_large_values_of_a_layer_is_faster_in_a_budget():
+  trade, joint = trade_of_layer()
+  fastest = trade.choose_cut(1.0)
+  always = {*joint.inputs, *joint.program.constants}
+  free = [
+    v
+    for v in fastest.saved
+    if array_bytes(v.aval) > 1 << 20 and v not in always
+  ]
+  assert len(free) > 4
+  for flags in itertools.product((False, True), repeat=len(free)):
+    missing = set(itertools.compress(free, flags))
+    saved = [v for v in fastest.saved if v not in missing]
+    nbytes = sum(array_bytes(v.aval) for v in saved)
+    rerun = joint.order.leading_to(trade.reads, {*saved, *always})
+    seconds = sum(operation_seconds(step, H100) for step in rerun)
+    seconds += 2 * nbytes / H100.memory_rate.bytes_per_s
+    found = trade.choose_cut((nbytes + 1) / (fastest.nbytes + 1))
+    assert found.seconds <= seconds * (1 + 1e-9)
+
+
+def test_what_is_compared_with_infinity_may_be_computed_again():
+  def softplus_loss(w, x):
+    def run_layer(x, w):
+      return x + jax.nn.softplus(x @ w[0]) @ w[1], None
+
+    return jnp.sum(lax.scan(run_layer, x, w)[0] ** 2)
+
+  like = jax.ShapeDtypeStruct
+  w = like((3, 2, 64, 64), "float32")
+  x = like((4096, 64), "float32")
+  for budget in (None, 1.0, 0.0):
+    found = residuals_of(softplus_loss, w, x, memory_budget=budget)
+    assert [r.name for r in found if r.kind == "mask"] == []
+
+
+def test_of_equal_bytes_budget_0_saves_what_takes_least_time():
+  """The sums of a norm take few bytes, and twice to read what they are of."""
+
+  def norm_loss(w, x):
+    def run_layer(x, w):
+      size = lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6)
+      return x + jax.nn.gelu(x * size @ w[0]) @ w[1], None
+
+    return jnp.sum(lax.scan(run_layer, x, w)[0] ** 2)
+
+  like = jax.ShapeDtypeStruct
+  w = like((3, 2, 1024, 1024), "float32")
+  x = like((4096, 1024), "float32")
+  found = residuals_of(norm_loss, w, x, memory_budget=0)
+  of_loop = [r.shape for r in found if r.repeats == 3]
+  assert sorted(of_loop) == [(4096, 1), (4096, 1024)]
