@@ -1,12 +1,5 @@
 """Types, trees, checks, randomness and the per-worker marker."""
 
-from jaxmotion.core._bits import (
-  from_bits as from_bits,
-  saturate_cast as saturate_cast,
-  select_or as select_or,
-  to_bits as to_bits,
-  word_dtype as word_dtype,
-)
 from jaxmotion.core._checks import (
   check_arrays as check_arrays,
   check_bool as check_bool,
@@ -34,6 +27,7 @@ from jaxmotion.core._compat import (
   check_on_mesh as check_on_mesh,
   eval_shape_in_map as eval_shape_in_map,
   find_free_axes as find_free_axes,
+  from_bits as from_bits,
   gather_replicated as gather_replicated,
   is_compiler_partitioned as is_compiler_partitioned,
   is_inexact as is_inexact,
@@ -42,16 +36,20 @@ from jaxmotion.core._compat import (
   list_platforms as list_platforms,
   place_tree as place_tree,
   put_on_mesh as put_on_mesh,
+  saturate_cast as saturate_cast,
   scan_parts as scan_parts,
+  select_or as select_or,
   shape_varying_like as shape_varying_like,
   source_info_util as source_info_util,
   spec_axes as spec_axes,
+  to_bits as to_bits,
   to_varying as to_varying,
   to_varying_like as to_varying_like,
   trace_in_place as trace_in_place,
   tracks_varying as tracks_varying,
   varying_axes as varying_axes,
   without_context_mesh as without_context_mesh,
+  word_dtype as word_dtype,
   worker_index as worker_index,
 )
 from jaxmotion.core._key import (

@@ -12,7 +12,7 @@ from jaxmotion import codecs, core, hosts
 from jaxmotion.codecs.extend import check_codec
 from jaxmotion.collectives import extend
 from jaxmotion.core import Array, AxisName, PyTree
-from jaxmotion.transforms import _options, _states
+from jaxmotion.transforms import _model_axes, _states
 from jaxmotion.transforms._model_axes import ModelAxes
 from jaxmotion.transforms._states import ExchangeState
 
@@ -111,13 +111,13 @@ def exchange(
   core.check_choice("op", op, ("mean", "sum"))
   core.check_choice("method", method, (None, "gather", "two_phase"))
   core.check_choice("nonfinite", nonfinite, extend.NONFINITE_POLICIES)
-  options = _options.ExchangeOptions(
+  options = _states.ExchangeOptions(
     axis_name=core.comparable_axes(axis_name), codec=codec, op=op, method=method
   )
   one = _Exchange(
     axis_name, workers, options, nonfinite, seed, local_codec, start
   )
-  init_fn, update_state = _options.map_exchange(one, options, options.codecs)
+  init_fn, update_state = _model_axes.map_exchange(one, options, options.codecs)
 
   def update_fn(
     updates: PyTree,
@@ -132,7 +132,7 @@ def exchange(
     del extra_args
     core.check_arrays("params", params)
     core.check_arrays("updates", updates, numbers=False)
-    _options.check_options(state, ExchangeState, options)
+    _states.check_options(state, ExchangeState, options)
     if schedule is not None and level is not None:
       raise ValueError(
         "`level` must not be given to `update` of an exchange that has a "
@@ -151,7 +151,7 @@ class _Exchange(NamedTuple):
 
   axis_name: AxisName
   workers: AxisName  # The same axes, as functions of JAX take them.
-  options: _options.ExchangeOptions
+  options: _states.ExchangeOptions
   nonfinite: str
   seed: int
   local_codec: codecs.Codec | None

@@ -6,6 +6,7 @@ an inner map makes these axes manual as well. Every device encodes its own
 shard, sends only that, and remembers only the error of that.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,9 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
 
-from jaxmotion import core
+from jaxmotion import core, hosts
 from jaxmotion.codecs import Codec
 from jaxmotion.codecs.extend import partition
+from jaxmotion.collectives.extend import check_weight
 from jaxmotion.core import AxisName, PyTree
 
 
@@ -109,43 +111,70 @@ class ModelAxes(NamedTuple):
     return core.assert_replicated(x, axes) if axes else x
 
 
-def map_model_axes(
-  one: Any, codecs: Sequence[Codec]
-) -> tuple[Callable[..., PyTree], Callable[..., tuple[PyTree, PyTree]]]:
-  """Runs an exchange on shards of a model, where its axes are not manual."""
-  # one: what one device does: its `workers`, `init` and `update`. codecs: those
-  # that may join leaves.
+def map_exchange(
+  one: Any, options: Any, codecs: Sequence[Codec]
+) -> tuple[Callable[[PyTree], Any], Callable[..., tuple[PyTree, Any]]]:
+  """Returns the `init` of an exchange, and its update of a checked state."""
+  # one: what one device does: its `workers`, `init` and `update`. It gets
+  # shards of a model, where the model's axes are not manual.
+  # codecs: those that may join leaves.
   workers = one.workers
 
-  def map_options(names: Any, in_specs: Any) -> dict[str, Any]:
-    return dict(
-      in_specs=in_specs,
-      axis_names=set(names),
-      check_vma=core.tracks_varying(workers),
-    )
-
-  def init_shards(params: PyTree, specs: PyTree | None) -> PyTree:
+  def make_state(params: PyTree, specs: PyTree | None) -> Any:
+    core.know_in_flax(type(options))
+    made_for = dataclasses.replace(options, init=make_state)
     # Without specs a state is that of whole arrays, until `shard_states`.
     model, is_mapped = _find_model(specs, params, workers, needs_specs=False)
-    if not is_mapped:
-      return one.init(params, model)
+    run = _map_init(one) if is_mapped else one.init
+    state = run(params, model)
+    return state._replace(made_for=made_for.note_tree(params, specs))
 
+  def init(params: PyTree) -> Any:
+    core.check_arrays("params", params, numbers=False)
+    return make_state(params, None)
+
+  def update(
+    updates: PyTree, state: Any, params: PyTree, args: dict[str, Any]
+  ) -> tuple[PyTree, Any]:
+    check_weight(args["weight"])
+    args = args | {"sending": hosts.check_sending(args["sending"])}
+    # The options are no arrays, so a map does not take them.
+    made_for, state = state.made_for, state._replace(made_for=None)
+    model, is_mapped = _find_model(
+      made_for.specs, updates, workers, needs_specs=True
+    )
+    run = _map_update(one, codecs) if is_mapped else one.update
+    updates, state = run(updates, state, params, args, model)
+    return updates, state._replace(made_for=made_for)
+
+  return init, update
+
+
+def _map_init(one: Any) -> Callable[..., Any]:
+  """Makes the state of an exchange of every device's shards."""
+
+  def init(params: PyTree, model: ModelAxes) -> Any:
     init_own = lambda params: one.init(params, model)
-    maps = map_options(model.names, (model.specs,))
+    maps = _map_options(one.workers, model.names, (model.specs,))
     shapes = core.eval_shape_in_map(init_own, maps, params)
     out_specs = _shard_specs(shapes, model.names)
     return jax.shard_map(init_own, out_specs=out_specs, **maps)(params)
 
-  def update_shards(
+  return init
+
+
+def _map_update(
+  one: Any, codecs: Sequence[Codec]
+) -> Callable[..., tuple[PyTree, Any]]:
+  """Exchanges every device's shards."""
+
+  def update(
     updates: PyTree,
     state: PyTree,
     params: PyTree,
     args: dict[str, Any],
-    specs: PyTree | None,
+    model: ModelAxes,
   ) -> tuple[PyTree, PyTree]:
-    model, is_mapped = _find_model(specs, updates, workers, needs_specs=True)
-    if not is_mapped:
-      return one.update(updates, state, params, args, model)
     for codec in codecs:
       _check_joined(codec, updates, model.specs)
     args = args | {"sending": args["sending"].keep_scalars()}
@@ -177,11 +206,22 @@ def map_model_axes(
     mapped = jax.shard_map(
       update_own,
       out_specs=(model.specs, state_specs),
-      **map_options(model.names, in_specs),
+      **_map_options(one.workers, model.names, in_specs),
     )
     return mapped(updates, state, params, arrays)
 
-  return init_shards, update_shards
+  return update
+
+
+def _map_options(
+  workers: AxisName, names: Any, in_specs: Any
+) -> dict[str, Any]:
+  """Returns arguments of a map over the axes of a model."""
+  return dict(
+    in_specs=in_specs,
+    axis_names=set(names),
+    check_vma=core.tracks_varying(workers),
+  )
 
 
 def _shard_specs(state: PyTree, names: tuple[Any, ...]) -> PyTree:

@@ -15,7 +15,6 @@ from jaxmotion.core import Array, AxisName, PyTree
 from jaxmotion.transforms import (
   _exchange,
   _model_axes,
-  _options,
   _shard_layout,
   _states,
 )
@@ -115,7 +114,7 @@ def sharded(
       check_codec(name, codec, trees=True)
   if gradient_codec is None:
     gradient_codec = codecs.identity()
-  options = _options.ShardedOptions(
+  options = _states.ShardedOptions(
     axis_name=core.comparable_axes(axis_name),
     gradient_codec=gradient_codec,
     weight_codec=weight_codec,
@@ -132,7 +131,7 @@ def sharded(
     seed,
   )
   # Every leaf is encoded by itself, so no codec joins some.
-  init_fn, update_state = _options.map_exchange(one, options, ())
+  init_fn, update_state = _model_axes.map_exchange(one, options, ())
 
   def update_fn(
     updates: PyTree,
@@ -145,7 +144,7 @@ def sharded(
   ) -> tuple[PyTree, ShardedState]:
     core.check_arrays("updates", updates, numbers=False)
     core.check_arrays("params", params, numbers=False)
-    _options.check_options(state, ShardedState, options)
+    _states.check_options(state, ShardedState, options)
     if params is None:
       raise ValueError(
         "`params` must be given to `update` of `sharded`, got None."
@@ -403,13 +402,13 @@ class PartsLayout(NamedTuple):
 
 
 def parts_layout(
-  options: _options.ShardedOptions, sizes: Mapping[str, int]
+  options: _states.ShardedOptions, sizes: Mapping[str, int]
 ) -> PartsLayout:
   """Returns how the devices of a mesh keep the error memory of `sharded`."""
   # sizes: length of every axis of the mesh.
   params, codec = options.shard_params(sizes), options.gradient_codec
   hosts, devices = (
-    _options.count_devices(axes, sizes)
+    _states.count_devices(axes, sizes)
     for axes in core.split_axes(options.axis_name)
   )
   cuts = [

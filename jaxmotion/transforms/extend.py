@@ -10,13 +10,6 @@ from jaxmotion.transforms._init_state import (
   trace_state as trace_state,
 )
 from jaxmotion.transforms._model_axes import Shardings as Shardings
-from jaxmotion.transforms._options import (
-  ExchangedLeaf as ExchangedLeaf,
-  ExchangeOptions as ExchangeOptions,
-  Options as Options,
-  ShardedOptions as ShardedOptions,
-  count_devices as count_devices,
-)
 from jaxmotion.transforms._schemes._weight_part import (
   GatherOptions as GatherOptions,
   GradientGuard as GradientGuard,
@@ -29,9 +22,14 @@ from jaxmotion.transforms._sharded import (
 )
 from jaxmotion.transforms._states import (
   DelayedState as DelayedState,
+  ExchangedLeaf as ExchangedLeaf,
+  ExchangeOptions as ExchangeOptions,
+  Options as Options,
   PerWorkerState as PerWorkerState,
+  ShardedOptions as ShardedOptions,
   SkipNonfiniteState as SkipNonfiniteState,
   check_trained as check_trained,
+  count_devices as count_devices,
   find_exchanges as find_exchanges,
   is_exchange as is_exchange,
 )

@@ -15,7 +15,7 @@ from jaxmotion.codecs import Codec
 from jaxmotion.codecs.extend import fold_paths
 from jaxmotion.collectives import extend
 from jaxmotion.core import Array, AxisName, PyTree
-from jaxmotion.transforms import _options, _shard_layout, _states
+from jaxmotion.transforms import _shard_layout, _states
 from jaxmotion.transforms._schemes import _weight_part
 from jaxmotion.transforms._shard_layout import LeafCut
 from jaxmotion.transforms._step import _local_work
@@ -225,7 +225,7 @@ def find_plan(
     made_for.cuts,
   )
   plan = make_plan(options, workers, whole, workers.mesh)
-  _options.check_made_for(name, made_for, plan.made_for, "step")
+  _states.check_made_for(name, made_for, plan.made_for, "step")
   return plan
 
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, PartitionSpec as P
 from jaxmotion import core
 from jaxmotion.collectives.extend import update_params
 from jaxmotion.core import Array, AxisName, PyTree
-from jaxmotion.transforms import _init_state, _model_axes, _options, _states
+from jaxmotion.transforms import _init_state, _model_axes, _states
 from jaxmotion.transforms._step import _local_work, _results
 
 
@@ -100,7 +100,7 @@ class Workers:
     self.host_axes = axis_name if is_host_axes else None
     self.shardings = _model_axes.Shardings(mesh, self.axis_name, specs)
     self.specs = self.shardings.specs
-    self.count = _options.count_devices(axis_name, mesh.shape)
+    self.count = _states.count_devices(axis_name, mesh.shape)
 
 
 # (what `own` selects, model state, batch, key, number of microbatches or None)
