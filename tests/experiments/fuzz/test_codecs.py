@@ -6,7 +6,7 @@ import pytest
 from experiments.fuzz import codecs as fuzz
 from experiments.fuzz.codecs import Setup
 from jaxmotion import codecs, core, kernels
-from jaxmotion.kernels import _block_op
+from jaxmotion.kernels import _block_layout
 
 MINMAX = codecs.uniform(bits=8, symmetric=False)
 
@@ -25,8 +25,8 @@ def find_laws(done):
 
 def test_a_scale_that_loses_nan_is_found(monkeypatch):
   lost = lambda b, axes: jnp.nanmin(b, axis=axes, keepdims=True)
-  monkeypatch.setattr(_block_op, "min_element", lost)
-  monkeypatch.setattr(_block_op, "max_element", lost)
+  monkeypatch.setattr(_block_layout, "min_element", lost)
+  monkeypatch.setattr(_block_layout, "max_element", lost)
   setup = Setup(MINMAX, (7, 5), "float32")
   assert "nonfinite" in find_laws(fuzz.check_laws(setup, 0, 14))
 
