@@ -83,8 +83,7 @@ def join_job() -> Iterator[int]:
   # Enter the context before JAX starts. In a job of several processes, an
   # exception in the body ends the process at once, with exit code 1 and one
   # line: an ordinary exit would wait for the other processes.
-  # Yields: The number of processes, 1 if no flag and no variable asks for
-  # several.
+  # It yields the number of processes, 1 if nothing asks for several.
   arguments = _read_arguments()
   if arguments is None:
     yield 1

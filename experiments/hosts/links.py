@@ -117,7 +117,6 @@ def linked_hosts(
 ) -> Iterator[list[Host]]:
   """Makes hosts with links between them, for as long as the context lasts."""
   # `delay_ms`: one-way delay in milliseconds; only between two hosts.
-  # Yields: The hosts of the context.
   if hosts < 2:
     raise ValueError(f"`hosts` must be at least 2, got {hosts}.")
   if delay_ms < 0 or (delay_ms and hosts > 2):
