@@ -77,6 +77,8 @@ def init_tree(
   x: PyTree, axis_name: AxisName, codec: Codecs, method: str | None
 ) -> list[PyTree]:
   """Returns the codec state for `reduce_tree` with the same arguments."""
+  # Several codecs, one for each level, share a state: what it remembers has to
+  # have the same shapes for all of them.
   workers, devices = core.split_axes(axis_name)
   if devices:
     # If the codec has no state, no shape depends on the number of devices.
@@ -96,7 +98,7 @@ def init_tree(
         )
   if not devices or not jax.tree.leaves(states):
     return states
-  core.axis_size(devices)
+  core.axis_size(devices)  # Raises if the axis is not bound.
   return core.settle_state(states, axis_name)
 
 
@@ -408,13 +410,15 @@ def _plan_tree(
   by_rows: bool,
 ) -> tuple[list[_layout.ArrayPlan], PyTree, PyTree]:
   """Returns plans of arrays, shapes of their states and of canonical ones."""
+  # by_rows: whether there are several levels. Their codecs all encode rows, and
+  # share one state in canonical form, which has the same arrays for all.
   plans = _layout.plan_arrays(arrays, workers, method, op=op, by_rows=by_rows)
   if not _has_state(arrays):
     return plans, _make_empty(arrays), None
 
   def make_states() -> tuple[PyTree, PyTree]:
     states = core.name_axes(list(map(_states.init_state, plans)), axis_name)
-    if not by_rows:  # Only levels share states, which are then canonical.
+    if not by_rows:
       return states, None
     return states, list(map(_states.canonical_state, plans, states))
 

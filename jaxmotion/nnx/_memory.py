@@ -76,16 +76,19 @@ def compress_residuals(
     given = {i: x for i, x in enumerate(leaves) if i not in nodes}
     graph, state = nnx.split(nodes)
     variables, state_tree = jax.tree.flatten(state)
+    # Positions of the variables that `fn` changes: found while `run` is traced,
+    # because only these are results, which the compressed function returns.
     changed: list[int] = []
 
+    # A function of arrays alone: JAX differentiates no modules.
     def run(variables: list[Any], given: dict[int, Any]) -> PyTree:
-      nodes = nnx.merge(graph, jax.tree.unflatten(state_tree, variables))
-      filled = {**given, **nodes}
+      own = nnx.merge(graph, jax.tree.unflatten(state_tree, variables))
+      filled = {**given, **own}
       own_args, own_kwargs = jax.tree.unflatten(
         treedef, [filled[i] for i in range(len(leaves))]
       )
       result = fn(*own_args, **own_kwargs)
-      left, new_state = nnx.split(nodes)
+      left, new_state = nnx.split(own)
       new = jax.tree.leaves(new_state)
       if left != graph:
         raise ValueError(

@@ -236,13 +236,16 @@ def _list_copies(
   program: _ops.CountedProgram, carried: int
 ) -> Iterator[tuple[int, _fusion.Kernel]]:
   """Yields the copies for results that are views of arrays in memory."""
+  # carried: how many results a loop carries on, which may stay where they are.
+  # Every other result has a buffer of its own: a view of an argument is copied,
+  # and so is what is returned twice.
   in_memory = set(program.inputs)
   for i, value in enumerate(program.outputs):
     if value is None:
       continue
     viewed = value.source in program.inputs and value is not value.source
     if viewed or (i >= carried and value.source in in_memory):
-      moved = 2.0 * value.nbytes
+      moved = 2.0 * value.nbytes  # Read and written.
       yield i, _fusion.Kernel("data_movement", value.dtype, 0.0, moved)
     in_memory.add(value.source)
 

@@ -536,12 +536,14 @@ def follow_marks(jaxpr: Any, marks: Sequence[Marks], rule: Rule) -> list[Marks]:
 def _follow_branches(
   step: Step, ins: Sequence[Marks], rule: Rule
 ) -> list[Marks]:
+  """Follows all branches, and adds the marks of what chooses one."""
   # Workers may take different branches.
   branches = [follow_marks(b, ins[1:], rule) for b in inner_jaxprs(step.eqn)]
   return [ins[0].union(*outs) for outs in zip(*branches, strict=True)]
 
 
 def _follow_scan(step: Step, ins: Sequence[Marks], rule: Rule) -> list[Marks]:
+  """Follows a loop's body until the marks of its carry stop growing."""
   body, num_consts, num_carry = core.scan_parts(step.params)
   consts, xs = ins[:num_consts], ins[num_consts + num_carry :]
   carry = list(ins[num_consts : num_consts + num_carry])
@@ -554,6 +556,7 @@ def _follow_scan(step: Step, ins: Sequence[Marks], rule: Rule) -> list[Marks]:
 
 
 def _follow_while(step: Step, ins: Sequence[Marks], rule: Rule) -> list[Marks]:
+  """Follows condition and body until the marks of the carry stop growing."""
   num_cond = step.params["cond_nconsts"]
   num_body = num_cond + step.params["body_nconsts"]
   cond_consts, consts = ins[:num_cond], ins[num_cond:num_body]

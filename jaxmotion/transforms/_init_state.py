@@ -183,7 +183,8 @@ def map_init(
 def shard_states(state: PyTree, params: PyTree, specs: PyTree | None) -> PyTree:
   """Makes the states of exchanges anew, for parameters that axes shard."""
   # `init` of an optax chain takes no specs. So the chain's exchanges begin with
-  # states of whole arrays, which say what they are for.
+  # states of whole arrays. Their `made_for` holds the tree that each is for,
+  # which may be a part of the parameters, and how to make its state.
   if specs is None:
     return state
   specs = _model_axes.spread_specs(specs, params)
@@ -193,6 +194,7 @@ def shard_states(state: PyTree, params: PyTree, specs: PyTree | None) -> PyTree:
     if not _states.is_exchange(node):
       return node
     options = node.made_for
+    # The parameters and specs at the paths of this exchange's tree.
     own = [
       jax.tree.map_with_path(lambda p, _, known=one: known[p], options.params)
       for one in known

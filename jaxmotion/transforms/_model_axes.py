@@ -136,6 +136,7 @@ def map_exchange(
   def update(
     updates: PyTree, state: Any, params: PyTree, args: dict[str, Any]
   ) -> tuple[PyTree, Any]:
+    """Exchanges updates, on shards where axes of a model are not manual."""
     check_weight(args["weight"])
     args = args | {"sending": hosts.check_sending(args["sending"])}
     # The options are no arrays, so a map does not take them.

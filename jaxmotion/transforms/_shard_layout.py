@@ -269,6 +269,8 @@ class CutTree:
     extra_args: dict[str, Any],
   ) -> tuple[PyTree, core.Split]:
     """Returns the changes of this worker's parts, and the new state."""
+    # It raises for a transformation that looks across a leaf, such as a norm:
+    # of a part it would compute something else.
     # The axes that divide each leaf of the parameters, and of the state.
     of_parts, of_state = (
       [_model_axes.sharded_axes(spec) for spec in jax.tree.leaves(one.specs())]

@@ -170,6 +170,9 @@ class topk(SparseCodec):
     key: core.Key | None,
     decay: float,
   ) -> tuple[Sparse, Array, PyTree]:
+    """Encodes x plus the error of the last payload, which `memory` holds."""
+    # The sum is returned, too: it is what the next call remembers. Here the
+    # error is decoded in the layout of the blocks, in the pass that adds it.
     self._check_input(x, key, state)
     block, k = self._block_shape(x)
     blocks = kernels.plane_length(tuple(x.shape), block)

@@ -140,7 +140,9 @@ class RecipeSearch:
   def _halve_gap(
     self, rules: _recipe.Rules, most_bytes: float, best_s: float
   ) -> bool:
-    """Prices the share between the largest that fits and the next one."""
+    """Prices a budget half-way between the last that fits and the next one."""
+    # A share of memory is what a recipe may keep; `rules` are all else of it.
+    # It says whether there was such a recipe: another call may halve the rest.
     # Smaller shares need not fit: what is recomputed at once takes memory, too.
     found = [c for c in self._found.values() if c.recipe.rules == rules]
     shared = sorted(filter(_has_share, found), key=_share_of)
@@ -148,10 +150,11 @@ class RecipeSearch:
     if not fits or fits[-1] + 1 == len(shared):
       return False
     low, high = shared[fits[-1] : fits[-1] + 2]
-    if high.step_s >= best_s:
+    if high.step_s >= best_s:  # What is between is no faster than the best.
       return False
     share = (_share_of(low) + _share_of(high)) / 2
     like = high.recipe
+    # The name shows the rules: `compress_residuals(codec=..., memory_budget=1)`.
     words = like.name.partition("(")[2].partition("memory_budget")[0]
     return bool(self._add(_recipe.make_cut(share, rules, words.strip(", "))))
 
