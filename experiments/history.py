@@ -67,8 +67,7 @@ def time_imports(repeats: int) -> Times:
 
 
 def measure_steps(repeats: int) -> tuple[Times, Times, Times, Times]:
-  """Returns seconds of traces and compilations, and bytes on the wire and of
-  temporaries."""
+  """Returns seconds to trace and compile, and bytes sent and of temporaries."""
   mesh = jax.make_mesh((_WORKERS,), ("data",))
   batch = jax.ShapeDtypeStruct((64, _WIDTHS[0]), "float32")
   first = [
@@ -121,8 +120,7 @@ def make_rows(
 
 
 def summary_table(rows: Sequence[records.Row]) -> tables.Table:
-  """Returns a line for each ratio, and a column for each of the last
-  commits."""
+  """Returns a line for each ratio, and a column for each late commit."""
   commits = list(dict.fromkeys(row.experiment for row in rows))[-_COLUMNS:]
   lines = []
   for metric, case in dict.fromkeys((row.metric, row.case) for row in rows):

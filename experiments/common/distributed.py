@@ -137,8 +137,7 @@ def wait_for_processes(name: str) -> None:
 
 
 def _bind_narrowly(arguments: dict[str, Any]) -> dict[str, Any]:
-  """Adds the address that process 0 listens on, if it is known to be its
-  own."""
+  """Adds the address that process 0 listens on, if it is surely its own."""
   # JAX listens on all addresses of the host, and lets in whoever connects. A
   # name may mean another address on its own host than on the others, so only an
   # address in numbers is taken; JAX_COORDINATOR_BIND_ADDRESS overrides it.

@@ -119,8 +119,7 @@ def find_spread(values: Sequence[float]) -> float | None:
 def write_rows(
   path: str | os.PathLike[str] | None, rows: Iterable[Row]
 ) -> None:
-  """Writes rows to a file, replacing the old file in one step; None writes
-  nothing."""
+  """Writes rows to a file, in one step; a path of None writes nothing."""
   if path:
     write_lines(path, (row._asdict() for row in rows))
 

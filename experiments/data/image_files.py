@@ -58,8 +58,7 @@ def load_cifar10(folder: pathlib.Path) -> ImageData:
 
 
 def load_image_folder(folder: pathlib.Path, size: int) -> ImageData:
-  """Reads a tree with one folder of images for each class, resized to a
-  square."""
+  """Reads a folder of images for each class, resized to squares."""
   # Two layouts are read: `train/CLASS/*` beside `val/CLASS/*` (or
   # `test/CLASS/*`), and plain `CLASS/*`, of which the files whose path hashes
   # into the lowest fifth are held out.

@@ -47,8 +47,7 @@ class Dealer:
     *,
     weighted: bool = True,
   ) -> Batch:
-    """Returns a batch for a step whose workers have room for `total`
-    microbatches."""
+    """Returns a batch for workers with room for `total` microbatches."""
     index = self._choose_images(np.asarray(counts), seed, step)
     examples = {k: a[index] for k, a in self.images.items()}
     batch, valid = hetero.assign_microbatches(

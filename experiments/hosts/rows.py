@@ -110,8 +110,7 @@ def summary_table(rows: Sequence[records.Row]) -> tables.Table:
 
 
 def byte_table(rows: Sequence[records.Row]) -> tables.Table:
-  """Returns the summary with megabytes, and a mark for cases slower than
-  fp32."""
+  """Returns the summary in megabytes, with marks where fp32 is faster."""
   found = tables.index_rows(rows)
   summary = summary_table(rows)
   lines = []

@@ -51,8 +51,7 @@ def make_speed_rows(speeds: Sequence[speed.Speed]) -> Iterator[records.Row]:
 
 
 def make_check_rows(outcomes: Sequence[check.Outcome]) -> Iterator[records.Row]:
-  """Yields the numbers of checked and of wrong values of each
-  implementation."""
+  """Yields how many values of each implementation are checked and wrong."""
   for (op, name), found in group_outcomes(outcomes).items():
     checked = sum(o.values for o in found)
     wrong = sum(o.wrong for o in found if o.wrong is not None)

@@ -143,8 +143,7 @@ def _scale_collective(
 def interpolate_base_step(
   seconds: Mapping[int, Mapping[cases.Case, float]], workers: int
 ) -> BaseStepModel:
-  """Returns the base step of a number of emulated devices between two
-  others."""
+  """Returns the base step of a number of devices between two others."""
   # `seconds`: seconds of the same cases by number of workers.
   low, high, share = _find_neighbors(seconds, workers)
   return BaseStepModel(

@@ -21,8 +21,7 @@ _MARKERS = "os^Dv"
 def save_plot(
   rows: Sequence[records.Row], path: str | os.PathLike[str]
 ) -> None:
-  """Draws a line for each algorithm, with a point for each length of its
-  runs."""
+  """Draws a line for each algorithm, a point for each length of its runs."""
   found = tables.index_rows(rows)
   metric = rows[0].metric.rsplit("_", 1)[0]
   is_share = rows[0].unit == "%"

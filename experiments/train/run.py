@@ -88,8 +88,7 @@ def train_all(
   tensorboard: str | None = None,
   display: progress.Display | None = None,
 ) -> list[Run]:
-  """Trains every exchange with every seed, except runs `workdir` already
-  has."""
+  """Trains every exchange with every seed, but runs that `workdir` has."""
   score = make_score(task)
   trainers = {
     name: Trainer(config, task, mesh, name) for name in config.exchanges

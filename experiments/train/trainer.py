@@ -65,8 +65,7 @@ class Program(NamedTuple):
 def compile_step(
   step: Any, *args: Any, branches: Sequence[int | None] = (None,)
 ) -> Program:
-  """Compiles a jitted step for these arguments and counts the bytes it
-  sends."""
+  """Compiles a jitted step for these arguments, and counts what it sends."""
   begin = time.perf_counter()
   compiled = step.lower(*args).compile()
   compile_s = time.perf_counter() - begin

@@ -73,8 +73,7 @@ class Codec(abc.ABC):
   linear: ClassVar[bool] = False
 
   def __init_subclass__(cls, **kwargs: Any) -> None:
-    """Refuses a class of your own that has the name of a codec of this
-    package."""
+    """Refuses a class of your own with the name of a codec of this package."""
     super().__init_subclass__(**kwargs)
     own = {kind.__name__ for kind in _codec_types(Codec) if _is_own(kind)}
     if cls.__name__ in own and not _is_own(cls):

@@ -265,11 +265,14 @@ def reduce_tree(
   axis_name: AxisName,
   codec: Codecs,
   *,
+  method: str | None = None,
+  sending: hosts.Sending = hosts.AT_ONCE,
   level: Any = None,
   local_codec: codecs.Codec | None = None,
   **options: Any,
 ) -> tuple[PyTree, PyTree]:
   """Does what `all_reduce` does, with arguments that are checked."""
+  options |= dict(method=method, sending=sending)
   if isinstance(axis_name, core.HostAxes):
     return _reduce_by_hosts(x, axis_name, codec, level, local_codec, **options)
   if isinstance(codec, codecs.Codec):

@@ -24,7 +24,8 @@ def check_state(
   if state is None:
     raise ValueError(
       "`state` must be given for a codec that has one (make it with the "
-      "collective's `..._init`), got None."
+      "collective's `..._init`, for `all_to_all` with `reduce_scatter_init`), "
+      "got None."
     )
   if not (
     core.same_shapes(state, expected) or core.same_shapes(state, canonical)

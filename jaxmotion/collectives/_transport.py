@@ -64,13 +64,13 @@ def sum_payloads(
   def add(arrays: Sequence[Array]) -> list[Array]:
     return [lax.psum(a, axis_name) for a in arrays]
 
-  late, early = split_in_halves([leaves[i] for i in alone])
+  late, early = _split_in_halves([leaves[i] for i in alone])
   if sending.has_pieces:
     # The last array first, and small ones, of all layers, in the end.
     sums = add([leaves[i] for i in alone[::-1]])
     totals = [*sums[::-1], *add(buffers)]
   elif late:
-    late_totals, early_totals, _ = send_early_first(
+    late_totals, early_totals, _ = _send_early_first(
       add, [*late, *buffers], early
     )
     split = len(late)
@@ -141,7 +141,7 @@ def gather_payloads(
   core.check_arrays("payloads", payloads)
   _arguments.count_workers(axis_name)
   rows = jax.tree.map(lambda a: a[None], core.to_varying(payloads, axis_name))
-  split = sending.split_in_pieces if sending.has_pieces else split_in_halves
+  split = sending.split_in_pieces if sending.has_pieces else _split_in_halves
   halves = [half for half in split(rows) if jax.tree.leaves(half)]
   buffers = [_pack_words(half)[0] for half in halves]
 
@@ -226,11 +226,10 @@ def permute_payload(
   return jax.tree.map(lambda a: a[0], _unpack_words(tuple(received), rows))
 
 
-def split_in_halves(
+def _split_in_halves(
   payloads: list[PyTree],
 ) -> tuple[list[PyTree], list[PyTree]]:
-  """Splits payloads into two halves of about the same bytes, if large
-  enough."""
+  """Splits large payloads into two halves of about the same bytes."""
   # The backward pass computes gradients from the last array to the first. So
   # the second half can be on the link while the first is still being computed.
   # Returns the first half, which is computed late and may be empty, and the
@@ -243,7 +242,7 @@ def split_in_halves(
   return payloads[:middle], payloads[middle:]
 
 
-def send_early_first(
+def _send_early_first(
   send: Callable[[Sequence[Array]], Sequence[Array]],
   late: Sequence[Array],
   early: Sequence[Array],
@@ -278,8 +277,7 @@ def _gather_pair(
   by_swap: bool,
   has_pieces: bool,
 ) -> tuple[tuple[Array, ...], ...]:
-  """Gathers between two workers by way of the sum of their words, or of a
-  swap."""
+  """Gathers between two workers by a sum of their words, or by a swap."""
   # Unsigned words wrap around, so the sum less a worker's own words is the
   # other worker's words, bit for bit. The bytes are those of a gather. But gloo
   # sums in both directions at once (0.95 of the link at 16 MiB) and gathers in
@@ -303,7 +301,7 @@ def _gather_pair(
     return _order_rows(rank, own, received if by_swap else received - own)
 
   if len(buffers) == 2 and not has_pieces:
-    late, early, sent = send_early_first(send, buffers[:1], buffers[1:])
+    late, early, sent = _send_early_first(send, buffers[:1], buffers[1:])
     received, buffers = [*late, *early], (*sent, *buffers[1:])
   else:
     received = send(buffers)
@@ -346,8 +344,7 @@ def _swap_by_sum(words: Array, axis_name: AxisName) -> tuple[Array, ...]:
 
 
 def _exchange_in_turns(words: Array, axis_name: AxisName) -> tuple[Array, ...]:
-  """Sends row r to worker r of an odd number of workers, in turns of one
-  row."""
+  """Sends row r to worker r of an odd number of workers, row by row."""
   # In a turn a worker sends to one worker and receives from another. In gloo's
   # all-to-all two hosts send to each other, one after the other: 0.6 of the
   # link at 16 MiB, turns 0.85. An even number of workers has such a turn, too.

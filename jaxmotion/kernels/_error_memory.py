@@ -146,7 +146,6 @@ def add_in_order(
   """Returns term(0) + term(1) + ..., added from the left."""
   # The order is fixed so that every implementation and every worker gets the
   # same bits.
-
   total = term(0)
   if count <= max_unroll:
     for i in range(1, count):

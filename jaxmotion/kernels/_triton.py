@@ -4,9 +4,8 @@ A kernel's references are whole arrays in the GPU's memory. The kernel computes
 the indices of its loads and stores, so a tile may consist of runs that are far
 apart.
 
-Pallas is imported here alone, and only inside functions: hosts never run it,
-and importing it would lengthen `import jaxmotion`. The files of kernels import
-this one and stay cheap to import.
+Pallas is imported inside functions alone: hosts never run it, and importing it
+would lengthen `import jaxmotion`.
 """
 
 import functools

@@ -141,7 +141,7 @@ def compress_state(
       for (_, x), codec, key in zip(entries, own_codecs, keys, strict=True)
     ]
     inner = treedef.unflatten(leaves)
-    if _memory_kind.resolve_memory_kind(memory_kind):
+    if _memory_kind.can_move(memory_kind):
       inner = _encoded_leaf.map_encoded(_memory_kind.to_host, inner)
     return CompressedState(steps, inner)
 
@@ -165,9 +165,9 @@ def compress_state(
     def encode_again(i: int, x: Array) -> _encoded_leaf.EncodedLeaf:
       return _encoded_leaf.encode_leaf(x, leaves[i].codec, keys[i])
 
-    on_host = _memory_kind.resolve_memory_kind(memory_kind, warn=False)
+    on_host = _memory_kind.can_move(memory_kind, warn=False)
     new_updates, new = _encoded_leaf.stream_update(
-      update_leaves, leaves, encode_again, on_host is not None
+      update_leaves, leaves, encode_again, on_host
     )
     return new_updates, CompressedState(steps, treedef.unflatten(new))
 

@@ -68,12 +68,12 @@ def decompress_state(state: PyTree) -> PyTree:
   Args:
     state: state of `compress_state`, or a tree that contains some.
 
+  Returns:
+    The tree, with arrays on the device in place of its `EncodedLeaf` leaves.
+
   Raises:
     TypeError: there is no compressed state in the tree.
     ValueError: a payload does not fit its codec.
-
-  Returns:
-    The tree, with arrays on the device in place of its `EncodedLeaf` leaves.
 
   Example:
     >>> import jax, optax
@@ -83,7 +83,6 @@ def decompress_state(state: PyTree) -> PyTree:
     >>> jax.jit(decompress_state)(state).inner[0].mu.shape
     (64, 64)
   """
-
   is_state = lambda x: is_encoded(x) or hasattr(x, "_fields")
   if not any(map(is_state, jax.tree.leaves(state, is_leaf=is_state))):
     raise TypeError(

@@ -10,22 +10,20 @@ from jaxmotion.core import PyTree
 MEMORY_KINDS = (None, "pinned_host")
 
 
-def resolve_memory_kind(
-  memory_kind: str | None, *, warn: bool = True
-) -> str | None:
-  """Returns a memory kind, or None if the first device has no such memory."""
+def can_move(memory_kind: str | None, *, warn: bool = True) -> bool:
+  """Says whether arrays can move to a memory kind; None is where they are."""
   device = jax.local_devices()[0]
   kinds = [memory.kind for memory in device.addressable_memories()]
-  if memory_kind is None or memory_kind in kinds:
-    return memory_kind
-  if warn:
+  if memory_kind in kinds:
+    return True
+  if warn and memory_kind is not None:
     warnings.warn(
       f"`memory_kind` is {memory_kind!r}, which the {device.platform} backend "
       f"does not have (it has: {', '.join(kinds) or 'none by name'}): these "
       "arrays stay on the device.",
       stacklevel=3,
     )
-  return None
+  return False
 
 
 def to_host(tree: PyTree) -> PyTree:

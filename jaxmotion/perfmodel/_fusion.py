@@ -32,7 +32,8 @@ class Kernel(NamedTuple):
   """One fused kernel: class, FLOPs, bytes moved and number of launches.
 
   Args:
-    kind: class of the operation that makes the result, one of `KINDS`.
+    kind: class of the operation that makes the result, such as "matmul" or
+      "elementwise".
     dtype: element type of its first operand.
     flops: FLOPs of one execution, those of fused operations included.
     bytes: bytes read from and written to memory by one execution.

@@ -33,7 +33,7 @@ def platform_to_dict(platform: _platform.Platform) -> dict[str, Any]:
     >>> platform_from_dict(plain) == builtin_platform("ethernet_10gbit")
     True
   """
-  core.check_instance("platform", platform, _platform.Platform, "a Platform")
+  _platform.check_platform(platform)
   plain: dict[str, Any] = _to_plain(platform)
   return plain
 

@@ -115,7 +115,7 @@ def kind_of(step: program.Step) -> str:
     return "data_movement"
   if name in program.RANDOM:
     return "random"
-  return "collective" if is_collective(step) else "other"
+  return "collective" if _is_collective(step) else "other"
 
 
 def is_fusible(step: program.Step) -> bool:
@@ -134,7 +134,7 @@ def is_reduction(step: program.Step) -> bool:
   return step.name in program.REDUCTIONS
 
 
-def is_collective(step: program.Step) -> bool:
+def _is_collective(step: program.Step) -> bool:
   """Says whether an operation names a mesh axis and moves bytes over it."""
   bound = any(isinstance(name, str) for name in step.axis_names)
   return bound and step.name not in program.VIEWS | _QUIET

@@ -28,7 +28,8 @@ class Facts(NamedTuple):
   """Facts that the planner must know of a preset, its attribute `facts`.
 
   Attributes:
-    note: what it changes about training.
+    note: what it changes about training; `{every}` stands for the steps between
+      two exchanges of a scheme.
     assumes: what it assumes, by the planner's name for it. The planner adds
       what breaks the assumption to these words.
   """

@@ -82,13 +82,13 @@ def onebit_adam(
   its own gradient and sends the result, in 1 bit per element.
 
   Ours differs from the reference thus. Signs have a magnitude for each block of
-  1024 elements, not for each leaf (`codecs.onebit()`). Moments are corrected
-  for their start, as in Adam. An element whose gradients were zero during the
-  warm-up does not move; there, the reference divides by `eps` unless it is
-  given a mask. The first gradient counts, which the reference drops, and errors
-  are saved with the state, which it forgets. No element moves further than Adam
-  ever moves one, (1 - b1) / sqrt(1 - b2) times the rate; the reference's may,
-  where the second moment is small.
+  1024 elements; with `codec=codecs.onebit()` for each leaf, as there. Moments
+  are corrected for their start, as in Adam. An element whose gradients were
+  zero during the warm-up does not move; there, the reference divides by `eps`
+  unless it is given a mask. The first gradient counts, which the reference
+  drops, and errors are saved with the state, which it forgets. No element moves
+  further than Adam ever moves one, (1 - b1) / sqrt(1 - b2) times the rate; the
+  reference's may, where the second moment is small.
 
   Args:
     b1: factor on the momentum, in [0, 1).

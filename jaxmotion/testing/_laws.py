@@ -28,11 +28,12 @@ class Breach(NamedTuple):
     detail: what was found.
 
   Example:
-    >>> import dataclasses
     >>> from jaxmotion import codecs, testing
-    >>> codec = codecs.uniform(bits=8)
     >>> class overstated(codecs.uniform):
     ...   laws = codecs.Laws(lossless=True)
+    >>> rows = testing.make_rows(np.linspace(-1, 1, 64, dtype=np.float32))
+    >>> testing.find_breaches(overstated(bits=8), rows)[0].law
+    'lossless'
   """
 
   law: str

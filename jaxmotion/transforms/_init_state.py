@@ -162,11 +162,11 @@ def make_state(
   init_own: Init, params: PyTree, shardings: _model_axes.Shardings
 ) -> PyTree:
   """Returns the state, on the mesh, of parameters that are placed there."""
-  state = map_init(init_own, params, shardings)
+  state = _map_init(init_own, params, shardings)
   return shardings.place(state, shardings.state(state, params))
 
 
-def map_init(
+def _map_init(
   init_own: Init, params: PyTree, shardings: _model_axes.Shardings
 ) -> PyTree:
   """Makes a state inside of a map over the workers."""
@@ -246,7 +246,7 @@ def trace_state(
 
   def make(params: PyTree) -> PyTree:
     placed = shardings.place(params, shardings.params(params))
-    return map_init(init_whole, placed, shardings)
+    return _map_init(init_whole, placed, shardings)
 
   with core.without_context_mesh():
     return jax.tree.map(core.shape_dtype, jax.eval_shape(make, params))

@@ -42,7 +42,7 @@ def sharded_axes(spec: P) -> set[Any]:
   return {name for entry in spec for name in core.spec_axes(entry)}
 
 
-def drop_single_axes(specs: PyTree, sizes: Mapping[Any, int]) -> PyTree:
+def _drop_single_axes(specs: PyTree, sizes: Mapping[Any, int]) -> PyTree:
   """Returns specs without axes of one device, which shard nothing."""
   # sizes: sizes of the mesh's axes by name; other axes are kept, to be refused.
 
@@ -54,7 +54,7 @@ def drop_single_axes(specs: PyTree, sizes: Mapping[Any, int]) -> PyTree:
   return jax.tree.map(lambda s: P(*map(drop_entry, s)), specs)
 
 
-def expand_specs(specs: PyTree, tree: PyTree, sizes: dict[Any, int]) -> PyTree:
+def _expand_specs(specs: PyTree, tree: PyTree, sizes: dict[Any, int]) -> PyTree:
   """Returns a spec for every leaf of a tree; raises unless the specs fit."""
   # specs: a prefix of the tree. sizes: sizes of the mesh's axes by name.
   full = spread_specs(specs, tree)
@@ -249,7 +249,7 @@ def _find_model(
   sizes = core.find_free_axes()
   if sizes and set(names) <= set(mesh.manual_axes):
     if specs is not None:
-      return ModelAxes(tuple(sizes), expand_specs(specs, tree, sizes)), True
+      return ModelAxes(tuple(sizes), _expand_specs(specs, tree, sizes)), True
     if set(sizes) <= set(mesh.explicit_axes):
       specs = jax.tree.map(lambda a: jax.typeof(a).sharding.spec, tree)
       return ModelAxes(tuple(sizes), specs), True
@@ -297,7 +297,7 @@ class Shardings:
     self._mesh, self.axis_name = mesh, axis_name
     self._workers = core.axis_names(axis_name)
     shape = dict(mesh.shape)
-    self.specs = drop_single_axes(specs, shape)
+    self.specs = _drop_single_axes(specs, shape)
     self._sizes = {n: shape[n] for n in shape if n not in self._workers}
     # Without specs, maps are over all axes of the mesh and parameters are
     # replicated. With them, maps are over the workers' axes only, and the other
@@ -332,7 +332,7 @@ class Shardings:
     """Returns the specs of parameters, a prefix of their tree."""
     if self.specs is None:
       return P()
-    return expand_specs(self.specs, params, self._sizes)
+    return _expand_specs(self.specs, params, self._sizes)
 
   def model(self, params: PyTree) -> ModelAxes:
     """Returns the axes of the model, and the spec of every parameter."""

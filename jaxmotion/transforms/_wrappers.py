@@ -208,8 +208,8 @@ def delayed(
       weight waits with its gradient.
 
   Returns:
-    An optax transformation whose state is a `DelayedState`. Its update takes
-    this worker's own gradient.
+    An optax transformation whose state is an `extend.DelayedState`. Its update
+    takes this worker's own gradient.
 
   Raises:
     TypeError: an argument of another type.

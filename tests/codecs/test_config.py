@@ -60,7 +60,10 @@ def test_a_config_is_not_changed_by_reading_it():
   assert json.dumps(config) == before
 
 
-ABSTRACT = ["Codec", "BlockCodec", "TreeCodec"]
+ABSTRACT = """
+Codec ArrayCodec BlockCodec ChoiceCodec ElementCodec MemoryCodec MultiRoundCodec
+SparseCodec TileCodec TreeCodec WrapperCodec
+""".split()
 
 
 @pytest.mark.parametrize("name", ["zip", None, *ABSTRACT])

@@ -69,7 +69,7 @@ class uniform(_bases.BlockCodec):
   def __post_init__(self) -> None:
     core.check_int("bits", self.bits, 1, 8)
     kernels.check_block(self.block)
-    core.check_choice("symmetric", self.symmetric, (True, False))
+    core.check_bool("symmetric", self.symmetric)
     core.check_choice("rounding", self.rounding, ("nearest", "stochastic"))
 
   def _make_laws(self) -> _laws.Laws:

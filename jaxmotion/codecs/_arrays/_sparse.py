@@ -64,7 +64,7 @@ class random_k(_bases.ArrayCodec):
 
   def __post_init__(self) -> None:
     core.check_number("density", self.density, 0, 1, open_low=True)
-    core.check_choice("scaled", self.scaled, (True, False))
+    core.check_bool("scaled", self.scaled)
 
   def _make_laws(self) -> _laws.Laws:
     # Most elements of a run of which one is drawn.

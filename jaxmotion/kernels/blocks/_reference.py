@@ -22,8 +22,7 @@ _MAX_APART, _CHUNK = 1 << 22, 1 << 19
 def find_chunk(
   op: _block_op.BlockOp, payloads: PyTree, like: ShapedLike
 ) -> tuple[_block_op.BlockLayout, int] | None:
-  """Returns the layout of an array and the blocks of a plane to take at
-  once."""
+  """Returns the layout of an array, and the blocks of a plane in one chunk."""
   # None if the mean must be encoded as a whole. This is so if blocks are
   # padded, depend on where they stand, or would be cut otherwise without their
   # neighbors.

@@ -27,8 +27,7 @@ _MIN_PARTED = 1 << 16
 
 
 def topk_select(x: Array, *, k: int, planes: int) -> tuple[Array, Array]:
-  """Returns the k elements of largest magnitude of every lane and their
-  planes."""
+  """Returns the k elements of most magnitude of a lane, and their planes."""
   # Up to `_MAX_REDUCE` of them, each is one reduction over planes that skips
   # what was found before; beyond, XLA selects them itself.
   lanes = _block_layout.plane_length(x.shape, planes)

@@ -203,7 +203,7 @@ def _sum_tile(x: Array) -> Array:
 
 def _plane_powers(codes: Array) -> Array:
   shape = (_PLANES,) + (1,) * (codes.ndim - 1)
-  return jnp.asarray(_POWERS.astype(np.uint32)).reshape(shape)
+  return jnp.asarray(_POWERS).reshape(shape)
 
 
 def _tile_powers(codes: Array, *, last: bool) -> Array:

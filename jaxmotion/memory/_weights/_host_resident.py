@@ -127,7 +127,7 @@ class HostResident:
   def __post_init__(self) -> None:
     core.check_choice("update", self.update, ("once", "per_stage"))
     for flag in ("send_difference", "stream_weights", "stateful"):
-      core.check_choice(flag, getattr(self, flag), (True, False))
+      core.check_bool(flag, getattr(self, flag))
     core.check_int("min_leaf_size", self.min_leaf_size, 0)
     core.check_int("seed", self.seed, 0, 2**32 - 1)
     if self.stream_weights and self.send_difference:

@@ -94,7 +94,7 @@ class Step:
     # `run_op` fails, updates go on without it, and the exception is raised at
     # the end.
     failure: BaseException | None = None
-    with hold_signals():
+    with _hold_signals():
       for position, arguments in enumerate(self._update_arguments()):
         update_once = _run_once(_programs.update)
         try:
@@ -363,7 +363,7 @@ def _check_output(name: str, x: PyTree, *, is_last: bool) -> None:
 
 
 @contextlib.contextmanager
-def hold_signals() -> Iterator[None]:
+def _hold_signals() -> Iterator[None]:
   """Postpones signals that Python handles to the end of the block."""
   # A handler such as that of Ctrl-C raises between any two operations. It may
   # do so after a program has taken its donated arguments and before its results

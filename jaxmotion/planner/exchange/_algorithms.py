@@ -228,6 +228,8 @@ class _Pricing:
           return f": {self._sharded}"
       case "gathered_blocks":
         return "."  # No loss says whether it gathers them.
+      case _:
+        raise ValueError(f"no such assumption: {assumption}")
     return ""
 
   def _weigh_exchange(

@@ -153,9 +153,8 @@ def relative_error_bound(codec: codecs.Codec, elements: int) -> float | None:
     case codecs.cast(dtype="bfloat16"):
       return 2.0**-8
     case codecs.truncate():
-      error = (0.75, 2.0**-7, 2.0**-15, 0.0)[codec.bytes - 1]
-      is_halved = codec.rounding == "nearest" and codec.bytes > 1
-      return error / 2 if is_halved else error
+      assert codec.laws.error is not None
+      return codec.laws.error.relative
     case codecs.uniform():
       return _bound_levels(codec, min(codec.block, elements))
     case codecs.sign():
@@ -170,8 +169,7 @@ def relative_error_bound(codec: codecs.Codec, elements: int) -> float | None:
 
 
 def _bound_levels(codec: codecs.uniform, block: int) -> float:
-  """Bounds the error of levels evenly spaced up to a block's largest
-  element."""
+  """Bounds the error of even levels up to a block's largest element."""
   # Each of `block` elements is off by at most half a step, or by a whole step
   # if rounding is stochastic. Steps are shares of the block's largest element,
   # and the norm of the block is at least that element.

@@ -32,7 +32,7 @@ _EXHAUSTIVE_LABELS = 4096
 _ERROR_CELLS = 256
 # Steps are equally long if they differ by less than this share of the
 # reference's step.
-_EQUAL = 1e-9
+EQUAL = 1e-9
 
 
 class _Labels(NamedTuple):
@@ -71,7 +71,7 @@ def search_choice(
     np.zeros((1, table.payload.shape[-1])),
     _table.init_pipeline(1),
   )
-  resolution = _EQUAL * table.total_seconds(reference)
+  resolution = EQUAL * table.total_seconds(reference)
   suffixes = _reference_suffixes(table, reference)
   # For each tensor, the parent label and the codec of each label kept.
   history: list[tuple[int, np.ndarray, np.ndarray]] = []

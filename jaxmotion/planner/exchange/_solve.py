@@ -42,7 +42,7 @@ def solve_exchange(problem: _problem.ExchangeProblem) -> _plan.ExchangePlan:
   )
   uncompressed = problem.predict_step(None, None)
   return _plan.ExchangePlan(
-    explain_plan(problem, best.choice, best.step, uncompressed, uniform_s),
+    _explain_plan(problem, best.choice, best.step, uncompressed, uniform_s),
     tuple(_list_tensor_choices(problem, tables, best, uncompressed)),
     _combine_codecs(problem, best.choice),
     best.method,
@@ -113,8 +113,7 @@ def _list_solutions(
 def _include_unsummed(
   problem: _problem.ExchangeProblem, table: _table.StepTable, choice: np.ndarray
 ) -> np.ndarray:
-  """Returns the choice, or the best change of it that does not sum
-  everything."""
+  """Returns the choice, or its best change that does not sum everything."""
   # Between two workers small sums are cheaper if they join what is not summed.
   # A search of a mixed table may therefore find sums alone, for which its
   # figures do not hold.
@@ -194,15 +193,11 @@ def _list_tensor_choices(
       methods[i],
       table.wire_bytes(i, chosen),
       problem.errors.relative_error(i, chosen),
-      explain_tensor(problem, table, changed, i, chosen, total_s),
+      _explain_tensor(problem, table, changed, i, chosen, total_s),
     )
 
 
-# Steps are equally long if they differ by less than this share.
-_EQUAL = 1e-9
-
-
-def explain_tensor(
+def _explain_tensor(
   problem: _problem.ExchangeProblem,
   table: _table.StepTable,
   changed: np.ndarray,
@@ -217,7 +212,7 @@ def explain_tensor(
   if codec:
     return _explain_compressed(table, tensor, codec, added_s[0])
   affordable = np.array([problem.is_affordable(choice) for choice in changed])
-  equal_s = _EQUAL * total_s[codec]
+  equal_s = _search.EQUAL * total_s[codec]
   return _explain_uncompressed(problem, tensor, added_s, affordable, equal_s)
 
 
@@ -264,7 +259,7 @@ def _explain_uncompressed(
   )
 
 
-def explain_plan(
+def _explain_plan(
   problem: _problem.ExchangeProblem,
   choice: np.ndarray,
   step: perfmodel.StepPrediction,

@@ -154,7 +154,7 @@ class RecipeSearch:
       return False
     share = (_share_of(low) + _share_of(high)) / 2
     like = high.recipe
-    # The name shows the rules: `compress_residuals(codec=..., memory_budget=1)`.
+    # Names show the rules: `compress_residuals(codec=..., memory_budget=0.5)`.
     words = like.name.partition("(")[2].partition("memory_budget")[0]
     return bool(self._add(_recipe.make_cut(share, rules, words.strip(", "))))
 

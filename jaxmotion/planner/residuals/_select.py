@@ -54,7 +54,7 @@ def select_fastest(
   return _plan.MemoryPlan(
     recipe=recipe,
     device=prices.platform.device,
-    rows=tuple(explain_residuals(prices, recipe)),
+    rows=tuple(_explain_residuals(prices, recipe)),
     argument_count=len(prices.args),
     budget_bytes=budget_bytes,
     predicted_bytes=int(best.device_bytes),
@@ -224,7 +224,7 @@ def _call_measure(
   return int(found)
 
 
-def explain_residuals(
+def _explain_residuals(
   prices: _prices.StepPrices, recipe: _recipe.Recipe
 ) -> Iterator[_plan.MemoryPlanRow]:
   """Yields a row for each residual that a cut saves or recomputes."""

@@ -50,10 +50,10 @@ def fully_sharded(
   parameters to evaluate and to save. Leaves of fewer than 64 elements per
   worker stay whole; their gradients are averaged at full precision.
 
-  Leaves of the `params` that `loss_fn` gets are `WeightPart` if they are cut:
-  make arrays of them by `gather_params`, or wrap blocks in `gather_block`. With
-  `microbatches`, each part gathers weights and reduces its gradient, so bytes
-  grow with it: a whole gradient is never in memory.
+  Leaves of the `params` that `loss_fn` gets are `extend.WeightPart` if they are
+  cut: make arrays of them by `gather_params`, or wrap blocks in `gather_block`.
+  With `microbatches`, each part gathers weights and reduces its gradient, so
+  bytes grow with it: a whole gradient is never in memory.
 
   Args:
     tx: optimizer that treats every element by itself, as for `sharded`.

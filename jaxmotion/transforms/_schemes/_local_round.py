@@ -33,8 +33,7 @@ class Fragments(NamedTuple):
   number: int
 
   def mask(self, tree: PyTree, index: int) -> PyTree:
-    """Returns the tree with `optax.MaskedNode` for leaves of other
-    fragments."""
+    """Returns a tree with `optax.MaskedNode` in place of other fragments."""
     # Leaves keep their paths, by which rules choose codecs and masks choose
     # optimizers.
     if self.number == 1:

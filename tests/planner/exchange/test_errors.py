@@ -95,6 +95,7 @@ CODECS = {
   "identity": codecs.identity(),
   "bf16": codecs.cast("bfloat16"),
   "truncate1": codecs.truncate(bytes=1),
+  "truncate1_nearest": codecs.truncate(bytes=1, rounding="nearest"),
   "truncate2": codecs.truncate(bytes=2),
   "truncate2_nearest": codecs.truncate(bytes=2, rounding="nearest"),
   "int8": codecs.uniform(bits=8),

@@ -43,8 +43,7 @@ def code_width(count: int) -> int:
 
 @core.trace_in_place
 def pack_codes(codes: Array, bits: int) -> Array:
-  """Packs codes of any shape into uint32 words, ceil(size * bits / 32) of
-  them."""
+  """Packs codes of any shape into ceil(size * bits / 32) uint32 words."""
   per_word = 32 // bits
   rows = codes.reshape(_word_rows(codes.shape, per_word))
   if padding := -rows.shape[-1] % per_word:
