@@ -1,13 +1,17 @@
 """Names, options and fields that a user may have got wrong."""
 
+from __future__ import annotations
+
 import difflib
 import json
 import math
 from collections.abc import Iterable, Sequence
-
-from ml_collections import ConfigDict
+from typing import TYPE_CHECKING
 
 from experiments.common import console
+
+if TYPE_CHECKING:  # The library's own tests run without this package.
+  from ml_collections import ConfigDict
 
 
 def check_name(text: str, known: Iterable[str], what: str = "") -> None:

@@ -3,8 +3,8 @@
 import subprocess
 import sys
 
-from tests.experiments.jobs import WAIT, environment
 from tests.paths import ROOT
+from tests.processes import WAIT, environment
 
 # XLA writes what it cannot reshard to the standard error of the process.
 RESIZE = """

@@ -1,6 +1,5 @@
 """Jobs that tests start as processes, and the comparison of their results."""
 
-import os
 import subprocess
 import sys
 
@@ -8,12 +7,8 @@ import jax
 import numpy as np
 
 from experiments.fuzz import fault_jobs
-from tests import compile_fast
 from tests.paths import ROOT
-
-# Seconds that a busy machine may take. Less than the limit of a test in the
-# Makefile, so that a job that hangs ends one test and not the run.
-WAIT = 240
+from tests.processes import WAIT, environment
 
 _FIELDS = (
   *("channels", "hidden", "exchanges", "seeds", "workers", "steps"),
@@ -26,23 +21,6 @@ def command(config, *flags):
   fields = [f"--config.{name}={config[name]}" for name in _FIELDS]
   program = [sys.executable, "-m", "experiments.train"]
   return [*program, "--config=configs/digits.py", *fields, *flags]
-
-
-def environment(cache=True):
-  """The environment of a job, which may share compiled programs."""
-  # Of several processes only the first one uses these programs, and the others
-  # keep it waiting while they compile.
-  # The emulated devices of this test process are not those of the job.
-  kept = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-  kept["JAX_PLATFORMS"] = "cpu"
-  # As in the folders of tests/conftest.py: some tests compare bits.
-  kept["XLA_FLAGS"] = compile_fast.flags()
-  kept["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-  if cache:
-    folder = ROOT / ".pytest_cache" / "d" / "jobs"
-    kept["JAX_COMPILATION_CACHE_DIR"] = str(folder)
-    kept["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-  return kept
 
 
 def run_module(module, *flags, **variables):

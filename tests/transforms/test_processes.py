@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from tests.experiments.jobs import WAIT, environment
 from tests.paths import ROOT
+from tests.processes import WAIT, environment
 from tests.transforms import worker
 
 

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import codecs, transforms
-from tests.experiments.jobs import WAIT
+from tests.processes import WAIT
 
 STEPS = 2
 RNG = np.random.default_rng(0)

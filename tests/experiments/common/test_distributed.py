@@ -22,8 +22,9 @@ from experiments.train import tasks
 from experiments.train.mesh import make_mesh
 from experiments.train.trainer import Trainer
 from tests import compile_fast
-from tests.experiments.jobs import WAIT, command, environment, save_images
+from tests.experiments.jobs import command, save_images
 from tests.paths import ROOT
+from tests.processes import WAIT, environment
 
 AT_ONCE = 10  # Seconds that a slow machine may take to notice a death.
 STALLED = 3  # Seconds that a stalled process is waited for, in these tests.

@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 from experiments.common import files, shared_flags
-from tests.experiments.jobs import environment
 from tests.paths import ROOT
+from tests.processes import environment
 
 RUNNERS = sorted(
   ".".join(path.relative_to(ROOT).with_suffix("").parts)

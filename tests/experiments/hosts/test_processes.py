@@ -10,7 +10,7 @@ import pytest
 from experiments.hosts import jax_worker
 from experiments.hosts.links import loopback_hosts
 from experiments.hosts.processes import HostError, HostGroup
-from tests.experiments.jobs import environment
+from tests.processes import environment
 
 TINY = ["--widths=8,16,4", "--batch=4"]
 # A host that is killed is noticed at once by a collective; this is generous.

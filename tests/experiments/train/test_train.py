@@ -12,8 +12,9 @@ from experiments.train import tasks
 from experiments.train.mesh import make_mesh
 from experiments.train.run import open_workdir, run_experiment
 from experiments.train.trainer import Trainer, make_score
-from tests.experiments.jobs import WAIT, command, environment, run, save_images
+from tests.experiments.jobs import command, run, save_images
 from tests.paths import ROOT
+from tests.processes import WAIT, environment
 
 
 def test_job_prints_a_table_and_writes_rows_and_a_plot(tmp_path, tiny):
