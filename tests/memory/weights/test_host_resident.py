@@ -323,8 +323,8 @@ def test_rounding_depends_on_seed_step_and_stage():
     ({"update": "stage"}, ValueError, "`update` must be one of 'once'"),
     (
       {"send_difference": 1},
-      ValueError,
-      "`send_difference` must be one of True, False",
+      TypeError,
+      "`send_difference` must be True or False",
     ),
     (
       {"min_leaf_size": -1},
