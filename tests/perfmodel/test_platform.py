@@ -256,3 +256,10 @@ def test_a_platform_without_a_host_is_written_and_read():
   )
   plain = perfmodel.platform_to_dict(alone)
   assert perfmodel.platform_from_dict(plain) == alone
+
+
+def test_workers_that_share_a_link_share_its_rate():
+  link = perfmodel.Link(latency_s=1e-3, rate=perfmodel.gbit_per_s(1))
+  shared = dataclasses.replace(link, shared_by=4)
+  assert link.transfer_seconds(1e6) == pytest.approx(1e-3 + 8e-3)
+  assert shared.transfer_seconds(1e6) == pytest.approx(1e-3 + 4 * 8e-3)
