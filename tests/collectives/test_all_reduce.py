@@ -55,6 +55,17 @@ def test_identity_is_the_uncompressed_collective_bit_for_bit(dtype, op):
     assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
+@pytest.mark.parametrize("method", ["gather", "two_phase"])
+def test_the_sum_is_the_mean_times_the_workers(method):
+  codec, x = codecs.uniform(bits=8), tree(4)
+  total, mean = (
+    run(lambda x, op=op: reduce(x, codec, op=op, method=method), x, 4)
+    for op in ("sum", "mean")
+  )
+  for a, b in zip(jax.tree.leaves(total), jax.tree.leaves(mean), strict=True):
+    np.testing.assert_allclose(a, 4 * b, rtol=1e-6)
+
+
 @pytest.mark.parametrize("weight", [None, 2.0])
 def test_no_tracer_outlives_the_trace(weight):
   def loss(x):
