@@ -26,7 +26,7 @@ TARGETS = {"h100": "h100_node", "h200": "h200_node", "cpu": "ethernet_10gbit"}
 
 
 def define_target() -> flags.FlagHolder[str]:
-  """Defines `--target`."""
+  """Defines the flag that names the device to compile for."""
   return flags.DEFINE_enum(
     *("target", "h100", list(TARGETS), "Device to compile for."),
     allow_override=True,

@@ -54,9 +54,7 @@ class SparseCodec(_bases.ArrayCodec):
     return _pack(values, places, block)
 
   def _decode(self, payload: Sparse, like: ShapedLike) -> Array:
-    block, k = self._block_shape(like)
-    values, places = _unpack(payload, block, k)
-    return select.topk_scatter(values, places, like, block)
+    return _scatter(payload, like, *self._block_shape(like))
 
   def _sum_decoded(self, payloads: Sparse, like: ShapedLike) -> Array:
     block, k = self._block_shape(like)
@@ -107,6 +105,12 @@ def _unpack(payload: Sparse, block: int, k: int) -> tuple[Array, Array]:
     places = unpack(payload.indices)
   shape = k, size // k
   return payload.values.reshape(shape), places.reshape(shape)
+
+
+def _scatter(payload: Sparse, like: ShapedLike, block: int, k: int) -> Array:
+  """Returns zeros with the elements of a payload at their places."""
+  values, places = _unpack(payload, block, k)
+  return select.topk_scatter(values, places, like, block)
 
 
 def _place_bits(block: int) -> int:
@@ -177,10 +181,8 @@ class topk(SparseCodec):
     block, k = self._block_shape(x)
     blocks = kernels.plane_length(tuple(x.shape), block)
 
-    def decode(payload: Sparse, like: ShapedLike) -> Array:
-      values, places = _unpack(payload, block, k)
-      return select.topk_scatter(values, places, like, block)
-
+    # `like` has the shape of the blocks, which would have others of its own.
+    decode = lambda payload, like: _scatter(payload, like, block, k)
     value = kernels.add_error_in_blocks(
       decode, x, memory, decay, (block, 1, blocks)
     )
