@@ -125,8 +125,11 @@ def map_exchange(
     made_for = dataclasses.replace(options, init=make_state)
     # Without specs a state is that of whole arrays, until `shard_states`.
     model, is_mapped = _find_model(specs, params, workers, needs_specs=False)
-    run = _map_init(one) if is_mapped else one.init
-    state = run(params, model)
+    init_own = lambda params: one.init(params, model)
+    if is_mapped:
+      state = _map_init(init_own, workers, params, model)
+    else:
+      state = init_own(params)
     return state._replace(made_for=made_for.note_tree(params, specs))
 
   def init(params: PyTree) -> Any:
@@ -144,74 +147,69 @@ def map_exchange(
     model, is_mapped = _find_model(
       made_for.specs, updates, workers, needs_specs=True
     )
-    run = _map_update(one, codecs) if is_mapped else one.update
-    updates, state = run(updates, state, params, args, model)
+    if is_mapped:
+      for codec in codecs:
+        _check_joined(codec, updates, model.specs)
+      updates, state = _map_update(one, updates, state, params, args, model)
+    else:
+      updates, state = one.update(updates, state, params, args, model)
     return updates, state._replace(made_for=made_for)
 
   return init, update
 
 
-def _map_init(one: Any) -> Callable[..., Any]:
+def _map_init(
+  init_own: Callable[[PyTree], Any],
+  workers: AxisName,
+  params: PyTree,
+  model: ModelAxes,
+) -> Any:
   """Makes the state of an exchange of every device's shards."""
-
-  def init(params: PyTree, model: ModelAxes) -> Any:
-    init_own = lambda params: one.init(params, model)
-    maps = _map_options(one.workers, model.names, (model.specs,))
-    shapes = core.eval_shape_in_map(init_own, maps, params)
-    out_specs = _shard_specs(shapes, model.names)
-    return jax.shard_map(init_own, out_specs=out_specs, **maps)(params)
-
-  return init
+  maps = _map_options(workers, model.names, (model.specs,))
+  shapes = core.eval_shape_in_map(init_own, maps, params)
+  out_specs = _shard_specs(shapes, model.names)
+  return jax.shard_map(init_own, out_specs=out_specs, **maps)(params)
 
 
 def _map_update(
-  one: Any, codecs: Sequence[Codec]
-) -> Callable[..., tuple[PyTree, Any]]:
+  one: Any,
+  updates: PyTree,
+  state: PyTree,
+  params: PyTree,
+  args: dict[str, Any],
+  model: ModelAxes,
+) -> tuple[PyTree, PyTree]:
   """Exchanges every device's shards."""
+  args = args | {"sending": args["sending"].keep_scalars()}
+  # The map takes arguments that hold arrays; others are closed over.
+  names = [
+    name
+    for name, arg in args.items()
+    if any(hasattr(a, "dtype") for a in jax.tree.leaves(arg))
+  ]
+  arrays = [args[name] for name in names]
 
-  def update(
-    updates: PyTree,
-    state: PyTree,
-    params: PyTree,
-    args: dict[str, Any],
-    model: ModelAxes,
-  ) -> tuple[PyTree, PyTree]:
-    for codec in codecs:
-      _check_joined(codec, updates, model.specs)
-    args = args | {"sending": args["sending"].keep_scalars()}
-    # The map takes arguments that hold arrays; others are closed over.
-    names = [
-      name
-      for name, arg in args.items()
-      if any(hasattr(a, "dtype") for a in jax.tree.leaves(arg))
-    ]
-    arrays = [args[name] for name in names]
+  def update_own(
+    updates: PyTree, state: PyTree, params: PyTree, arrays: PyTree
+  ) -> PyTree:
+    mapped_args = args | dict(zip(names, arrays, strict=True))
+    mean, state = one.update(updates, state, params, mapped_args, model)
+    return jax.tree.map(model.assert_shared, mean, model.specs), state
 
-    def update_own(
-      updates: PyTree, state: PyTree, params: PyTree, arrays: PyTree
-    ) -> PyTree:
-      mapped_args = args | dict(zip(names, arrays, strict=True))
-      mean, state = one.update(updates, state, params, mapped_args, model)
-      return jax.tree.map(model.assert_shared, mean, model.specs), state
-
-    state_specs = _shard_specs(state, model.names)
-    in_specs = (
-      model.specs,
-      state_specs,
-      P() if params is None else model.specs,
-      # An argument may be shaped like parameters.
-      [
-        model.specs if core.same_shapes(arg, updates) else P() for arg in arrays
-      ],
-    )
-    mapped = jax.shard_map(
-      update_own,
-      out_specs=(model.specs, state_specs),
-      **_map_options(one.workers, model.names, in_specs),
-    )
-    return mapped(updates, state, params, arrays)
-
-  return update
+  state_specs = _shard_specs(state, model.names)
+  in_specs = (
+    model.specs,
+    state_specs,
+    P() if params is None else model.specs,
+    # An argument may be shaped like parameters.
+    [model.specs if core.same_shapes(arg, updates) else P() for arg in arrays],
+  )
+  mapped = jax.shard_map(
+    update_own,
+    out_specs=(model.specs, state_specs),
+    **_map_options(one.workers, model.names, in_specs),
+  )
+  return mapped(updates, state, params, arrays)
 
 
 def _map_options(
