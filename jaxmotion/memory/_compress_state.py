@@ -126,6 +126,7 @@ def compress_state(
   inner_update = optax.with_extra_args_support(tx).update
 
   def init_fn(params: PyTree) -> CompressedState:
+    """Returns the encoded state before the first update."""
     core.check_arrays("params", params)
     entries, treedef = _encoded_leaf.flatten_encoded(tx.init(params))
     if any(_encoded_leaf.is_encoded(x) for _, x in entries):
@@ -151,6 +152,7 @@ def compress_state(
     params: PyTree | None = None,
     **extra_args: Any,
   ) -> tuple[PyTree, CompressedState]:
+    """Returns the updates of `tx`, and its state encoded again."""
     _check_update(tx, updates, state, params)
     steps = optax.safe_increment(state.steps)
     entries, treedef = _encoded_leaf.flatten_encoded(state.inner)

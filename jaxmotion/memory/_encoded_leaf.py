@@ -172,6 +172,7 @@ def stream_update(
   markers: list[list[Array]] = []
 
   def load_leaf(i: int) -> Array:
+    """Decodes a leaf when the last parameter but one is encoded again."""
     decoded_leaves.append(i)
     x = leaves[i]
     if len(markers) > _MAX_AHEAD:

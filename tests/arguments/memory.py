@@ -1,7 +1,5 @@
 """Calls of the memory savings."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,9 +42,8 @@ def host_state():
   return HOST.init({"w": jnp.ones((4, 4))})
 
 
-@functools.cache
-def compressed_like():
-  return jax.eval_shape(COMPRESSED.init, {"w": jnp.ones((4, 4))})
+def compressed_state():
+  return COMPRESSED.init({"w": jnp.ones((4, 4))})
 
 
 CALLS = {
@@ -90,21 +87,13 @@ CALLS = {
   ),
   "memory.compress_state -> update": Call(
     PARAMS,
-    Lazy(
-      lambda: jax.tree.map(
-        lambda a: jnp.zeros(a.shape, a.dtype), compressed_like()
-      )
-    ),
+    Lazy(compressed_state),
     PARAMS,
     on=COMPRESSED.update,
     traced=True,
   ),
   "memory.decompress_state": Call(
-    Lazy(
-      lambda: jax.tree.map(
-        lambda a: jnp.zeros(a.shape, a.dtype), compressed_like()
-      )
-    ),
+    Lazy(compressed_state),
     traced=True,
   ),
   "memory.OptimizerInBackward": Call(

@@ -52,7 +52,7 @@ def batch_of(seed=1):
 
 def model_of(blocks=1, tx=None, **options):
   """Returns a model on the second device; matrices alone are encoded."""
-  options = {"min_leaf_size": WIDTH + 1, "device": DEVICE, **options}
+  options = {"min_leaf_size": WIDTH**2, "device": DEVICE, **options}
   tx = ADAM if tx is None else tx
   return memory.HostResident(stages_of(blocks), tx, **options)
 
@@ -73,8 +73,8 @@ def copy_tree(tree):
   return jax.tree.map(np.array, tree)
 
 
-def record_ops():
-  """Returns a list and a `run_op` that adds (name, arguments, result)."""
+def record_step(model, state, batch, level=0):
+  """Runs a step; returns its state and each op as (name, arguments, result)."""
   seen = []
 
   def run_op(name, op, *args):
@@ -82,4 +82,11 @@ def record_ops():
     seen.append((name, args, out))
     return out
 
-  return seen, run_op
+  state, _ = model.step(state, batch, level, run_op=run_op)
+  return state, seen
+
+
+def record_first_step(blocks=1, **options):
+  """Returns the state after the first step of a model, and the step's ops."""
+  model = model_of(blocks, **options)
+  return record_step(model, model.init(params_of(blocks)), batch_of())

@@ -14,21 +14,16 @@ CLIP_SOME = optax.multi_transform(
   {"clipped": CLIP, "plain": optax.adam(0.1)}, LABELS
 )
 REFUSED = {
-  "clip": (optax.chain(CLIP, optax.adam(0.1)), "`a` reads .* `b`"),
-  "clip_some": (CLIP_SOME, "`a` reads .* `c`"),
-  "finite": (optax.apply_if_finite(optax.sgd(0.1), 3), "`a` reads .* `b`"),
-  "every_two": (
-    optax.MultiSteps(CLIP, 2).gradient_transformation(),
-    "`a` reads .* `b`",
-  ),
+  "clip": (optax.chain(CLIP, optax.adam(0.1)), "b"),
+  "clip_some": (CLIP_SOME, "c"),
+  "finite": (optax.apply_if_finite(optax.sgd(0.1), 3), "b"),
+  "every_two": (optax.MultiSteps(CLIP, 2).gradient_transformation(), "b"),
 }
 TAKEN = {
   "adamw": optax.adamw(0.1),
   "adafactor": optax.adafactor(0.1),
-  "lamb": optax.lamb(0.1),
   "muon": optax.contrib.muon(0.1),
   "by_array": optax.chain(optax.clip_by_block_rms(1.0), optax.lion(0.1)),
-  "agc": optax.chain(optax.adaptive_grad_clip(0.1), optax.sgd(0.1)),
   "every_two": optax.MultiSteps(optax.adam(0.1), 2).gradient_transformation(),
   "scheduled": optax.inject_hyperparams(optax.adam)(
     optax.cosine_decay_schedule(0.1, 10)
@@ -41,21 +36,18 @@ TAKEN = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_updates_that_read_gradients_of_other_arrays_are_refused(case):
-  tx, match = REFUSED[case]
-  with pytest.raises(
-    ValueError, match=f"`tx` must update .*the update of {match}"
-  ):
+  tx, other = REFUSED[case]
+  match = f"`tx` must update .*the update of `a` reads .* `{other}`"
+  with pytest.raises(ValueError, match=match):
     check_separate(tx, PARAMS, "block")
 
 
 @pytest.mark.parametrize("case", TAKEN)
 def test_updates_of_each_array_by_itself_are_taken(case):
   check_separate(TAKEN[case], PARAMS, "block")
-
-
-@pytest.mark.parametrize("params", [(), {"a": jnp.ones(3)}])
-def test_one_array_or_none_reads_no_other(params):
-  check_separate(CLIP, params, "block")
+  # One array, or none, reads no other.
+  for params in ((), {"a": jnp.ones(3)}):
+    check_separate(CLIP, params, "block")
 
 
 def run_block(params, x):
@@ -66,30 +58,26 @@ def mean_square(x):
   return jnp.mean(x**2)
 
 
-def make_blocks(repeats):
-  row = {"a": jnp.eye(3), "b": jnp.ones(3)}
-  rows = {name: jnp.stack([x] * repeats) for name, x in row.items()}
-  return [(run_block, repeats)], [row if repeats == 1 else rows]
+ROW = {"a": jnp.eye(3), "b": jnp.ones(3)}
 
 
 @pytest.mark.parametrize("repeats", [1, 2])
 def test_the_optimizer_in_the_backward_pass_refuses_them(repeats):
-  blocks, params = make_blocks(repeats)
-  model = memory.OptimizerInBackward(blocks, mean_square, REFUSED["clip"][0])
+  params = ROW
+  if repeats > 1:
+    params = {name: jnp.stack([x] * repeats) for name, x in ROW.items()}
+  blocks, tx = [(run_block, repeats)], REFUSED["clip"][0]
+  model = memory.OptimizerInBackward(blocks, mean_square, tx)
   with pytest.raises(ValueError, match="gradients of one block are gone"):
-    model.init(params)
+    model.init([params])
 
 
 def test_updates_of_one_stage_after_another_refuse_them():
-  def run(params, x, batch):
-    return run_block(params, x)
-
   stages = [
-    ("first", lambda params, x, batch: run(params, batch, batch)),
-    ("last", lambda params, x, batch: mean_square(run(params, x, batch))),
+    ("first", lambda params, x, batch: run_block(params, batch)),
+    ("last", lambda params, x, batch: mean_square(run_block(params, x))),
   ]
-  params = {name: make_blocks(1)[1][0] for name in ("first", "last")}
-  tx = REFUSED["clip"][0]
+  params, tx = {"first": ROW, "last": ROW}, REFUSED["clip"][0]
   model = memory.HostResident(stages, tx, update="per_stage", min_leaf_size=0)
   with pytest.raises(ValueError, match="gradients of one stage are gone"):
     model.init(params)

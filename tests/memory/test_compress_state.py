@@ -9,9 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh
 
-import jaxmotion
 from jaxmotion import codecs, memory, wire
 from jaxmotion.core import tree_bytes as nbytes
 from jaxmotion.memory import (
@@ -20,16 +18,14 @@ from jaxmotion.memory import (
   compress_state,
   decompress_state,
 )
-from jaxmotion.testing import check_transform
 from tests.compilations import compilations
-from tests.memory.digits import learn_digits
 
 RNG = np.random.default_rng(0)
 PARAMS = {
   "bias": jnp.zeros(70),
   "kernel": jnp.asarray(RNG.normal(size=(64, 70)), jnp.float32),
 }
-EACH_MEMORY_KIND = pytest.mark.parametrize("memory_kind", [None, "pinned_host"])
+SIGN = codecs.sign()
 EXACT = dict(first=codecs.identity(), second=codecs.identity(), min_leaf_size=0)
 
 
@@ -37,23 +33,15 @@ def multi_steps(tx):
   return optax.MultiSteps(tx, 2).gradient_transformation()
 
 
-def compress_with(**options):
-  return functools.partial(compress_state, **options)
-
-
 def wrapped(compress):
   """Returns optimizers with `compress_state` inside, outside and between."""
   return {
-    "clip_masked": optax.chain(
+    "inject_clip_masked": optax.chain(
       optax.clip_by_global_norm(1.0),
       optax.masked(
-        compress(optax.adamw(1e-2)), {"bias": False, "kernel": True}
+        compress(optax.inject_hyperparams(optax.adamw)(1e-2)),
+        {"bias": False, "kernel": True},
       ),
-    ),
-    "inject": compress(
-      optax.inject_hyperparams(optax.sgd)(
-        learning_rate=0.1, momentum=0.9, nesterov=True
-      )
     ),
     "multi_steps": multi_steps(compress(optax.lion(1e-2))),
     "of_multi_steps": compress(
@@ -102,38 +90,35 @@ def tree_bits(tree):
   return [array_bits(a) for a in jax.tree.leaves(tree)]
 
 
+def is_encoded(x):
+  return isinstance(x, EncodedLeaf)
+
+
 def tree_types(tree):
   return jax.tree.map(jax.typeof, tree)
 
 
 def state_memory_kinds(state):
   """Returns the memory kinds of (encoded leaves, all other leaves)."""
-  leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, EncodedLeaf))
   found = [set(), set()]
-  for x in leaves:
+  for x in jax.tree.leaves(state, is_leaf=is_encoded):
     for a in jax.tree.leaves(x):
-      found[not isinstance(x, EncodedLeaf)].add(a.sharding.memory_kind)
+      found[not is_encoded(x)].add(a.sharding.memory_kind)
   return tuple(found)
-
-
-@functools.cache
-def train_plain(name):
-  return train(wrapped(lambda tx: tx)[name])
 
 
 @pytest.mark.parametrize(
   ("name", "memory_kind"),
   [
-    *((name, "pinned_host") for name in wrapped(compress_with())),
+    *((name, "pinned_host") for name in wrapped(compress_state)),
     # Pinned host memory takes the same path and moves payloads besides.
     ("of_multi_steps", None),
   ],
 )
 def test_an_identity_changes_nothing_in_any_chain(name, memory_kind):
-  params, state = train(
-    wrapped(compress_with(**EXACT, memory_kind=memory_kind))[name]
-  )
-  expected, plain = train_plain(name)
+  compress = functools.partial(compress_state, **EXACT, memory_kind=memory_kind)
+  params, state = train(wrapped(compress)[name])
+  expected, plain = train(wrapped(lambda tx: tx)[name])
   assert state_memory_kinds(state) == ({memory_kind or "device"}, {"device"})
   assert tree_bits(params) == tree_bits(expected)
   assert tree_bits(plain_state(state)) == tree_bits(plain)
@@ -147,17 +132,7 @@ def plain_state(state):
   )
 
 
-def test_it_is_a_valid_transform_beside_an_exchange():
-  mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
-  int4 = codecs.feedback(codecs.uniform(bits=4, rounding="stochastic"))
-  tx = optax.chain(
-    jaxmotion.exchange("data", int4),
-    compress_state(optax.adam(1e-2), memory_kind="pinned_host"),
-  )
-  check_transform(tx, mesh, PARAMS)
-
-
-@EACH_MEMORY_KIND
+@pytest.mark.parametrize("memory_kind", [None, "pinned_host"])
 def test_a_step_compiles_once_and_reuses_the_buffers(memory_kind):
   tx = compress_state(optax.adam(1e-2), memory_kind=memory_kind)
 
@@ -191,42 +166,26 @@ def test_random_bits_depend_on_the_seed_and_the_step():
   assert run(0, 0) != run(1, 0) and run(0, 0) != run(0, 1)
 
 
-def test_the_state_has_the_bytes_of_the_payloads_a_quarter_of_plain():
-  params = {"w": jnp.ones((512, 256)), "b": jnp.ones(256)}
-  state = jax.jit(compress_state(optax.adam(1e-2)).init)(params)
-  encoded = [state.inner[0].mu["w"], state.inner[0].nu["w"]]
-  expected = [wire.payload_bytes(x.codec, params["w"]) for x in encoded]
-  assert [nbytes(x) for x in encoded] == expected
-  assert nbytes(state) == sum(expected) + 2 * 256 * 4 + 4 + 4
-  assert 2 * params["w"].nbytes / sum(expected) > 3.9
-
-
-def test_the_state_field_decides_not_the_parameter_name():
+def test_a_rule_decides_else_the_state_field_not_the_parameter_name():
   params = {"nu": jnp.ones((64, 64)), "mu": jnp.ones((64, 63))}
-  adam = jax.eval_shape(compress_state(optax.adam(1e-2)).init, params).inner[0]
-  first, second = adam.mu["nu"].codec, adam.nu["nu"].codec
-  assert isinstance(first, codecs.uniform)
-  assert isinstance(second, codecs.nonnegative)
-  # Fewer than `min_leaf_size` elements.
-  assert adam.mu["mu"].shape == adam.nu["mu"].shape == (64, 63)
-  assert not isinstance(adam.mu["mu"], EncodedLeaf)
-
-
-def test_the_first_rule_that_matches_wins_over_the_field():
+  # Of the other parameter, states have fewer than `min_leaf_size` elements.
+  assert encoded_codecs(compress_state(optax.adam(1e-2)), params) == {
+    "0/mu/nu": codecs.uniform(bits=8, block=256, rounding="stochastic"),
+    "0/nu/nu": codecs.nonnegative(rounding="stochastic"),
+  }
   half = codecs.cast("bfloat16")
   tx = compress_state(
     optax.chain(optax.scale_by_rss(), optax.scale_by_adam()),
+    first=SIGN,
     second=None,
     sums=None,
     rules=[("mu/kernel", None), ("^0/sum_of_squares/kernel", half)],
     min_leaf_size=0,
   )
-  rss, adam = jax.eval_shape(tx.init, PARAMS).inner
-  assert rss.sum_of_squares["kernel"].codec == half
-  assert not isinstance(rss.sum_of_squares["bias"], EncodedLeaf)
-  assert not isinstance(adam.mu["kernel"], EncodedLeaf)
-  assert isinstance(adam.mu["bias"], EncodedLeaf)
-  assert not isinstance(adam.nu["kernel"], EncodedLeaf)
+  assert encoded_codecs(tx, PARAMS) == {
+    "0/sum_of_squares/kernel": half,
+    "1/mu/bias": SIGN,
+  }
 
 
 def transfer_targets(jaxpr):
@@ -240,28 +199,31 @@ def transfer_targets(jaxpr):
   )
 
 
-def test_a_transfer_waits_until_the_last_parameter_but_one_returned():
+@pytest.mark.parametrize(
+  ("tx", "memory_kind", "targets", "barriers"),
+  [
+    # For each parameter, two moments of two arrays each are fetched and sent.
+    # The third and the fourth parameter wait, once for each moment.
+    (
+      optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2)),
+      "pinned_host",
+      "ddddhhhh" * 4,
+      2 * 2,
+    ),
+    # Decoding waits on the device, too.
+    (optax.lion(1e-2), None, "", 2),
+  ],
+  ids=["host", "device"],
+)
+def test_a_parameter_waits_until_the_last_but_one_is_encoded(
+  tx, memory_kind, targets, barriers
+):
   params = {str(i): jnp.ones((8, 8)) for i in range(4)}
-  tx = compress_state(
-    optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2)),
-    min_leaf_size=0,
-    memory_kind="pinned_host",
-  )
+  tx = compress_state(tx, min_leaf_size=0, memory_kind=memory_kind)
   state = jax.eval_shape(tx.init, params)
   traced = jax.make_jaxpr(tx.update)(params, state, params)
-  # For each parameter, two moments of two arrays each are fetched and sent.
-  assert transfer_targets(traced.jaxpr) == "ddddhhhh" * 4
-  # The third and the fourth parameter wait, once for each moment.
-  assert str(traced).count("= optimization_barrier") == 2 * 2
-
-
-def test_decoding_waits_on_the_device_too_without_transfers():
-  params = {str(i): jnp.ones((8, 8)) for i in range(4)}
-  tx = compress_state(optax.lion(1e-2), min_leaf_size=0)
-  state = jax.eval_shape(tx.init, params)
-  traced = jax.make_jaxpr(tx.update)(params, state, params)
-  assert transfer_targets(traced.jaxpr) == ""
-  assert str(traced).count("= optimization_barrier") == 2
+  assert transfer_targets(traced.jaxpr) == targets
+  assert str(traced).count("= optimization_barrier") == barriers
 
 
 def test_a_norm_over_the_state_fetches_all_of_it():
@@ -282,29 +244,25 @@ def test_a_norm_over_the_state_fetches_all_of_it():
 
 
 def test_without_pinned_memory_init_warns_and_the_state_stays(monkeypatch):
-  device = SimpleNamespace(platform="cpu", addressable_memories=lambda: [])
+  memories = [SimpleNamespace(kind=kind) for kind in ("device", "tape")]
+  device = SimpleNamespace(
+    platform="abacus", addressable_memories=lambda: memories
+  )
   monkeypatch.setattr(jax, "local_devices", lambda: [device])
   tx = compress_state(optax.lion(1e-2), memory_kind="pinned_host")
-  with pytest.warns(UserWarning, match="which the cpu backend does not have"):
+  with pytest.warns(UserWarning) as seen:
     state = jax.jit(tx.init)(PARAMS)
+  # One warning, by `init` alone.
+  (warning,) = seen
+  for part in ("'pinned_host'", "abacus backend", "device, tape"):
+    assert part in str(warning.message)
   _, state = jax.jit(tx.update)(PARAMS, state, PARAMS)
   assert state_memory_kinds(state) == ({"device"}, {"device"})
 
 
-def test_a_rejected_step_leaves_the_state_bit_for_bit():
-  tx = optax.apply_if_finite(compress_state(optax.lion(1e-2)), 3)
-  update = jax.jit(tx.update)
-  _, state = update(PARAMS, jax.jit(tx.init)(PARAMS), PARAMS)
-  bad = {**PARAMS, "bias": PARAMS["bias"].at[0].set(jnp.nan)}
-  _, after = update(bad, state, PARAMS)
-  assert tree_bits(after.inner_state) == tree_bits(state.inner_state)
-  assert not after.last_finite
-
-
-@EACH_MEMORY_KIND
-def test_a_checkpoint_restores_the_state(memory_kind, tmp_path):
+def test_a_checkpoint_restores_the_state(tmp_path):
   ocp = pytest.importorskip("orbax.checkpoint")
-  tx = compress_state(optax.lion(1e-2), memory_kind=memory_kind)
+  tx = compress_state(optax.lion(1e-2), memory_kind="pinned_host")
   update = jax.jit(tx.update)
   first = jax.jit(tx.init)(PARAMS)
   _, state = update(PARAMS, first, PARAMS)
@@ -320,82 +278,63 @@ def test_a_checkpoint_restores_the_state(memory_kind, tmp_path):
   assert tree_types(found) == tree_types(state)
 
 
-def test_digits_are_learned_as_well_as_with_plain_state():
-  plain, loss = learn_digits(optax.adam(3e-3))
-  found, found_loss = learn_digits(
-    compress_state(optax.adam(3e-3), memory_kind="pinned_host")
+@pytest.mark.parametrize(
+  "tx",
+  [
+    optax.adam(1e-2),
+    optax.adagrad(1e-2),
+    optax.adafactor(1e-2, min_dim_size_to_factor=60, momentum=0.9),
+  ],
+  ids=["adam", "adagrad", "adafactor"],
+)
+def test_parameters_move_as_with_plain_state(tx):
+  plain, found = (
+    train(tx, steps=20)[0]["kernel"]
+    for tx in (tx, compress_state(tx, min_leaf_size=60))
   )
-  assert plain.min() > 0.96 and loss.max() < 0.02
-  assert np.abs(found - plain).max() <= 0.005
-  assert found_loss.max() < 1.5 * loss.max()
+  moved = np.linalg.norm(plain - PARAMS["kernel"])
+  assert 0 < np.linalg.norm(found - plain) < 0.06 * moved
 
 
-def test_second_moments_on_evenly_spaced_levels_diverge():
-  naive = compress_state(
-    optax.adam(3e-3), second=codecs.uniform(bits=8, block=256)
-  )
-  accuracy, loss = learn_digits(naive, steps=100)
-  assert accuracy.max() < 0.5 and not loss.min() < 10
+def test_invalid_codecs_are_refused():
+  for error, match, options in (
+    (TypeError, "`second` must be a codec", {"second": codecs.buckets(SIGN)}),
+    (ValueError, "`first` .* without state", {"first": codecs.feedback(SIGN)}),
+  ):
+    with pytest.raises(error, match=match):
+      compress_state(optax.adam(1e-2), **options)
 
 
 @pytest.mark.parametrize(
-  ("error", "match", "options"),
+  ("tx", "match"),
   [
-    (TypeError, "`tx` must be an optax.Grad", {"tx": "adam"}),
-    (TypeError, "`first` must be a codec of arrays", {"first": 8}),
     (
-      TypeError,
-      "`second` must be a codec",
-      {"second": codecs.buckets(codecs.sign())},
+      compress_state(optax.adam(1e-2), rules=[("mu/kernle", None)]),
+      "'mu/kernle', which matches none of",
     ),
+    (compress_state(optax.adadelta(1e-2)), "got.*'1/e_g/bias'"),
     (
-      ValueError,
-      "`first` must be a codec without state",
-      {"first": codecs.feedback(codecs.sign())},
+      compress_state(compress_state(optax.adam(0.1))),
+      "`tx` must have no encoded state",
     ),
-    (TypeError, "`rules` must be pairs of", {"rules": ["mu"]}),
-    (ValueError, "`rules` must have regular", {"rules": [("(", None)]}),
-    (
-      ValueError,
-      "`min_leaf_size` must be an integer >= 0",
-      {"min_leaf_size": -1},
-    ),
-    (ValueError, "`seed` must be an integer in", {"seed": -1}),
-    (ValueError, "`memory_kind` must be one of", {"memory_kind": "disk"}),
   ],
+  ids=["rule", "field", "twice"],
 )
-def test_invalid_arguments_are_refused(error, match, options):
-  with pytest.raises(error, match=match):
-    compress_state(**{"tx": optax.adam(1e-2), **options})
-
-
-def test_rules_or_states_without_effect_are_refused():
-  tx = compress_state(optax.adam(1e-2), rules=[("mu/kernle", None)])
-  with pytest.raises(ValueError, match="'mu/kernle', which matches none of"):
-    tx.init(PARAMS)
-  tx = compress_state(optax.adadelta(1e-2))
-  with pytest.raises(ValueError, match="got.*'1/e_g/bias'"):
-    tx.init(PARAMS)
+def test_rules_or_states_without_effect_are_refused(tx, match):
+  with pytest.raises(ValueError, match=match):
+    jax.eval_shape(tx.init, PARAMS)
   # An optimizer without state has nothing to encode.
-  compress_state(optax.sgd(1e-2)).init(PARAMS)
-
-
-def test_a_state_that_is_encoded_already_is_refused():
-  tx = compress_state(compress_state(optax.adam(0.1)))
-  with pytest.raises(ValueError, match="`tx` must have no encoded state"):
-    tx.init({"w": jnp.ones((64, 128))})
+  jax.eval_shape(compress_state(optax.sgd(1e-2)).init, PARAMS)
 
 
 def encoded_codecs(tx, params):
   """Returns the codec of each encoded leaf, by its path."""
   state = jax.eval_shape(tx.init, params).inner
-  leaves = jax.tree.leaves_with_path(
-    state, is_leaf=lambda x: isinstance(x, EncodedLeaf)
-  )
+  leaves = jax.tree.leaves_with_path(state, is_leaf=is_encoded)
   return {
     jax.tree_util.keystr(path, simple=True, separator="/"): x.codec
     for path, x in leaves
-    if isinstance(x, EncodedLeaf)
+    if is_encoded(x)
   }
 
 
@@ -431,62 +370,16 @@ def test_a_field_v_of_another_optimizer_is_no_second_moment():
   assert set(encoded_codecs(compress_state(tx), params)) == {"mu/kernel"}
 
 
-def test_a_sum_of_squares_keeps_its_relative_accuracy():
-  steps, rng = 600, np.random.default_rng(0)
-  grads = jnp.asarray(
-    rng.normal(size=(steps, 64)) * 10.0 ** rng.uniform(-2, 2, 64)
-  )
-
-  def run(tx):
-    def step(state, g):
-      return tx.update({"w": g}, state)[1], None
-
-    return jax.lax.scan(step, tx.init({"w": grads[0]}), grads)[0]
-
-  @jax.jit
-  def both():
-    plain = optax.scale_by_rss()
-    wide = compress_state(plain, min_leaf_size=0)
-    narrow = compress_state(plain, sums=codecs.nonnegative(), min_leaf_size=0)
-    return (
-      run(plain).sum_of_squares["w"],
-      decompress_state(run(wide)).inner.sum_of_squares["w"],
-      decompress_state(run(narrow)).inner.sum_of_squares["w"],
-    )
-
-  exact, wide, narrow = map(np.asarray, both())
-  error = wide / exact - 1
-  # The roundings of a random walk, 2^-12 of the sum each at the most likely.
-  assert np.abs(error).max() < 0.1 and abs(error.mean()) < 0.01
-  # Eight bits to nearest do not grow any more.
-  assert np.median(narrow / exact) < 0.5
-
-
-def test_adafactor_learns_digits_as_well_with_encoded_state():
-  tx = optax.adafactor(1e-2, min_dim_size_to_factor=100, momentum=0.9)
-  expected, expected_loss = learn_digits(tx, steps=100)
-  found, found_loss = learn_digits(
-    compress_state(tx, min_leaf_size=100), steps=100
-  )
-  assert expected.min() > 0.93
-  assert np.abs(found - expected).max() <= 0.01
-  assert found_loss.max() < 1.2 * expected_loss.max()
-
-
 def test_adamw_8bit_is_adamw_with_the_defaults_of_its_model():
-  params = {"w": jnp.ones((64, 64)), "b": jnp.ones(4095)}
-  state = jax.jit(memory.adamw_8bit().init)(params)
+  params = {"w": jnp.ones((512, 256)), "b": jnp.ones(4095)}
+  state = jax.eval_shape(memory.adamw_8bit().init, params)
   encoded = [state.inner[0].mu["w"], state.inner[0].nu["w"]]
   assert [x.codec.block for x in encoded] == [256, 256]
-  assert nbytes(state) == sum(map(nbytes, encoded)) + 2 * 4 * 4095 + 4 + 4
-  exact = memory.adamw_8bit(min_leaf_size=64**2 + 1)
-  same = optax.adamw(1e-3, weight_decay=1e-2)
-  for tx in (exact, same):
-    tree = jax.jit(tx.init)(params)
-    updates, tree = jax.jit(tx.update)(params, tree, params)
-    np.testing.assert_allclose(updates["w"][0, 0], -1e-3 * 1.01, rtol=1e-5)
-
-
-def test_a_mask_is_made_of_bools():
-  with pytest.raises(TypeError, match="`mask`"):
-    memory.adamw_8bit(mask={"w": "yes"})
+  expected = [wire.payload_bytes(x.codec, params["w"]) for x in encoded]
+  assert [nbytes(x) for x in encoded] == expected
+  assert nbytes(state) == sum(expected) + 2 * 4 * 4095 + 4 + 4
+  assert 2 * params["w"].nbytes / sum(expected) > 3.9
+  exact = memory.adamw_8bit(min_leaf_size=512 * 256 + 1)
+  state = jax.jit(exact.init)(params)
+  updates, _ = jax.jit(exact.update)(params, state, params)
+  np.testing.assert_allclose(updates["w"][0, 0], -1e-3 * 1.01, rtol=1e-5)

@@ -85,6 +85,7 @@ def _measure_stages(
   def program_bytes(
     fn: Callable[..., Any], static: tuple[Any, ...], *args: PyTree
   ) -> int:
+    """Returns the temporary bytes of a program, from `known` if possible."""
     leaves, treedef = jax.tree.flatten(args)
     avals = tuple((a.shape, str(a.dtype)) for a in leaves)
     key = (fn, static, treedef, avals)
@@ -118,23 +119,19 @@ def _measure_stage(
   state = (shapes.grad_state[stage_index], np.zeros(3, np.uint32))
   if spec.stream_weights:
     forward, backward = _programs.forward_only, _programs.recompute_backward
-    y, _ = jax.eval_shape(functools.partial(forward, function), *inputs)
+    y, _ = forward.eval_shape(function, *inputs)
     created, saved = weight_bytes, 0
     received_again = received + weight_bytes
     static: tuple[Any, ...] = (function, codecs)
     first_argument: Any = inputs
   else:
     forward, backward = _programs.forward, _programs.backward
-    y, _, residuals = jax.eval_shape(
-      functools.partial(forward, function), *inputs
-    )
+    y, _, residuals = forward.eval_shape(function, *inputs)
     created = saved = weight_bytes + core.tree_bytes(residuals)
     received_again = 0
     static = (codecs,)
     first_argument = residuals.pullback(*inputs)
-  grads, x_ct, states = jax.eval_shape(
-    functools.partial(backward, *static), first_argument, y, *state
-  )
+  grads, x_ct, states = backward.eval_shape(*static, first_argument, y, *state)
   return _StageBytes(
     input=core.tree_bytes(x),
     saved=saved,

@@ -309,8 +309,9 @@ class HostResident:
     Returns:
       float32[groups].
     """
+    norms = self.norms(state)
     squares = self._start_step(state, level).squared_errors()
-    return _relative_errors(squares, self.norms(state))
+    return _relative_errors(squares, norms)
 
   def device_bytes(
     self,
@@ -370,20 +371,19 @@ class HostResident:
     return wire.payload_bytes(identity(), params)
 
   def _spec(self, params: PyTree, level: Any = 0) -> _programs.ModelSpec:
-    functions: tuple[_programs.StageFunction, ...]
-    if callable(self.stages):
-      functions = (_programs.StageFunction(self.stages, False, self.stateful),)
-    else:
-      functions = tuple(
-        _programs.StageFunction(fn, True, self.stateful)
-        for _, fn in self.stages
-      )
+    """Returns the options for some parameters, each group at its level."""
+    is_single = callable(self.stages)
+    stages: Any = [("loss", self.stages)] if is_single else self.stages
+    functions = tuple(
+      _programs.StageFunction(fn, not is_single, self.stateful)
+      for _, fn in stages
+    )
     layout, (host, device) = self._make_layout(params), self._devices()
     level_codecs = cast(tuple[Codec, ...], self.weights)
     return _programs.ModelSpec(
       layout=layout,
       functions=functions,
-      names=self._stage_names() or ("loss",),
+      names=tuple(name for name, _ in stages),
       tx=self.tx,
       level_codecs=level_codecs,
       levels=_layout.resolve_levels(level, layout.groups, len(level_codecs)),
@@ -411,7 +411,6 @@ class HostResident:
   def _start_step(
     self, state: _state.HostState, level: Any, *run_op: Any
   ) -> _step.Step:
-    _check_state(state)
     return _step.Step(self._spec(state.params, level), state, *run_op)
 
   def _make_layout(self, params: PyTree) -> _layout.Layout:

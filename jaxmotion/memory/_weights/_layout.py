@@ -91,6 +91,7 @@ def _make_layout(
   min_leaf_size: int,
   device_dtype: Any,
 ) -> Layout:
+  """Returns the layout of parameters of some shapes, the same one each time."""
   params = treedef.unflatten(likes)
   for path, x in core.named_leaves(params):
     if x.dtype not in (jnp.float32, device_dtype):
@@ -131,6 +132,7 @@ def _group_by_stage(
   stage_leaves: Sequence[Sequence[int]],
   is_large: Sequence[bool],
 ) -> controllers.Groups:
+  """Returns a group for each stage, of the leaves that are large."""
   large = {
     name: [i for i in model_indices if is_large[i]]
     for name, model_indices in zip(names, stage_leaves, strict=True)
@@ -144,6 +146,7 @@ def _group_by_stage(
 def _drop_small_leaves(
   groups: controllers.Groups, is_large: Sequence[bool]
 ) -> controllers.Groups:
+  """Returns groups without their small leaves; each must keep one."""
   of_leaf = tuple(
     g if large else None
     for g, large in zip(groups.of_leaf, is_large, strict=True)

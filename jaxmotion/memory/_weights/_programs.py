@@ -103,6 +103,7 @@ def _encode_leaves(
   reference: PyTree,
   key_coordinates: Any,
 ) -> list[PyTree]:
+  """Encodes leaves in a dtype, or their differences to the reference."""
   if reference is None:
     leaves = [x.astype(dtype) for x in leaves]
   else:
@@ -120,7 +121,8 @@ def decode(
   reference: PyTree,
   donate: bool = False,
 ) -> list[Array]:
-  """Decodes the payloads, and adds them to the reference if there is one."""
+  """Decodes payloads by a jitted program, or none if they are the leaves."""
+  # donate: whether the new reference may be written over the old one.
   if codec == identity() and reference is None:
     return [payload.values for payload in payloads]
   decode_leaves = _decode_in_place if donate else _decode_leaves
@@ -133,6 +135,7 @@ def _decode_eagerly(
   payloads: PyTree,
   reference: PyTree,
 ) -> list[Array]:
+  """Decodes the payloads, and adds them to the reference if there is one."""
   pairs = zip(payloads, likes, strict=True)
   leaves = [codec.decode(payload, like) for payload, like in pairs]
   if reference is None:
@@ -227,21 +230,6 @@ def forward_only(
   return function(*inputs)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def backward(
-  codecs: tuple[Codec, ...],
-  pullback: Callable[[PyTree], PyTree],
-  ct: PyTree,
-  states: PyTree,
-  key_coordinates: Any,
-) -> tuple[list[PyTree], PyTree, PyTree]:
-  """Runs a stage's backward pass and encodes its gradients."""
-  # key_coordinates: uint32[3], seed, step and index of the stage.
-  # Returns the gradients' payloads, the cotangent of the stage's input and the
-  # new codec states.
-  return _encode_gradients(codecs, pullback, ct, states, key_coordinates)
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def recompute_backward(
   function: StageFunction,
@@ -263,6 +251,8 @@ def _stage_vjp(
   x: PyTree,
   batch: PyTree,
 ) -> tuple[PyTree, Any, PyTree]:
+  """Returns a stage's output, its pullback to (params, x) and its new stats."""
+
   def run_stage(params: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
     # Flax refuses to change variables that were created outside of the function
     # that is differentiated: give it a tree of its own.
@@ -279,6 +269,10 @@ def _encode_gradients(
   states: PyTree,
   key_coordinates: Any,
 ) -> tuple[list[PyTree], PyTree, PyTree]:
+  """Runs a stage's backward pass and encodes its gradients."""
+  # key_coordinates: uint32[3], seed, step and index of the stage.
+  # Returns the gradients' payloads, the cotangent of the stage's input and the
+  # new codec states.
   grads, x_ct = pullback(ct)
   key = _stage_key(key_coordinates).fold(1)
   payloads, new_states = [], []
@@ -288,6 +282,9 @@ def _encode_gradients(
     decoded = codecs[i].decode(payload, core.shape_dtype(g))
     new_states.append(codecs[i].after_reduce(state, decoded))
   return payloads, x_ct, tuple(new_states)
+
+
+backward = jax.jit(_encode_gradients, static_argnums=0)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(3, 4))
@@ -308,30 +305,6 @@ def update(
   tree = jax.tree.unflatten(jax.tree.structure(params), grads)
   updates, opt_state = tx.update(tree, opt_state, params)
   return optax.apply_updates(params, updates), opt_state
-
-
-def check_update(
-  tx: optax.GradientTransformation,
-  codecs: tuple[Codec, ...],
-  dtype: str,
-  *args: PyTree,
-) -> None:
-  """Raises what tracing `update` raises, before anything is donated."""
-  leaves, treedef = jax.tree.flatten(args)
-  likes = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves)
-  _trace_update(tx, codecs, dtype, treedef, likes)
-
-
-@functools.lru_cache(maxsize=256)
-def _trace_update(
-  tx: optax.GradientTransformation,
-  codecs: tuple[Codec, ...],
-  dtype: str,
-  treedef: Any,
-  likes: tuple[jax.ShapeDtypeStruct, ...],
-) -> None:
-  run = functools.partial(update, tx, codecs, dtype)
-  jax.eval_shape(run, *treedef.unflatten(likes))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

@@ -72,7 +72,7 @@ class Step:
     self.sent_bytes = self.returned_bytes = 0
 
   def run(self, batch: PyTree) -> Array:
-    """Computes and returns gradients; returns the loss."""
+    """Runs both passes, fetches the gradients, and returns the loss."""
     state, spec = self.old_state, self.spec
     if spec.send_difference:
       # From here on the state is whole without the arrays that are donated.
@@ -84,7 +84,8 @@ class Step:
       for i, payload in zip(model_indices, payloads, strict=True):
         self.gradients[i] = payload
     for arguments in self._update_arguments():
-      _programs.check_update(*arguments)
+      # Raises here what a trace raises, before anything is donated.
+      _programs.update.eval_shape(*arguments)
     return loss
 
   def commit(self) -> _state.HostState:
@@ -113,6 +114,7 @@ class Step:
     return new
 
   def _new_state(self) -> _state.HostState:
+    """Returns the state after the step, from the lists that it changed."""
     old = self.old_state
     return _state.HostState(
       step=np.asarray(int(old.step) + 1, np.int32),
@@ -129,7 +131,7 @@ class Step:
     )
 
   def squared_errors(self) -> list[Array]:
-    """Returns each group's squared error if it were sent now."""
+    """Returns the squared error of each group's weights, if sent now."""
     totals: list[Any] = [np.float32(0)] * len(self.layout.groups.names)
     for stage_index, stage in enumerate(self.layout.stages):
       for packet_index, packet in enumerate(stage.packets):
@@ -148,6 +150,7 @@ class Step:
     return totals
 
   def _forward_stages(self, batch: PyTree) -> tuple[Array, list[Backward]]:
+    """Returns the loss, and the backward pass of every stage."""
     x: Any = None
     passes: list[Backward] = []
     functions = self.spec.functions
@@ -197,6 +200,7 @@ class Step:
       first_argument = lambda: pullback
 
     def backward(ct: PyTree) -> tuple[list[PyTree], PyTree, PyTree]:
+      """Runs the stage's backward pass; see `_programs.backward`."""
       return self.run_op(
         "backward",
         op,
@@ -352,7 +356,7 @@ def _move_arrays(tree: PyTree, device: jax.Device) -> PyTree:
 
 
 def _check_output(name: str, x: PyTree, *, is_last: bool) -> None:
-  """Checks the output of a stage."""
+  """Raises unless a stage returns floats, and the last one a scalar."""
   for a in jax.tree.leaves(x):
     core.check_float(f"output of stage {name}", a)
   if is_last and not (isinstance(x, jax.Array) and jnp.shape(x) == ()):

@@ -257,7 +257,7 @@ def calibrate_zero_value(
     (_, notes), _ = run.forward(traced.selection, inputs)
     return notes.fills
 
-  share: dict[str, float] = {}
+  fills: dict[str, float] = {}
   if not isinstance(batches, Iterable) or isinstance(batches, jax.core.Tracer):
     raise TypeError(
       f"`batches` must be an iterable of tuples of arguments, got {batches!r}."
@@ -266,13 +266,13 @@ def calibrate_zero_value(
     core.check_sequence("batches", args, "arguments, for each run of `fn`")
     core.check_arrays("batches", args)
     for name, fill in jax.device_get(measure(*args)).items():
-      share[name] = max(share.get(name, 0.0), float(fill))
-  if not share:
+      fills[name] = max(fills.get(name, 0.0), float(fill))
+  if not fills:
     raise ValueError(
       "`batches` must hold arguments of a function that saves arrays with "
       "zeros for its backward pass, got none."
     )
-  capacity = {name: (1 + _HEADROOM) * fill for name, fill in share.items()}
+  capacity = {name: (1 + _HEADROOM) * fill for name, fill in fills.items()}
   return tuple(
     (f"^{re.escape(name)}$", codecs.zero_value(capacity=max(least, 1e-6)))
     for name, least in capacity.items()

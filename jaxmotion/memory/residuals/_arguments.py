@@ -106,6 +106,7 @@ def reverse_only(arrays: list[Array]) -> list[Array]:
 
 
 def _push_forward(primals: Any, tangents: Any) -> Any:
+  """Marks all tangents that are no zeros by `reverse_only`'s primitive."""
   (arrays,), (tangents,) = primals, tangents
   marked = [
     t

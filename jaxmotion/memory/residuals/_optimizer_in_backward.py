@@ -335,6 +335,7 @@ class _BlockLoop(NamedTuple):
     buffers = self._host_buffers()
 
     def body(carry: Any, iteration: Any) -> tuple[Any, None]:
+      """Runs a segment backward and updates its parameters in the stack."""
       ct, params, state, fetched = carry
       start, own_on_device, previous = iteration
       # For the next iteration, the segment before this one.
@@ -380,6 +381,8 @@ def _chain_repeats(block: Block, size: int) -> Block:
 
 
 def _write_segment(tree: PyTree, segment: PyTree, start: Array) -> PyTree:
+  """Writes the rows of a segment into the stacks of a tree."""
+
   def write_leaf(a: Array, b: Array) -> Array:
     rows = lax.dynamic_update_slice_in_dim(
       _as_matrix(a), _as_matrix(b), start, 0

@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,8 +20,8 @@ from jaxmotion.core import Array, PyTree
 from jaxmotion.memory.residuals import _arguments, choose, run, trace
 from jaxmotion.program import Step, Value
 
-# Steps of the search for the share that a budget in bytes allows.
-_SHARES = 32
+# Steps of the search for the fraction that a budget in bytes allows.
+_FRACTIONS = 32
 
 
 @jax.tree_util.register_static
@@ -120,11 +120,8 @@ class TracedFunction:
     # The joint program is the one that is there, whatever the residuals of
     # loops.
     selection = self._chooser().choose(budget)
-    found = choose.count_device_bytes(self._own_residuals(selection))
-    for i, scan in enumerate(self._scans_with_budget(budget).values()):
-      if i not in selection.rerun_loops:
-        found += scan.body.count_bytes()
-    return found
+    scans = self._scans_with_budget(budget)
+    return choose.count_device_bytes(self._list_residuals(selection, scans))
 
   def keep_flows(self, keep: bool) -> None:
     """Keeps, or frees, what makes `with_budget` fast."""
@@ -134,9 +131,9 @@ class TracedFunction:
       scan.body.keep_flows(keep)
 
   def _scans_with_budget(self, budget: float) -> dict[Step, _ScanStep]:
-    share = math.inf if self._is_repeated else budget
+    own = math.inf if self._is_repeated else budget
     return {
-      step: scan._replace(body=scan.body.with_budget(share))
+      step: scan._replace(body=scan.body.with_budget(own))
       for step, scan in self._scans.items()
     }
 
@@ -152,30 +149,29 @@ class TracedFunction:
 
   def saved_residuals(self) -> list[choose.Residual]:
     """Returns the saved residuals, those of loops included."""
-    saved = self._own_residuals(self.selection)
-    for i, scan in enumerate(self._scans.values()):
-      if i not in self.selection.rerun_loops:
-        saved += scan.body.saved_residuals()
-    return saved
+    return self._list_residuals(self.selection, self._scans)
 
-  def _own_residuals(
-    self, selection: choose.Selection
+  def _list_residuals(
+    self, selection: choose.Selection, scans: Mapping[Step, _ScanStep]
   ) -> list[choose.Residual]:
-    """Returns the residuals of a selection but for those of loops."""
+    """Returns the residuals of a selection and of its loops."""
     # Buffers that a loop returns are counted as residuals of its body.
     saved = selection.saved.values()
-    return [r for r in saved if not (self._scans and r.is_of_scan)]
+    found = [r for r in saved if not (scans and r.is_of_scan)]
+    for i, scan in enumerate(scans.values()):
+      if i not in selection.rerun_loops:
+        found += scan.body.saved_residuals()
+    return found
 
-  def residual_names(self) -> Iterator[str]:
-    """Yields the names of all residuals that a rule may match."""
-    yield from (r.name for r in self.saved_residuals())
-    yield from self._matched_names()
+  def residual_names(self) -> list[str]:
+    """Returns the names of all residuals that a rule may match."""
+    return [r.name for r in self.saved_residuals()] + self._matched_names()
 
   def _matched_names(self) -> list[str]:
     """Returns names of values that got an action, those of loops included."""
-    inner = (scan.body for scan in self._scans.values())
     own = list(self._chooser().matched_names)
-    return own + [name for body in inner for name in body._matched_names()]
+    bodies = (scan.body for scan in self._scans.values())
+    return own + [name for body in bodies for name in body._matched_names()]
 
   def __call__(
     self, leaves: Sequence[Array]
@@ -193,6 +189,7 @@ class TracedFunction:
       return self._evaluate(*closed_over, *leaves)
 
     def run_forward(closed_over: list[Any], leaves: list[Any]) -> Any:
+      """Returns the outputs, and what the backward pass needs."""
       given = [*closed_over, *leaves]
       wanted = _Wanted(tuple(one.perturbed for one in given))
       selection = self._select_for(wanted)
@@ -202,6 +199,7 @@ class TracedFunction:
       return outs, (wanted, selection.mask_inputs(inputs), buffers, gates)
 
     def run_backward(residuals: Any, cotangents: Any) -> Any:
+      """Returns the gradients of both lists."""
       wanted, inputs, buffers, gates = residuals
       gradients = run.backward(
         self._select_for(wanted),
@@ -278,22 +276,24 @@ def trace_in_budget(
 ) -> TracedFunction:
   """Traces a function whose residuals keep to the budget."""
   # A budget in bytes is that of the function and its loops together. The
-  # largest share is taken whose residuals fit, of 32 equal steps.
+  # largest fraction is taken whose residuals fit, of 32 equal steps.
   most = options.memory_budget
   if most is None or most <= 1:
     return TracedFunction(fn, args, params, options, repeats=repeats)
   shared = options._replace(memory_budget=0.5)
   traced = TracedFunction(fn, args, params, shared, repeats=repeats)
   traced.keep_flows(True)
-  with_share = functools.cache(lambda n: traced.with_budget(n / _SHARES))
+  with_fraction = functools.cache(lambda n: traced.with_budget(n / _FRACTIONS))
 
   def is_above(n: int) -> bool:
-    return with_share(n).count_bytes() > most
+    return with_fraction(n).count_bytes() > most
 
-  # The share is guessed from estimates, since counting may cost a trace.
-  low, high = 0, _SHARES + 1
+  # The fraction is guessed from estimates, since counting may cost a trace.
+  low, high = 0, _FRACTIONS + 1
   guess = bisect.bisect_left(
-    range(high), True, key=lambda n: traced.estimate_bytes(n / _SHARES) > most
+    range(high),
+    True,
+    key=lambda n: traced.estimate_bytes(n / _FRACTIONS) > most,
   )
   for n in (guess, guess - 1):
     if low <= n < high:
@@ -302,9 +302,9 @@ def trace_in_budget(
   if first == 0:
     raise ValueError(
       "`memory_budget` must be at least the fewest bytes that the residuals "
-      f"can have, {with_share(0).count_bytes()}, got {most!r}."
+      f"can have, {with_fraction(0).count_bytes()}, got {most!r}."
     )
-  found = with_share(first - 1)
+  found = with_fraction(first - 1)
   found.keep_flows(False)
   return found
 
@@ -408,7 +408,7 @@ class Passes:
 
   def residual_names(self) -> list[str]:
     """Returns the names of all residuals that a rule may match."""
-    return list(self._traced.residual_names())
+    return self._traced.residual_names()
 
   def saved_residuals(self) -> list[choose.Residual]:
     """Returns the residuals whose encoded buffers `forward` returns."""

@@ -1,7 +1,5 @@
 """Updates within the backward pass against plain training."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -29,24 +27,22 @@ def make_blocks(repeats):
   return [(head, 1), (BLOCK, repeats), (head, 1)], params
 
 
-@functools.cache
-def train_plain(tx, repeats, steps):
-  def total(params, x, y):
-    x = head(params[0], x)
-    x, _ = jax.lax.scan(lambda x, p: (BLOCK(p, x), None), x, params[1])
-    return loss(head(params[2], x), y)
+class Plain:
+  """Trains the blocks at once, by the interface of `OptimizerInBackward`."""
 
-  @jax.jit
-  def step(params, state):
-    value, grads = jax.value_and_grad(total)(params, X, Y)
-    updates, state = tx.update(grads, state, params)
+  def __init__(self, tx):
+    self.tx, self.init = tx, tx.init
+
+  def step(self, params, state, x, y):
+    def total(params):
+      z, _ = jax.lax.scan(
+        lambda z, p: (BLOCK(p, z), None), head(params[0], x), params[1]
+      )
+      return loss(head(params[2], z), y)
+
+    value, grads = jax.value_and_grad(total)(params)
+    updates, state = self.tx.update(grads, state, params)
     return optax.apply_updates(params, updates), state, value
-
-  _, params = make_blocks(repeats)
-  state = tx.init(params)
-  for _ in range(steps):
-    params, state, value = step(params, state)
-  return params, value
 
 
 def train(model, params, steps):
@@ -57,25 +53,22 @@ def train(model, params, steps):
   return params, value
 
 
-@pytest.mark.parametrize(
-  ("repeats", "segment"), [(4, None), (4, 2), (5, 2), (3, 8)]
-)
+@pytest.mark.parametrize(("repeats", "segment"), [(4, None), (5, 2), (3, 8)])
 def test_it_matches_plain_training(repeats, segment):
   blocks, params = make_blocks(repeats)
   model = OptimizerInBackward(blocks, loss, ADAM, segment=segment)
   found, value = train(model, params, 3)
-  expected, last = train_plain(ADAM, repeats, 3)
+  expected, last = train(Plain(ADAM), params, 3)
   assert distance(expected, found) < 1e-4
   assert abs(value - last) < 1e-5 * last
 
 
-@pytest.mark.parametrize("segment", [None, 2])
-def test_residuals_may_be_quantized_and_on_the_host(segment):
+def test_residuals_may_be_quantized_and_on_the_host():
   blocks, params = make_blocks(4)
   int8 = offload(codecs.uniform(bits=8, block=128))
-  model = OptimizerInBackward(blocks, loss, SGD, codec=int8, segment=segment)
-  found, value = train(model, params, 3)
-  expected, last = train_plain(SGD, 4, 3)
+  model = OptimizerInBackward(blocks, loss, SGD, codec=int8, segment=2)
+  found, value = train(model, params, 2)
+  expected, last = train(Plain(SGD), params, 2)
   assert 0 < distance(expected, found) < 0.01
   assert abs(value - last) < 0.01 * last
 
@@ -84,45 +77,21 @@ def test_the_gradients_of_a_loop_never_exist_together():
   blocks, params = make_blocks(64)
   x, y = X[:8], Y[:8]  # Few examples: the parameters are most of the memory.
 
-  def temp_bytes(step, *args):
-    compiled = jax.jit(step, donate_argnums=(0, 1)).lower(*args).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
-
-  model = OptimizerInBackward(blocks, loss, SGD)
-  in_backward = temp_bytes(model.step, params, model.init(params), x, y)
-
-  def plain(params, state, x, y):
-    def total(params):
-      z = head(params[0], x)
-      z, _ = jax.lax.scan(lambda z, p: (BLOCK(p, z), None), z, params[1])
-      return loss(head(params[2], z), y)
-
-    value, grads = jax.value_and_grad(total)(params)
-    updates, state = SGD.update(grads, state, params)
-    return optax.apply_updates(params, updates), state, value
+  def temp_bytes(model):
+    args = params, model.init(params), x, y
+    lowered = jax.jit(model.step, donate_argnums=(0, 1)).lower(*args)
+    return lowered.compile().memory_analysis().temp_size_in_bytes
 
   weights = sum(a.nbytes for a in jax.tree.leaves(params))
-  assert temp_bytes(plain, params, SGD.init(params), x, y) > weights
-  assert in_backward < 0.9 * weights
+  assert temp_bytes(Plain(SGD)) > weights
+  assert temp_bytes(OptimizerInBackward(blocks, loss, SGD)) < 0.9 * weights
 
 
 def test_invalid_arguments_are_refused():
-  with pytest.raises(ValueError, match="`blocks` must hold at least one"):
-    OptimizerInBackward([], loss, SGD)
   with pytest.raises(TypeError, match=r"`blocks\[0\]\[0\]` must be a func"):
     OptimizerInBackward([(3, 1)], loss, SGD)
-  with pytest.raises(
-    ValueError, match=r"`blocks\[0\]\[1\]` must be an integer"
-  ):
+  with pytest.raises(ValueError, match=r"`blocks\[0\]\[1\]` .* an integer"):
     OptimizerInBackward([(head, 0)], loss, SGD)
-  with pytest.raises(ValueError, match="`segment` must be an integer >= 1"):
-    OptimizerInBackward([(head, 1)], loss, SGD, segment=0)
-  with pytest.raises(TypeError, match="`tx` must be an optax"):
-    OptimizerInBackward([(head, 1)], loss, None)
-  with pytest.raises(TypeError, match="`loss` must be a function"):
-    OptimizerInBackward([(head, 1)], 3, SGD)
-  with pytest.raises(TypeError, match="`codec` must be a Codec"):
-    OptimizerInBackward([(head, 1)], loss, SGD, codec="int8")
   with pytest.raises(ValueError, match="`params` must be 1 trees"):
     OptimizerInBackward([(head, 1)], loss, SGD).init([])
 
@@ -136,8 +105,7 @@ class TestRefusedSteps:
     with pytest.raises(error, match=match):
       jax.eval_shape(model.step, params, state, X, Y)
 
-  @pytest.mark.parametrize("rows", [2, 4, 1])
-  @pytest.mark.parametrize("segment", [None, 2])
+  @pytest.mark.parametrize(("rows", "segment"), [(2, None), (4, 2), (1, 2)])
   def test_a_stack_of_another_length(self, rows, segment):
     params = [stacked(OWN, rows)]
     match = rf"`params\[0\]` must be stacked 3 times.*got float32\[{rows},"
@@ -161,18 +129,14 @@ class TestRefusedSteps:
     with pytest.raises(ValueError, match="`state` must be like that of `init`"):
       jax.eval_shape(model.step, [normal(0, 16, 4)], state, X, Y)
 
-  @pytest.mark.parametrize(
-    "loss",
-    [
+  def test_a_loss_that_is_no_scalar(self):
+    match = "`loss` must return a floating-point scalar, got"
+    for wrong in (
       lambda x, y: jnp.sum((x - y) ** 2, 1),
       lambda x, y: {"loss": jnp.sum(x)},
       lambda x, y: jnp.sum(x > y),
-    ],
-    ids=["one_each", "dict", "integer"],
-  )
-  def test_a_loss_that_is_no_scalar(self, loss):
-    match = "`loss` must return a floating-point scalar, got"
-    self.refuse(match, [(head, 1)], [normal(6, 16, 4)], loss=loss)
+    ):
+      self.refuse(match, [(head, 1)], [normal(6, 16, 4)], loss=wrong)
 
   def test_a_repeated_block_that_changes_the_shape(self):
     match = r"`blocks\[0\]` must keep the shapes of its input"

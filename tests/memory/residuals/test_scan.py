@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from jax import lax
@@ -20,7 +21,6 @@ from tests.memory.residuals.nets import (
   gradients,
   looped,
   make,
-  plain_gradients,
   plain_relu_gradients,
   relu_block,
   same,
@@ -28,14 +28,6 @@ from tests.memory.residuals.nets import (
 )
 
 INT8 = codecs.uniform(bits=8, block=128)
-
-
-def test_offloaded_residuals_of_a_loop_are_exact():
-  block, p, x = make("attention")
-  found = gradients(
-    compress_residuals(looped(block), offload()), stacked(p, 3), x
-  )
-  assert distance(plain_gradients("attention"), found) < 1e-6
 
 
 def test_offloading_encoded_residuals_changes_nothing():
@@ -78,25 +70,33 @@ def test_loops_with_options_of_scan(options):
     return jax.jit(jax.value_and_grad(fn, argnums=(0, 1, 2)))(stack, x, 0.7)
 
   (value, expected), (same_value, found) = both_passes(run), both_passes(fn)
-  assert abs(value - same_value) <= 1e-6 * abs(value)
-  if count:
-    assert distance(expected, found) < 1e-6
-  else:
-    assert same(expected, found)
-  if "reverse" in options:
-    assert same(jax.jit(run)(stack, x, 0.7), jax.jit(fn)(stack, x, 0.7))
+  np.testing.assert_allclose(same_value, value, rtol=1e-6)
+  for a, b in zip(*map(jax.tree.leaves, (expected, found)), strict=True):
+    most = np.abs(a).max(initial=0)
+    np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6 * most)
+  assert same(jax.jit(run)(stack, x, 0.7), jax.jit(fn)(stack, x, 0.7))
 
 
-def test_a_loop_in_a_loop():
+def test_a_loop_in_a_loop_fetches_no_stack_whole():
   block, p, x = make("mlp")
   grid = stacked(stacked(p, 2), 3)
 
   def inner(params, x):
     return lax.scan(lambda x, p: (block(p, x), None), x, params)[0]
 
+  fn = compress_residuals(looped(inner), offload())
   expected = gradients(looped(inner), grid, x)
-  found = gradients(compress_residuals(looped(inner), offload()), grid, x)
-  assert distance(expected, found) < 1e-6
+  assert distance(expected, gradients(fn, grid, x)) < 1e-6
+  jaxpr = jax.make_jaxpr(jax.grad(fn))(grid, x).jaxpr
+  of_one_iteration = sum(r.nbytes // 4 for r in residuals_of(block, p, x))
+  transferred = [
+    e.invars[0].aval
+    for body in (jaxpr, *find_bodies(jaxpr))
+    for e in body.eqns
+    if e.primitive.name == "device_put"
+  ]
+  assert len(transferred) >= 4
+  assert all(aval.size <= of_one_iteration for aval in transferred)
 
 
 def test_overflowed_residuals_on_the_host_are_recomputed_and_counted():
@@ -160,26 +160,6 @@ def make_steps():
       [(block, 3)], loss, optax.sgd(0.1), codec=offload(INT8), segment=segment
     )
     yield model.step, [stack], model.init([stack]), x
-
-
-def test_no_stack_on_the_host_is_fetched_whole():
-  block, p, x = make("mlp")
-
-  def inner(params, x):
-    return lax.scan(lambda x, p: (block(p, x), None), x, params)[0]
-
-  fn = compress_residuals(looped(inner), offload())
-  grid = stacked(stacked(p, 2), 3)
-  jaxpr = jax.make_jaxpr(jax.grad(fn))(grid, x).jaxpr
-  of_one_iteration = sum(r.nbytes // 4 for r in residuals_of(block, p, x))
-  transferred = [
-    e.invars[0].aval
-    for body in (jaxpr, *find_bodies(jaxpr))
-    for e in body.eqns
-    if e.primitive.name == "device_put"
-  ]
-  assert len(transferred) >= 4
-  assert all(aval.size <= of_one_iteration for aval in transferred)
 
 
 @pytest.mark.parametrize("case", range(3))

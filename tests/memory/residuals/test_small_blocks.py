@@ -58,6 +58,8 @@ _LOSSES = {
     [_SQUARE, _SQUARE],
   ),
 }
+# Of half of the losses, the gradient of the input is asked for, too.
+_WITH_INPUT = ("norm_dense", "gelu", "square", "two_layers")
 
 
 def _held_bytes(loss, p, argnums):
@@ -66,10 +68,10 @@ def _held_bytes(loss, p, argnums):
   return gradient.lower(p, x).compile().memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.parametrize("argnums", [0, (0, 1)])
 @pytest.mark.parametrize("name", _LOSSES)
-def test_a_small_loss_holds_no_more_than_plain(name, argnums):
+def test_a_small_loss_holds_no_more_than_plain(name):
   loss, p = _LOSSES[name]
+  argnums = (0, 1) if name in _WITH_INPUT else 0
   held = partial(_held_bytes, p=p, argnums=argnums)
   assert held(compress_residuals(loss)) <= _MOST * held(loss)
 
@@ -96,34 +98,18 @@ def test_a_loss_is_left_plain_where_a_cut_holds_no_less():
   assert has_barrier(one, codecs.uniform(bits=8))
 
 
-def test_a_loss_that_is_left_plain_refuses_second_derivatives():
-  loss = compress_residuals(lambda w, x: jnp.sum(jnp.tanh(x @ w) ** 2))
-  w = jnp.eye(8)
-  with pytest.raises(NotImplementedError, match="no second derivatives"):
-    jax.grad(lambda w: jnp.sum(jax.grad(loss)(w, w)))(w)
-
-
-@pytest.mark.parametrize("argnums", [0, (0, 1)])
-@pytest.mark.parametrize("count", [1, 2])
-def test_blocks_that_save_what_is_there_hold_no_more_than_plain(count, argnums):
+def test_blocks_that_save_what_is_there_hold_no_more_than_plain():
   """Of a ReLU, ours saves what a compiler keeps: no barrier is of use."""
 
   def make_loss(wrap):
     block = wrap(partial(_run_perceptron, activation=nn.relu))
+    return lambda p, x: jnp.mean(block(p[1], block(p[0], x)) ** 2)
 
-    def loss(p, x):
-      for own in p:
-        x = block(own, x)
-      return jnp.mean(x**2)
-
-    return loss
-
-  held = partial(_held_bytes, p=[_PERCEPTRON] * count, argnums=argnums)
+  held = partial(_held_bytes, p=[_PERCEPTRON] * 2, argnums=(0, 1))
   plain = held(make_loss(lambda block: block))
-  assert held(make_loss(compress_residuals)) <= _MOST * plain
-  assert held(compress_residuals(make_loss(lambda block: block))) <= (
-    _MOST * plain
-  )
+  whole = compress_residuals(make_loss(lambda block: block))
+  for loss in (make_loss(compress_residuals), whole):
+    assert held(loss) <= _MOST * plain
 
 
 def test_a_batch_is_saved_rather_than_its_norm():
@@ -151,14 +137,3 @@ def test_a_norm_block_holds_no_more_than_under_a_policy_that_saves_everything():
   stock = make_loss(partial(jax.checkpoint, policy=policy))
   held = partial(_held_bytes, p=_SQUARE, argnums=0)
   assert held(make_loss(compress_residuals)) <= _MOST * held(stock)
-
-
-def test_a_smaller_budget_holds_no_more():
-  loss, p = _LOSSES["norm_dense"]
-  budgets = (0, 0.25, 0.5, 0.75)
-  held = [
-    _held_bytes(compress_residuals(loss, memory_budget=budget), p, 0)
-    for budget in budgets
-  ]
-  assert held == sorted(held)
-  assert held[-1] <= _held_bytes(jax.checkpoint(loss), p, 0)

@@ -12,14 +12,17 @@ BLOCKS = 6
 BATCH = jax.tree.map(
   lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), batch_of()
 )
+STREAMED = {"stream_weights": True, "update": "per_stage"}
 
 
-def no_temporaries(fn, *args):
-  del fn, args
-  return 0
+def predict_bytes(model, blocks=BLOCKS, level=0):
+  """Predicts a step's peak as if its programs had no temporary buffers."""
+  return model.device_bytes(
+    params_of(blocks), BATCH, level=level, measure_memory=lambda fn, *args: 0
+  )
 
 
-def peak_live_bytes(model, params):
+def peak_live_bytes(model):
   """Runs a step; returns the most bytes of arrays on the device at any time."""
   most = 0
 
@@ -32,7 +35,7 @@ def peak_live_bytes(model, params):
       out = jax.device_put(jax.tree.map(np.array, out), HOST)
     return out
 
-  state = model.init(params)
+  state = model.init(params_of(BLOCKS))
   before = live_bytes()
   model.step(state, batch_of(), run_op=run_op)
   return most - before
@@ -47,62 +50,38 @@ def live_bytes():
 
 
 @pytest.mark.parametrize(
-  "options",
-  [
-    {"stream_weights": True, "update": "per_stage"},
-    {
-      "stream_weights": True,
-      "update": "per_stage",
-      "weights": codecs.identity(),
-    },
-    {},
-  ],
-  ids=str,
+  "options", [STREAMED, {**STREAMED, "weights": codecs.identity()}, {}], ids=str
 )
 def test_the_prediction_bounds_the_live_arrays_from_above(options):
   model = model_of(BLOCKS, **options)
-  params = params_of(BLOCKS)
-  predicted = model.device_bytes(params, BATCH, measure_memory=no_temporaries)
-  live = peak_live_bytes(model, params)
-  assert live <= predicted <= 1.5 * live
+  live = peak_live_bytes(model)
+  assert live <= predict_bytes(model) <= 1.5 * live
 
 
 def test_differences_hold_all_weights_on_the_device():
-  params = params_of(BLOCKS)
   model = model_of(BLOCKS, send_difference=True)
-  plain = model_of(BLOCKS)
-  live = peak_live_bytes(model, params)
-  predicted, without = (
-    m.device_bytes(params, BATCH, measure_memory=no_temporaries)
-    for m in (model, plain)
-  )
-  # `live` leaves out the reference, which is there before the step too.
-  assert live <= predicted <= 1.1 * without
+  most = 1.1 * predict_bytes(model_of(BLOCKS))
+  # The live arrays leave out the reference, which is there before the step too.
+  assert peak_live_bytes(model) <= predict_bytes(model) <= most
 
 
 def test_streaming_holds_two_stages_of_any_number():
-  few, many = (
-    model_of(n, stream_weights=True).device_bytes(params_of(n), BATCH)
-    for n in (BLOCKS, 2 * BLOCKS)
-  )
-  input_bytes = 4 * batch_of()["x"].size
-  assert many - few == BLOCKS * input_bytes
-
-
-def test_each_distinct_program_is_measured_once():
   seen = []
 
   def measure_memory(fn, *args):
     seen.append(fn)
     return 0
 
-  for n in (BLOCKS, 2 * BLOCKS):
-    seen.clear()
+  few, many = (
     model_of(n, stream_weights=True).device_bytes(
       params_of(n), BATCH, measure_memory=measure_memory
     )
-    # Two passes of first, block and last, and one program that decodes.
-    assert len(seen) == 6 + 1
+    for n in (BLOCKS, 2 * BLOCKS)
+  )
+  assert many - few == BLOCKS * 4 * batch_of()["x"].size
+  # Each distinct program is measured once in a model: two passes of first,
+  # block and last, and one program that decodes.
+  assert len(seen) == 2 * (6 + 1)
 
 
 def test_a_level_of_more_bytes_takes_more_memory():
@@ -110,10 +89,5 @@ def test_a_level_of_more_bytes_takes_more_memory():
   model = model_of(
     BLOCKS, tx=optax.sgd(0.1), weights=levels, stream_weights=True
   )
-  low, high = (
-    model.device_bytes(
-      params_of(BLOCKS), BATCH, level=i, measure_memory=no_temporaries
-    )
-    for i in (0, 1)
-  )
+  low, high = (predict_bytes(model, level=i) for i in (0, 1))
   assert low < high

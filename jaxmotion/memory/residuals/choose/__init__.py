@@ -22,7 +22,7 @@ from jaxmotion.memory.residuals.choose._residual import (
   Diagnostics as Diagnostics,
   Residual as Residual,
   count_device_bytes as count_device_bytes,
-  fullest_tile_share as fullest_tile_share,
+  fullest_tile_fraction as fullest_tile_fraction,
 )
 from jaxmotion.memory.residuals.choose._selection import (
   SMALL as SMALL,

@@ -38,18 +38,6 @@ Buffers = list[Array]
 """The encoded buffers of one residual: what is saved of it."""
 
 
-@functools.lru_cache(maxsize=4096)
-def make_coder(
-  codec: codecs.Codec | None,
-  kind: str,
-  shape: tuple[int, ...],
-  dtype: Any,
-  partition: Partition | None,
-) -> Coder:
-  """Returns the coder of a type of arrays, always the same one."""
-  return Coder(codec, kind, jax.ShapeDtypeStruct(shape, dtype), partition)
-
-
 class Coder:
   """Encodes and decodes arrays of one type."""
 
@@ -91,10 +79,13 @@ class Coder:
         else self._like
       )
       self.likes = [a.update(dtype=_word_dtype(a.dtype)) for a in self._payload]
+      encode: Any = self._encode
+      decode: Any = self._decode
       if partition is not None:
         self.likes = [partition.stack_like(a) for a in self.likes]
-      self.encode = jax.jit(self._encode)
-      self.decode = jax.jit(self._decode)
+        encode = functools.partial(partition.encode_parts, encode)
+        decode = functools.partial(partition.decode_parts, decode)
+      self.encode, self.decode = jax.jit(encode), jax.jit(decode)
     self.nbytes = sum(
       math.prod(a.shape) * int(getattr(a.dtype, "itemsize", 8))
       for a in self.likes
@@ -106,27 +97,19 @@ class Coder:
     return counts if self._partition is None else jnp.sum(counts)
 
   def _encode(self, x: Array) -> Buffers:
-    if self._partition is None:
-      return self._encode_part(x)
-    return self._partition.encode_parts(self._encode_part, x)
-
-  def _decode(self, buffers: Buffers) -> Array:
-    if self._partition is None:
-      return self._decode_part(buffers)
-    return self._partition.decode_parts(self._decode_part, buffers)
-
-  def _encode_part(self, x: Array) -> Buffers:
-    if self._kind != "mask":
-      x = differentiate_once(x)
-    return [_float_bits(a) for a in jax.tree.leaves(self._make_payload(x))]
-
-  def _make_payload(self, x: Array) -> PyTree:
+    """Returns the words of one part of an array."""
+    payload: PyTree
+    if self._kind == "mask":
+      payload = trace.pack_codes(x, 1)
+    else:
+      payload = x = differentiate_once(x)
     if self._codec is not None:
       key = _key_from_data(x) if self._codec.needs_key else None
-      return self._codec.encode(x, self._codec.init(x), key)[0]
-    return trace.pack_codes(x, 1) if self._kind == "mask" else x
+      payload, _ = self._codec.encode(x, self._codec.init(x), key)
+    return [_float_bits(a) for a in jax.tree.leaves(payload)]
 
-  def _decode_part(self, buffers: Buffers) -> Array:
+  def _decode(self, buffers: Buffers) -> Array:
+    """Returns one part of an array, from its words."""
     pairs = zip(buffers, self._payload, strict=True)
     payload = self._tree.unflatten(
       b if b.dtype == a.dtype else core.from_bits(b, a.dtype) for b, a in pairs
@@ -136,6 +119,10 @@ class Coder:
     if self._kind == "mask":
       return trace.unpack_codes(payload, 1, self._like.shape).astype(jnp.bool_)
     return payload
+
+
+# Always the same coder for a type of arrays.
+make_coder = functools.lru_cache(maxsize=4096)(Coder)
 
 
 @jax.custom_jvp
@@ -250,6 +237,7 @@ class Partition(NamedTuple):
   def _on_shards(
     self, fn: Callable[..., Any], in_specs: Any, out_specs: Any
   ) -> Callable[..., Any]:
+    """Returns a function that each device runs on its own shard."""
     if not self.shard_axes:
       return fn
     return jax.shard_map(
@@ -273,6 +261,7 @@ def find_partition(aval: Any) -> Partition | None:
 def _make_partition(
   sharding: NamedSharding, shape: tuple[int, ...]
 ) -> Partition | None:
+  """Returns the parts of an array on a mesh, None if it is one part."""
   mesh = sharding.mesh
   sizes = dict(mesh.shape)
   explicit = set(_axes_of_kind(mesh, AxisType.Explicit))

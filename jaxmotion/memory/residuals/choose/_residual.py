@@ -119,9 +119,7 @@ class Residual(NamedTuple):
   @property
   def coder(self) -> _coder.Coder:
     """The functions that encode and decode it."""
-    return _coder.make_coder(
-      self.codec, self.kind, self.shape, self.dtype, self.partition
-    )
+    return _coder.make_coder(self.codec, self.kind, self.like, self.partition)
 
 
 class ResidualTable:
@@ -236,8 +234,8 @@ def _encode_smaller(residual: Residual, codec: codecs.Codec) -> Residual:
   return encoded if is_smaller else residual
 
 
-def fullest_tile_share(x: Array) -> Array:
-  """Returns the largest share of nonzeros of any tile, float32[]."""
+def fullest_tile_fraction(x: Array) -> Array:
+  """Returns the largest fraction of nonzeros of any tile, float32[]."""
   # Tiles have 1024 elements of the flat array, as those of `zero_value`.
   flat = (x != 0).reshape(-1)
   tile = min(_TILE, flat.size)
@@ -251,7 +249,7 @@ class Diagnostics(NamedTuple):
   """Overflows and measured sparsity of one forward pass."""
 
   overflows: Array  # Residuals whose nonzeros exceed the capacity, int32[].
-  # Share of nonzeros of the fullest tile, float32[], by the name of a sparse
+  # Fraction of nonzeros of the fullest tile, float32[], by the name of a sparse
   # residual.
   fills: dict[str, Array]
 

@@ -133,6 +133,7 @@ class ResidualChooser:
     self._trade.keep_flows(keep)
 
   def _select(self, cut: _trade.Cut) -> Selection:
+    """Returns what is saved, cached and measured for a cut."""
     joint, live = self.joint, self._live
     saved = {v: self._table.describe(v) for v in cut.saved}
     cached: dict[Value, _residual.Residual] = {}
@@ -214,8 +215,7 @@ def _gains_nothing(
   if any(SMALL * v.nbytes > most for v in results):
     return False
   products = [s for s in steps if trace.is_product(s)]
-  written = {v.source for s in products for v in s.reads}
-  last = {v.source for v in products[-1].reads} if products else set()
-  held = joint.find_held(reads, written) - inputs
+  last = trace.product_operands(products[-1:])
+  held = joint.find_held(reads, trace.product_operands(products)) - inputs
   cut = {v.source for v in saved} - inputs
   return trace.count_bytes(held) <= trace.count_bytes(cut | (last & held))

@@ -22,9 +22,9 @@ from jaxmotion.memory.residuals import trace
 from jaxmotion.memory.residuals.choose import _min_cut, _residual
 from jaxmotion.program import Step, Value
 
-# Sizes are estimates: what saves a smaller share of the bytes is left.
+# Sizes are estimates: what saves a smaller fraction of the bytes is left.
 _LEAST_GAIN = 0.1
-# Share of all bytes that is saved at a place to spare a product alone.
+# Fraction of all bytes that is saved at a place to spare a product alone.
 _WIDE = 0.2
 # Places where a program may be split, of which each has the smallest frontier
 # around.
@@ -81,14 +81,6 @@ class _Split(NamedTuple):
     return [c.value for a, b in pairs for c in b.list_new(a)]
 
 
-class _Links(NamedTuple):
-  """Steps, and the positions of those that make and read each value."""
-
-  steps: Sequence[Step]
-  maker: dict[Value, int]
-  readers: dict[Value, set[int]]
-
-
 class Separators:
   """Choice of separators, for any set of saved values of a program."""
 
@@ -130,7 +122,7 @@ class Separators:
     # again.
     most = self._count_bytes(split)
     found = self.sort_values([*saved, *split.list_separators()])
-    links = _link_steps(self._steps_from(found))
+    links = trace.Positions(self._steps_from(found))
     for place in sorted(
       places, key=lambda p: sum(c.nbytes for c in p.frontier)
     ):
@@ -146,23 +138,24 @@ class Separators:
       if self._count_bytes(more) <= most:
         split = more
         found = self.sort_values([*saved, *split.list_separators()])
-        links = _link_steps(self._steps_from(found))
+        links = trace.Positions(self._steps_from(found))
     return found
 
-  def _spares_product(self, values: Sequence[Value], links: _Links) -> bool:
+  def _spares_product(
+    self, values: Sequence[Value], links: trace.Positions
+  ) -> bool:
     """Says whether saving some values spares a product among some steps."""
-    steps, maker, readers = links
     spared: set[int] = set()
-    known = set(values)
     todo = list(values)
     while todo:
-      index = maker.get(todo.pop())
+      index = links.maker.get(todo.pop())
       if index is None or index in spared:
         continue
-      step = steps[index]
-      outs = [v for v in step.outs if v not in known]
+      step = links.steps[index]
       if any(
-        v in self._read or not readers.get(v, set()) <= spared for v in outs
+        v in self._read or not spared.issuperset(links.readers.get(v, ()))
+        for v in step.outs
+        if v not in values
       ):
         continue
       if trace.is_product(step) and step.name not in program.RANDOM:
@@ -286,16 +279,6 @@ class Separators:
       return math.inf
     residual = self._table.describe(value)
     return math.inf if residual.recomputed else residual.encoded_bytes
-
-
-def _link_steps(steps: Sequence[Step]) -> _Links:
-  """Returns steps with the positions of each value's maker and readers."""
-  links = _Links(steps, {}, {})
-  for i, step in enumerate(steps):
-    links.maker.update(dict.fromkeys(step.outs, i))
-    for value in step.reads:
-      links.readers.setdefault(value, set()).add(i)
-  return links
 
 
 def _find_far(steps: Sequence[Step]) -> dict[Value, int]:

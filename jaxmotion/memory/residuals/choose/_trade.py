@@ -25,13 +25,14 @@ from jaxmotion.program import Step, Value
 # together, less than an edge that cannot be cut, so that an argument that is
 # the only source is saved all the same.
 _RECOMPUTE_COST = 1 << 90
-# Without a budget, the share of a function's time that recomputing may add.
-_FREE_SHARE = 0.01
+# Without a budget, the fraction of a function's time that recomputing adds.
+_FREE_FRACTION = 0.01
 # Cuts whose bytes differ by no more are taken to be equal.
-_EQUAL_SHARE = 0.01
+_EQUAL_FRACTION = 0.01
 # An input without a gradient is mostly a batch, and in memory anyway: it is
-# saved rather than what follows from it, if that takes as many bytes.
-_GIVEN_SHARE = 16
+# saved rather than what follows from it, if that takes as many bytes: it counts
+# a 16th less.
+_GIVEN_DISCOUNT = 16
 # All subsets of so many values are priced between two cuts.
 _MOST_VALUES = 10
 # Masks are light if all of them take so many times fewer bytes than the largest
@@ -78,11 +79,12 @@ class Trade:
       id(step): operation_seconds(step, device) for step in joint.program.steps
     }
     known_s = [s for s in self._seconds.values() if math.isfinite(s)]
-    self._free_s = _FREE_SHARE * math.fsum(known_s)
+    self._free_s = _FREE_FRACTION * math.fsum(known_s)
     self._keeps_flows = False
     self._begin(joint)
 
   def _begin(self, joint: trace.JointProgram) -> None:
+    """Forgets all cuts, and what they were found from, for another program."""
     self._joint = joint
     self.reads = _min_cut.values_read_by_backward(joint, self._live)
     pairs = zip(joint.inputs, joint.gradients, strict=True)
@@ -114,7 +116,7 @@ class Trade:
     """Chooses the values to save."""
     # Without a budget, the cut of the fewest bytes that takes at most 1 % of
     # the function's own time more than the fastest one. With a budget, the
-    # fastest cut whose bytes are at most that share of the fastest one's.
+    # fastest cut whose bytes are at most that fraction of the fastest one's.
     self._separators.is_used = budget is not None
     cut = self._free if budget is None else self._choose_cut(budget)
     self.keep_flows(self._keeps_flows)
@@ -179,6 +181,7 @@ class Trade:
     return {v for v in cut.saved if self._table.describe(v).is_lossy}
 
   def _choose_cut(self, budget: float) -> Cut:
+    """Returns the fastest cut within a fraction of the fastest one's bytes."""
     if budget == 0:
       return self._smallest
     if budget == math.inf:
@@ -292,7 +295,7 @@ class Trade:
     # computed again: the sums of a norm are as many times smaller than what
     # they are computed from as that has channels.
     cut, _ = self._find_cut(self._make_graph(may_rerun_unknown=True), 1.0)
-    most_bytes = (1 + _EQUAL_SHARE) * cut.nbytes
+    most_bytes = (1 + _EQUAL_FRACTION) * cut.nbytes
     near = self._cut_at(min(self._find_price(most_bytes), len(_PRICES) - 1))
     if near.nbytes <= most_bytes and near.seconds < cut.seconds:
       cut = near
@@ -374,6 +377,7 @@ class Trade:
     describe = self._table.describe
 
     def must_save(step: Step) -> bool:
+      """Says whether the backward pass must not run a step again."""
       residuals = [describe(v) for v in step.outs]
       if any(r.recomputed for r in residuals):
         return False
@@ -404,6 +408,7 @@ class Trade:
     return _min_cut.PricedGraph(graph, savings, rerun_costs, maker)
 
   def _price_saving(self, value: Value) -> _min_cut.Saving:
+    """Returns what saving a value costs, at any price of a byte."""
     if not hasattr(value.aval, "shape"):
       return _min_cut.Saving(1, 0, 0.0)  # An abstract token.
     maker = self._joint.order.maker(value)
@@ -441,7 +446,7 @@ class Trade:
     residual = self._table.describe(value)
     nbytes = residual.encoded_bytes
     if value in self._given and residual.codec is None:
-      nbytes -= nbytes // _GIVEN_SHARE
+      nbytes -= nbytes // _GIVEN_DISCOUNT
     return nbytes
 
   def _save_seconds(self, value: Value) -> float:

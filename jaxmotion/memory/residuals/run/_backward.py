@@ -185,8 +185,17 @@ class _BackwardPass:
       return
     steps = self._steps_to(missing)
     if to_cache := self._find_values_to_cache(steps):
-      if part := self._find_whole_part(to_cache):
-        whole = missing = list(dict.fromkeys([*missing, *part]))
+      joint = self._joint
+      whole_part = _barriers.find_whole_part(
+        joint,
+        self._later,
+        self._steps_to(to_cache),
+        to_cache,
+        {*env, *self._buffers},
+        {*self._selection.always_live, *joint.program.constants},
+      )
+      if whole_part:  # A cache is of no use there.
+        whole = missing = list(dict.fromkeys([*missing, *whole_part]))
       else:
         self._recompute_and_cache(to_cache, token)
       steps = self._steps_to(missing)
@@ -214,17 +223,6 @@ class _BackwardPass:
       order = self._joint.order
       to_cache += [v for v in cached if order.follows_cheaply(v, known)]
     return to_cache
-
-  def _find_whole_part(self, to_cache: Sequence[Value]) -> list[Value]:
-    """Returns what the steps of a part read, if no cache is of use there."""
-    return _barriers.find_whole_part(
-      self._joint,
-      self._later,
-      self._steps_to(to_cache),
-      to_cache,
-      {*self._env, *self._buffers},
-      {*self._selection.always_live, *self._joint.program.constants},
-    )
 
   def _recompute_and_cache(
     self, values: Sequence[Value], token: Value | None
@@ -280,7 +278,7 @@ class _BackwardPass:
     to_fetch = [v for v in to_decode if v not in masked]
     to_fetch += self._take_prefetch(to_decode)
     mask = jnp.zeros((), jnp.uint8)
-    if not (to_fetch or live or finished or self._waits.repeats(steps)):
+    if not (to_fetch or live or finished or self._waits.reruns_forward(steps)):
       masked = set()  # A compiler has nothing to merge with the forward pass.
     tied = (
       [self._buffers[v] for v in to_fetch],

@@ -37,7 +37,7 @@ class WaitChoice:
     )
 
   def is_free(self, value: Value) -> bool:
-    """Says whether a value is in memory, or free to delay, outside of loops."""
+    """Says whether a residual is in memory, or may come late, without harm."""
     residual = self._residual[value]
     return (
       residual.repeats == 1
@@ -46,7 +46,7 @@ class WaitChoice:
       and (value in self._joint.inputs or self._is_written_by_itself(value))
     )
 
-  def repeats(self, steps: Sequence[Step]) -> bool:
+  def reruns_forward(self, steps: Sequence[Step]) -> bool:
     """Says whether the forward pass has run any of some steps."""
     if self._forward_steps is None:
       joint = self._joint
@@ -62,15 +62,12 @@ class WaitChoice:
     whole: Collection[Value],
     buffers: Mapping[Value, choose.Buffers],
   ) -> set[Value]:
-    """Returns the residuals that wait without a barrier of their own."""
+    """Returns the residuals that wait for a zero, not behind a barrier."""
     # These are arrays in memory that only fusions read. A fusion combines an
     # array with a zero that has passed the barrier, which changes no bit. It
     # may then write its result over the array, and reads a slice of a stack
     # where that is: a barrier in between would keep it from both.
-    read_whole = {v.source for v in whole}
-    read_whole.update(
-      v.source for s in steps if trace.is_product(s) for v in s.reads
-    )
+    read_whole = {v.source for v in whole} | trace.product_operands(steps)
     return {
       v
       for v in to_decode
@@ -91,9 +88,9 @@ def find_whole_part(
   rerun: Sequence[Step],
   cached: Iterable[Value],
   known: Container[Value],
-  shared: Collection[Value],
+  always_live: Collection[Value],
 ) -> list[Value]:
-  """Returns what a part reads, if it may all be there at once."""
+  """Returns what a rerun part reads, or none if a cache saves memory there."""
   # A part is what is computed again together, and all steps of the backward
   # pass that read what follows from it. A cache needs barriers. Where a
   # compiler that is left to itself would hold no more than the cache and what
@@ -109,20 +106,18 @@ def find_whole_part(
     and (traced := _trace_back(joint, v, made, known)) is not None
   }
   beside = set[Value]().union(*(t for t in traces.values() if t & made))
-  own = (made | read_again | beside) - {*shared}
-  weights = read_again & {*shared}
+  own = (made | read_again | beside) - {*always_live}
+  weights = read_again & {*always_live}
   found = [
     v for v, traced in traces.items() if traced & own or traced <= weights
   ]
   if not all(hasattr(v.aval, "shape") for v in found):
     return []
-  written = {
-    v.source for s in (*rerun, *later) if trace.is_product(s) for v in s.reads
-  }
+  written = trace.product_operands((*rerun, *later))
   held = joint.find_held(found, written, known)
   there = {v.source for v in cached}
   # Beside large saved values, a compiler may order the products another way.
-  saved = beside - made - read_again - {*shared}
+  saved = beside - made - read_again - {*always_live}
   if choose.SMALL * trace.count_bytes(saved) > trace.count_bytes(there):
     return []
   first = next(
@@ -140,16 +135,6 @@ def _trace_back(
   known: Container[Value],
 ) -> set[Value] | None:
   """Returns what a value follows from by cheap steps; None if by others."""
-  ends: set[Value] = set()
-  todo, seen = [value], {value}
-  while todo:
-    one = todo.pop()
-    if one in made or one in known:
-      ends.add(one)
-      continue
-    maker = joint.order.maker(one)
-    if maker is None or program.is_expensive(maker.eqn):
-      return None
-    todo += [v for v in maker.reads if v not in seen]
-    seen.update(maker.reads)
-  return ends
+  is_there = lambda v: v in made or v in known
+  ends = joint.find_sources(value, is_there)
+  return {*ends} if all(map(is_there, ends)) else None

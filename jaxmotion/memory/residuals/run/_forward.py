@@ -51,7 +51,7 @@ def forward(
     kept = [[choose.differentiate_once(env[v])] for v in selection.plain]
     return _collect_results(selection, env, 0, {}), kept
   env, steps = _start_pass(selection, inputs, selection.saved)
-  read_early = {v.source for s in steps if trace.is_product(s) for v in s.reads}
+  read_early = trace.product_operands(steps)
   results = {v.source for v in joint.outputs if isinstance(v, Value)}
   free = find_free_to_delay(selection)
   encoded: dict[Value, choose.Buffers] = {}
@@ -112,7 +112,7 @@ def forward(
   wait_for_transfers(last_token)
   overflows = sum((n > 0).astype(jnp.int32) for n in overflow_counts)
   fills = {
-    r.name: choose.fullest_tile_share(env[v])
+    r.name: choose.fullest_tile_fraction(env[v])
     for v, r in selection.measured.items()
   }
   buffers = [encoded[v] for v in selection.saved]
@@ -224,22 +224,11 @@ def find_free_to_delay(selection: choose.Selection) -> set[Value]:
   for value, residual in selection.saved.items():
     if residual.repeats > 1 or residual.is_computed or residual.on_host:
       continue
-    sources: dict[Value, Step | None] = {}
-    todo, seen = [value], {value}
-    while todo:
-      one = todo.pop()
-      maker = joint.order.maker(one)
-      if one is not value and one in kept:
-        continue
-      if maker is None or program.is_expensive(maker.eqn):
-        sources[one] = maker
-        continue
-      todo += [v for v in dict.fromkeys(maker.reads) if v not in seen]
-      seen.update(maker.reads)
+    others = kept - {value}
     large = {
       v: maker
-      for v, maker in sources.items()
-      if choose.SMALL * v.nbytes > value.nbytes
+      for v, maker in joint.find_sources(value, others.__contains__).items()
+      if v not in others and choose.SMALL * v.nbytes > value.nbytes
     }
     # A reduction is delayed with what it reads: packed bits with their array.
     is_reduced = any(

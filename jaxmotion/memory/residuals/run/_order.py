@@ -1,6 +1,5 @@
 """Orders the steps of a backward pass so that little waits in memory."""
 
-import collections
 import heapq
 import itertools
 from collections.abc import Collection, Container, Sequence
@@ -31,36 +30,21 @@ def _run_small_first(joint: trace.JointProgram) -> list[Step]:
   may_move = [
     trace.is_product(s) and not program.has_effects(s.eqn) for s in steps
   ]
-  where = _Positions(steps, joint)
+  where = trace.Positions(steps)
   found: dict[int, None] = {}
   for i, step in enumerate(steps):
-    rivals = {i}
-    if may_move[i]:
-      rivals.update(
-        j for v in step.reads for j in where.readers[v] if j > i and may_move[j]
-      )
-    ready = [
+    movable = {
       j
-      for j in rivals
-      if j == i or all(where.maker.get(v, -1) < i for v in steps[j].reads)
-    ]
-    for j in sorted(ready, key=lambda j: (nbytes[j], j)):
-      if nbytes[j] <= nbytes[i]:
-        found[j] = None
+      for v in step.reads
+      if may_move[i] and v in joint.backward
+      for j in where.readers[v]
+      if j > i and may_move[j] and nbytes[j] <= nbytes[i]
+      # Its operands exist before this step.
+      if all(where.maker.get(v, -1) < i for v in steps[j].reads)
+    }
+    for j in sorted({i, *movable}, key=lambda j: (nbytes[j], j)):
+      found[j] = None
   return [steps[i] for i in found]
-
-
-class _Positions:
-  """Makers and readers of the values of a backward pass, by position."""
-
-  def __init__(self, steps: Sequence[Step], joint: trace.JointProgram):
-    self.steps, self.joint = steps, joint
-    self.maker = {v: i for i, step in enumerate(steps) for v in step.outs}
-    self.readers: dict[Value, list[int]] = collections.defaultdict(list)
-    for i, step in enumerate(steps):
-      for value in dict.fromkeys(step.reads):
-        if value in joint.backward:
-          self.readers[value].append(i)
 
 
 def _run_freeing_first(
@@ -70,19 +54,21 @@ def _run_freeing_first(
   # A gated layer has two factors. The gradient of one follows from both
   # factors, and that of the other from one: the first takes the place of a
   # factor, if it is computed before the second.
-  where = _Positions(steps, joint)
+  where = trace.Positions(steps)
   found: dict[int, None] = {}
   for i, step in enumerate(steps):
     if i not in found and not trace.is_product(step):
       for root in step.reads:
         if root in where.maker and trace.is_product(steps[where.maker[root]]):
-          found.update(dict.fromkeys(_list_freeing(where, root, found, known)))
+          first = _list_freeing(joint, where, root, found, known)
+          found.update(dict.fromkeys(first))
     found[i] = None
   return [steps[i] for i in found]
 
 
 def _list_freeing(
-  where: _Positions,
+  joint: trace.JointProgram,
+  where: trace.Positions,
   root: Value,
   done: dict[int, None],
   known: Collection[Value],
@@ -103,22 +89,22 @@ def _list_freeing(
   if len(results) != 2 or not all(j in cheap for j in waiting):
     return []
   chains = [_list_chain(where, v, cheap) for v in results]
-  sources = [_list_sources(where, chain, known) for chain in chains]
+  sources = [_list_sources(joint, where, chain, known) for chain in chains]
   if not sources[0] < sources[1]:
     return []
-  ready = {-1, *done, *chains[1]}
+  made = {-1, *done, *chains[1]}
   ends = [
     j
     for j in where.readers[results[1]]
     if trace.is_product(steps[j])
     and not program.has_effects(steps[j].eqn)
-    and all(where.maker.get(v, -1) in ready for v in steps[j].reads)
+    and all(where.maker.get(v, -1) in made for v in steps[j].reads)
   ]
   return [*chains[1], *ends]
 
 
 def _list_cheap(
-  where: _Positions, first: Sequence[int], done: Container[int]
+  where: trace.Positions, first: Sequence[int], done: Container[int]
 ) -> dict[int, None]:
   """Returns the positions of cheap steps that may follow some steps at once."""
   cheap: dict[int, None] = {}
@@ -144,7 +130,7 @@ def _list_cheap(
 
 
 def _list_chain(
-  where: _Positions, result: Value, among: Container[int]
+  where: trace.Positions, result: Value, among: Container[int]
 ) -> list[int]:
   """Returns the positions of the steps, of some, that lead to a value."""
   chain: set[int] = set()
@@ -160,12 +146,15 @@ def _list_chain(
 
 
 def _list_sources(
-  where: _Positions, chain: Sequence[int], known: Collection[Value]
+  joint: trace.JointProgram,
+  where: trace.Positions,
+  chain: Sequence[int],
+  known: Collection[Value],
 ) -> set[Value]:
   """Returns the saved values that some steps follow from."""
   reads = [v for j in chain for v in where.steps[j].reads]
-  wanted = [v for v in reads if v not in where.joint.backward]
-  rerun = where.joint.order.leading_to(wanted, dict.fromkeys(known))
+  wanted = [v for v in reads if v not in joint.backward]
+  rerun = joint.order.leading_to(wanted, dict.fromkeys(known))
   return {
     v for v in (*wanted, *(v for s in rerun for v in s.reads)) if v in known
   }

@@ -124,8 +124,6 @@ def run_scan(
   # buffers that the next backward iteration needs, again while it computes. The
   # buffers of the last forward iteration never leave the device: the backward
   # pass begins with them.
-  # Before, an iteration sent its buffers at its end and fetched them at its
-  # beginning, and so waited for all of its transfers.
   # Returns the last carry, the stacked outputs, and stacked diagnostics.
   carried = len(init)
   scan: Any = functools.partial(lax.scan, **options)
@@ -139,9 +137,11 @@ def run_scan(
     return scan(iteration, init, xs)
 
   def run_forward(consts: Arrays, init: Arrays, xs: Arrays) -> Any:
+    """Runs the loop; returns its results, and what its backward pass reads."""
     operands = consts, init, xs
 
     def iteration(state: Any, x: Arrays) -> Any:
+      """Runs the body, and sends the buffers of the iteration before."""
       carry, previous = state
       inputs = [*consts, *x, *carry]
       (outs, notes), buffers = _forward.forward(
@@ -156,10 +156,12 @@ def run_scan(
     return (carry, (ys, notes)), (consts, xs, last, device, host)
 
   def run_backward(residuals: Any, cotangents: Any) -> Any:
+    """Runs the loop backward; returns gradients of consts, init and xs."""
     consts, xs, last, device, host = residuals
     ct_carry, (ct_ys, _) = cotangents
 
     def iteration(state: Any, row: Any) -> Any:
+      """Runs the body backward, and fetches buffers for the next iteration."""
       ct, const_grads, fetched = state
       x, ct_y, stayed, previous = row
       # Row i of the host stack holds the buffers of the iteration before i,

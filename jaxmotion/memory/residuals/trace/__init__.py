@@ -9,9 +9,11 @@ from jaxmotion.memory.residuals.trace._codes import (
 )
 from jaxmotion.memory.residuals.trace._joint import (
   JointProgram as JointProgram,
+  Positions as Positions,
   check_effects as check_effects,
   count_bytes as count_bytes,
   is_product as is_product,
+  product_operands as product_operands,
   trace_joint as trace_joint,
 )
 from jaxmotion.memory.residuals.trace._kinds import (

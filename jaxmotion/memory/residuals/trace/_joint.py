@@ -6,6 +6,7 @@ pass and every read of the backward pass.
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -56,6 +57,23 @@ class JointProgram(NamedTuple):
       if not self.backward.isdisjoint(step.outs or step.reads)
     ]
 
+  def find_sources(
+    self, value: Value, is_source: Callable[[Value], bool]
+  ) -> dict[Value, Step | None]:
+    """Returns what a value follows from by cheap steps, with what makes it."""
+    # The walk to operands ends at sources, inputs and expensive steps.
+    found: dict[Value, Step | None] = {}
+    todo, seen = [value], {value}
+    while todo:
+      value = todo.pop()
+      maker = self.order.maker(value)
+      if maker is None or program.is_expensive(maker.eqn) or is_source(value):
+        found[value] = maker
+      else:
+        todo += [v for v in dict.fromkeys(maker.reads) if v not in seen]
+        seen.update(maker.reads)
+    return found
+
   def find_held(
     self,
     reads: Iterable[Value],
@@ -81,6 +99,18 @@ class JointProgram(NamedTuple):
     return held
 
 
+class Positions:
+  """Positions of the steps that make and read each value."""
+
+  def __init__(self, steps: Sequence[Step]):
+    self.steps = steps
+    self.maker = {v: i for i, step in enumerate(steps) for v in step.outs}
+    self.readers: dict[Value, list[int]] = collections.defaultdict(list)
+    for i, step in enumerate(steps):
+      for value in dict.fromkeys(step.reads):
+        self.readers[value].append(i)
+
+
 def count_bytes(values: Iterable[Value]) -> int:
   """Returns the bytes of all arrays."""
   return sum(v.nbytes for v in values)
@@ -91,6 +121,11 @@ def is_product(step: Step) -> bool:
   # A compiler writes to memory what such a step reads and makes: no fusion goes
   # beyond it.
   return program.is_expensive(step.eqn) and step.name not in program.REDUCTIONS
+
+
+def product_operands(steps: Iterable[Step]) -> set[Value]:
+  """Returns the arrays that matmuls, convolutions and the like read."""
+  return {v.source for s in steps if is_product(s) for v in s.reads}
 
 
 def check_effects(fn: Callable[..., PyTree], effects: Any) -> None:
@@ -117,6 +152,7 @@ def trace_joint(
   notes_tree: Any = None
 
   def run_both_passes(*values: Array) -> list[Array]:
+    """Returns outputs, diagnostics and the gradients of inexact arguments."""
     nonlocal notes_tree
     inexact_cts = iter(values[count:])
     try:

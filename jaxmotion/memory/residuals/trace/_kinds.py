@@ -54,7 +54,7 @@ def name_values(
   kind: dict[Value, str],
   prefix: str,
 ) -> dict[Value, str]:
-  """Returns the name of every value: its kind, and its origin."""
+  """Returns the name of every value, "kind/label", as rules match it."""
   # Names depend on the program alone, so they are the same in every run.
   label = dict(zip(program.inputs, input_names, strict=False))
   count: dict[str, int] = {}
