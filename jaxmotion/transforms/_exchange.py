@@ -1,5 +1,6 @@
 """Gradient exchange between workers as an optax transformation."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -114,10 +115,10 @@ def exchange(
   options = _states.ExchangeOptions(
     axis_name=core.comparable_axes(axis_name), codec=codec, op=op, method=method
   )
-  one = _Exchange(
+  own = _Exchange(
     axis_name, workers, options, nonfinite, seed, local_codec, start
   )
-  init_fn, update_state = _model_axes.map_exchange(one, options, options.codecs)
+  init_fn, update_state = _model_axes.map_exchange(own, options, options.codecs)
 
   def update_fn(
     updates: PyTree,
@@ -129,6 +130,7 @@ def exchange(
     sending: hosts.Sending | None = None,
     **extra_args: Any,
   ) -> tuple[PyTree, ExchangeState]:
+    """Returns the mean of gradients, and the state after this update."""
     del extra_args
     core.check_arrays("params", params)
     core.check_arrays("updates", updates, numbers=False)
@@ -173,7 +175,7 @@ class _Exchange(NamedTuple):
     args: dict[str, Any],
     model: ModelAxes,
   ) -> tuple[PyTree, ExchangeState]:
-    """Exchanges one device's shards."""
+    """Returns the workers' mean of one device's gradients, and its state."""
     del params
     codec, sending = self.options.codec, args["sending"]
     check_local(updates, self.workers)
@@ -194,14 +196,24 @@ class _Exchange(NamedTuple):
     if may_draw:
       key = core.make_key(self.seed, core.worker_index(self.workers))
       key = key.fold(state.count)
-    options = dict(key=key, weight=weight, sending=sending)
+    reduce = functools.partial(
+      extend.reduce_tree,
+      axis_name=self.axis_name,
+      op=self.options.op,
+      method=self.options.method,
+      key=key,
+      weight=weight,
+      local_codec=self.local_codec,
+      sending=sending,
+    )
+    coded = dict(codec=codec, level=args["level"])
 
     def reduce_plainly(x: PyTree, old: PyTree) -> tuple[PyTree, PyTree]:
-      y, _ = self._reduce(codecs.identity(), x, None, None, options)
+      y, _ = reduce(x, codec=codecs.identity(), state=None)
       return core.to_varying_like(y, x, self.workers), old
 
     def reduce_coded(x: PyTree, old: PyTree) -> tuple[PyTree, PyTree]:
-      y, new = self._reduce(codec, x, old, args["level"], options)
+      y, new = reduce(x, state=old, **coded)
       return core.to_varying_like(y, x, self.workers), new
 
     if self.start:
@@ -210,31 +222,10 @@ class _Exchange(NamedTuple):
       is_early = sending.order_branch(state.count) < self.start
       y, new = lax.cond(is_early, reduce_plainly, reduce_coded, x, old)
     else:
-      y, new = self._reduce(codec, x, old, args["level"], options)
+      y, new = reduce(x, state=old, **coded)
     y, new = extend.keep_update(ok, y, new, old)
     return y, ExchangeState(
       *_states.count_update(state, ok), core.pack_worker(new)
-    )
-
-  def _reduce(
-    self,
-    codec: codecs.Codec | tuple[codecs.Codec, ...],
-    x: PyTree,
-    old: PyTree | None,
-    level: Any,
-    options: dict[str, Any],
-  ) -> tuple[PyTree, PyTree]:
-    """Returns the mean of a tree over workers, and the codec's new state."""
-    return extend.reduce_tree(
-      x,
-      self.axis_name,
-      codec,
-      state=old,
-      op=self.options.op,
-      method=self.options.method,
-      level=level,
-      local_codec=self.local_codec,
-      **options,
     )
 
 

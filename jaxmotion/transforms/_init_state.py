@@ -191,6 +191,7 @@ def shard_states(state: PyTree, params: PyTree, specs: PyTree | None) -> PyTree:
   known = [dict(jax.tree.leaves_with_path(tree)) for tree in (params, specs)]
 
   def renew(node: Any) -> Any:
+    """Returns the state of an exchange, made anew; other nodes as they are."""
     if not _states.is_exchange(node):
       return node
     options = node.made_for

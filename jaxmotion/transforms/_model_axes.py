@@ -7,6 +7,7 @@ shard, sends only that, and remembers only the error of that.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -112,25 +113,27 @@ class ModelAxes(NamedTuple):
 
 
 def map_exchange(
-  one: Any, options: Any, codecs: Sequence[Codec]
+  shard_exchange: Any, options: Any, codecs: Sequence[Codec]
 ) -> tuple[Callable[[PyTree], Any], Callable[..., tuple[PyTree, Any]]]:
   """Returns the `init` of an exchange, and its update of a checked state."""
-  # one: what one device does: its `workers`, `init` and `update`. It gets
-  # shards of a model, where the model's axes are not manual.
+  # shard_exchange: what one device does: its `workers`, `init` and `update`. It
+  # gets shards of a model, where the model's axes are not manual.
   # codecs: those that may join leaves.
-  workers = one.workers
+  workers = shard_exchange.workers
 
   def make_state(params: PyTree, specs: PyTree | None) -> Any:
+    """Makes the state of an exchange, which notes the tree that it is for."""
     core.know_in_flax(type(options))
     made_for = dataclasses.replace(options, init=make_state)
     # Without specs a state is that of whole arrays, until `shard_states`.
     model, is_mapped = _find_model(specs, params, workers, needs_specs=False)
-    init_own = lambda params: one.init(params, model)
-    if is_mapped:
-      state = _map_init(init_own, workers, params, model)
-    else:
-      state = init_own(params)
-    return state._replace(made_for=made_for.note_tree(params, specs))
+    init_own = functools.partial(shard_exchange.init, model=model)
+    if is_mapped:  # The state of every device's shards.
+      maps = _map_options(workers, model.names, (model.specs,))
+      shapes = core.eval_shape_in_map(init_own, maps, params)
+      out_specs = _shard_specs(shapes, model.names)
+      init_own = jax.shard_map(init_own, out_specs=out_specs, **maps)
+    return init_own(params)._replace(made_for=made_for.note_tree(params, specs))
 
   def init(params: PyTree) -> Any:
     core.check_arrays("params", params, numbers=False)
@@ -150,36 +153,24 @@ def map_exchange(
     if is_mapped:
       for codec in codecs:
         _check_joined(codec, updates, model.specs)
-      updates, state = _map_update(one, updates, state, params, args, model)
+      run = functools.partial(_map_update, shard_exchange)
     else:
-      updates, state = one.update(updates, state, params, args, model)
+      run = shard_exchange.update
+    updates, state = run(updates, state, params, args, model)
     return updates, state._replace(made_for=made_for)
 
   return init, update
 
 
-def _map_init(
-  init_own: Callable[[PyTree], Any],
-  workers: AxisName,
-  params: PyTree,
-  model: ModelAxes,
-) -> Any:
-  """Makes the state of an exchange of every device's shards."""
-  maps = _map_options(workers, model.names, (model.specs,))
-  shapes = core.eval_shape_in_map(init_own, maps, params)
-  out_specs = _shard_specs(shapes, model.names)
-  return jax.shard_map(init_own, out_specs=out_specs, **maps)(params)
-
-
 def _map_update(
-  one: Any,
+  shard_exchange: Any,
   updates: PyTree,
   state: PyTree,
   params: PyTree,
   args: dict[str, Any],
   model: ModelAxes,
 ) -> tuple[PyTree, PyTree]:
-  """Exchanges every device's shards."""
+  """Runs an exchange of every device's shards, in a map over a model's axes."""
   args = args | {"sending": args["sending"].keep_scalars()}
   # The map takes arguments that hold arrays; others are closed over.
   names = [
@@ -193,7 +184,9 @@ def _map_update(
     updates: PyTree, state: PyTree, params: PyTree, arrays: PyTree
   ) -> PyTree:
     mapped_args = args | dict(zip(names, arrays, strict=True))
-    mean, state = one.update(updates, state, params, mapped_args, model)
+    mean, state = shard_exchange.update(
+      updates, state, params, mapped_args, model
+    )
     return jax.tree.map(model.assert_shared, mean, model.specs), state
 
   state_specs = _shard_specs(state, model.names)
@@ -207,7 +200,7 @@ def _map_update(
   mapped = jax.shard_map(
     update_own,
     out_specs=(model.specs, state_specs),
-    **_map_options(one.workers, model.names, in_specs),
+    **_map_options(shard_exchange.workers, model.names, in_specs),
   )
   return mapped(updates, state, params, arrays)
 
@@ -215,7 +208,7 @@ def _map_update(
 def _map_options(
   workers: AxisName, names: Any, in_specs: Any
 ) -> dict[str, Any]:
-  """Returns arguments of a map over the axes of a model."""
+  """Returns arguments of `jax.shard_map` over the axes of a model."""
   return dict(
     in_specs=in_specs,
     axis_names=set(names),
@@ -365,12 +358,14 @@ class Shardings:
       return next((likes[end] for end in ends if end in likes), P())
 
     def place_node(path: Any, node: Any) -> Any:
+      """Returns the specs of a leaf, or of a node that workers divide."""
       if isinstance(node, core.Split):  # Its parts are the workers'.
         return node.specs()
       if not isinstance(node, core.PerWorker):
         return spec_of(path, node.shape)
 
       def place_own(inner: Any, leaf: Any) -> Any:
+        """Returns the spec of a leaf with a leading axis of workers."""
         if isinstance(leaf, core.Shared):
           others = tuple(n for n in names if n not in leaf.axes)
           return jax.tree.map(lambda _: P(others or None), leaf)

@@ -184,7 +184,7 @@ class CutTree:
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
   def split(self, tree: PyTree) -> core.Split:
-    """Says how a tree of the parameters' structure is cut."""
+    """Returns a tree like the parameters, marked with how workers cut it."""
     return core.Split(
       tree,
       tuple(cut.dimension for cut in self.cuts),
@@ -298,6 +298,7 @@ class CutTree:
 
 
 def _across_error(found: str) -> ValueError:
+  """Makes the error of an optimizer that combines elements of a part."""
   return ValueError(
     "`tx` must treat every element of a leaf by itself, because each worker has"
     f" a part of a leaf only, but {found} of a part alone: take"
@@ -345,7 +346,7 @@ def find_across(
   own: Sequence[bool],
   axis_name: AxisName,
 ) -> str:
-  """Returns words for a leaf of an update that combines elements of a part.
+  """Names a leaf of an update that combines elements of a part, and by what.
 
   >>> mean = lambda x: {"w": x - x.mean(), "b": 2 * x}
   >>> find_across(mean, (jax.numpy.ones(3),), [True], "data")
@@ -361,6 +362,7 @@ def find_across(
   def mark_results(
     step: program.Step, ins: Sequence[_Marks]
   ) -> Sequence[_Marks]:
+    """Returns the marks of a step's results, from those of its operands."""
     name, marks = program.collective_name(step.name), frozenset().union(*ins)
     if name == "optimization_barrier":
       return ins  # Each result is the operand at its place.

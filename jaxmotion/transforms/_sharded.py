@@ -120,7 +120,7 @@ def sharded(
     weight_codec=weight_codec,
     tx=tx,
   )
-  one = _Sharded(
+  own = _Sharded(
     axis_name,
     workers,
     optax.with_extra_args_support(tx),
@@ -131,7 +131,7 @@ def sharded(
     seed,
   )
   # Every leaf is encoded by itself, so no codec joins some.
-  init_fn, update_state = _model_axes.map_exchange(one, options, ())
+  init_fn, update_state = _model_axes.map_exchange(own, options, ())
 
   def update_fn(
     updates: PyTree,
@@ -142,6 +142,7 @@ def sharded(
     sending: hosts.Sending | None = None,
     **extra_args: Any,
   ) -> tuple[PyTree, ShardedState]:
+    """Returns the changes of whole parameters, and the state after them."""
     core.check_arrays("updates", updates, numbers=False)
     core.check_arrays("params", params, numbers=False)
     _states.check_options(state, ShardedState, options)
@@ -183,7 +184,7 @@ class _Sharded(NamedTuple):
     return self.weight_codec is not None
 
   def init(self, params: PyTree, model: ModelAxes) -> ShardedState:
-    """Returns the state of one device's shards."""
+    """Makes the master, moments and error memory of one device's parts."""
     plan = self._make_plan(params, None, model)
     parts = self._own_parts(plan, params)
     # Copies: a step that donates parameters and state may not donate one twice.

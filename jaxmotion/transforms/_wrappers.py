@@ -90,11 +90,10 @@ def per_worker(
     ...   optax.sgd(0.1),
     ... )
   """
-  core.check_instance(
-    "inner", inner, optax.GradientTransformation, "an optax transformation"
+  wrapped = optax.with_extra_args_support(
+    _states.as_transformation(inner, "inner")
   )
   axis_name = core.flatten_axes("axis_name", axis_name)
-  wrapped = optax.with_extra_args_support(inner)
 
   def mark(state: PyTree) -> PerWorkerState:
     # A count is typed as equal on all workers, and yet has a row of its own.
@@ -108,6 +107,7 @@ def per_worker(
   def update_fn(
     updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
   ) -> tuple[PyTree, PerWorkerState]:
+    """Transforms a worker's own updates, and its own state."""
     core.check_arrays("params", params)
     core.check_arrays("updates", updates)
     core.check_instance("state", state, PerWorkerState, "what `init` returned")
@@ -153,12 +153,11 @@ def skip_nonfinite(
     >>> chain = optax.chain(exchange("data"), optax.adam(1e-3))
     >>> tx = skip_nonfinite(chain, "data")
   """
-  core.check_instance(
-    "inner", inner, optax.GradientTransformation, "an optax transformation"
+  wrapped = optax.with_extra_args_support(
+    _states.as_transformation(inner, "inner")
   )
   axis_name = core.flatten_axes("axis_name", axis_name)
   core.check_bool("wait", wait)
-  wrapped = optax.with_extra_args_support(inner)
 
   def init_fn(params: PyTree) -> _states.SkipNonfiniteState:
     core.check_arrays("params", params)
@@ -169,6 +168,7 @@ def skip_nonfinite(
   def update_fn(
     updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
   ) -> tuple[PyTree, _states.SkipNonfiniteState]:
+    """Runs the chain; keeps its state if a worker's gradient is not finite."""
     core.check_arrays("params", params)
     core.check_arrays("updates", updates)
     _states.check_counts(state, _states.SkipNonfiniteState)
@@ -234,6 +234,7 @@ def delayed(
   core.check_bool("is_weighted", is_weighted)
 
   def init(params: PyTree) -> DelayedState:
+    """Makes the state before the first step, which applies zeros."""
     core.check_arrays("params", params)
     zeros = jax.tree.map(jnp.zeros_like, params)
     weight = jnp.zeros((), jnp.float32) if is_weighted else None
@@ -245,6 +246,7 @@ def delayed(
   def update(
     grads: PyTree, state: Any, params: PyTree = None, **extra_args: Any
   ) -> tuple[PyTree, DelayedState]:
+    """Applies the pending gradient, and keeps the new one for the next step."""
     core.check_arrays("grads", grads)
     core.check_arrays("params", params)
     core.check_instance("state", state, DelayedState, "what `init` returned")
@@ -302,6 +304,7 @@ def clip_by_global_norm(
   def update_fn(
     updates: PyTree, state: Any, params: PyTree | None = None
   ) -> tuple[PyTree, Any]:
+    """Scales all leaves down if their norm is greater than `max_norm`."""
     core.check_arrays("updates", updates)
     core.check_arrays("params", params)
     core.check_instance(

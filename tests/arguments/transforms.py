@@ -43,9 +43,6 @@ TRAININGS = {
   "model_state": lambda: transforms.make_train_step(
     stateful_loss, CHAIN, MESH, model_state="mean"
   ),
-  "delayed": lambda: transforms.make_train_step(
-    keyed_loss, transforms.delayed(CHAIN), MESH
-  ),
   "local_updates": lambda: transforms.make_train_step(
     keyed_loss, transforms.local_updates(optax.sgd(0.1), CHAIN, every=2), MESH
   ),
@@ -102,6 +99,22 @@ def calls_of(training, **options):
   }
 
 
+def calls_of_tx(name, tx, make_state=None, *params, varying=("updates",)):
+  """Calls of the two functions of a transformation."""
+  make_state = make_state or (lambda: tx.init({"w": jnp.zeros((4, 1))}))
+  return {
+    f"transforms.{name} -> init": Call(PARAMS, on=tx.init, mesh=["data"]),
+    f"transforms.{name} -> update": Call(
+      PARAMS,
+      Lazy(make_state),
+      *params,
+      on=tx.update,
+      mesh=["data"],
+      varying=varying,
+    ),
+  }
+
+
 CAST = transforms.exchange("data", codecs.cast("bfloat16"))
 SKIP = transforms.skip_nonfinite(optax.sgd(0.1), "data")
 
@@ -130,14 +143,11 @@ CALLS = {
     seed=1,
     local_codec=codecs.uniform(bits=8),
   ),
-  "transforms.sharded -> init": Call(PARAMS, on=SHARDED.init, mesh=["data"]),
-  "transforms.sharded -> update": Call(
+  **calls_of_tx(
+    "sharded",
+    SHARDED,
+    lambda: jax.tree.map(jnp.asarray, opt_state_of(SHARDED)),
     PARAMS,
-    Lazy(lambda: jax.tree.map(jnp.asarray, opt_state_of(SHARDED))),
-    PARAMS,
-    on=SHARDED.update,
-    mesh=["data"],
-    varying=["updates"],
   ),
   "transforms.fully_sharded": Call(
     optax.sgd(0.1),
@@ -198,35 +208,16 @@ CALLS = {
     seed=1,
     start=2,
   ),
-  "transforms.exchange -> init": Call(
-    PARAMS, on=exchange().init, mesh=["data"]
-  ),
-  "transforms.exchange -> update": Call(
-    PARAMS,
-    Lazy(lambda: CAST.init({"w": jnp.zeros((4, 1))})),
-    on=CAST.update,
-    mesh=["data"],
-    varying=["updates"],
-  ),
+  **calls_of_tx("exchange", CAST),
   "transforms.skip_nonfinite": Call(optax.sgd(0.1), "data", wait=True),
-  "transforms.skip_nonfinite -> init": Call(
-    PARAMS, on=SKIP.init, mesh=["data"]
-  ),
-  "transforms.skip_nonfinite -> update": Call(
-    PARAMS,
-    Lazy(lambda: SKIP.init(jax.tree.map(jnp.asarray, PARAMS))),
-    on=SKIP.update,
-    mesh=["data"],
-    varying=["updates"],
-  ),
+  **calls_of_tx("skip_nonfinite", SKIP),
   "transforms.per_worker": Call(optax.trace(0.9), "data"),
-  "transforms.per_worker -> init": Call(PARAMS, on=OWN.init, mesh=["data"]),
-  "transforms.per_worker -> update": Call(
-    PARAMS,
-    transforms.extend.PerWorkerState(jaxmotion.PerWorker(optax.ScaleState())),
-    on=OWN.update,
-    mesh=["data"],
-    varying=["updates"],
+  **calls_of_tx(
+    "per_worker",
+    OWN,
+    lambda: transforms.extend.PerWorkerState(
+      jaxmotion.PerWorker(optax.ScaleState())
+    ),
   ),
   "transforms.local_value_and_grad": Call(loss_fn, "data"),
   "transforms.local_value_and_grad -> grad": Call(
@@ -237,14 +228,7 @@ CALLS = {
     varying=["args"],
   ),
   "transforms.delayed": Call(exchange()),
-  "transforms.delayed -> init": Call(PARAMS, on=DELAYED.init, mesh=["data"]),
-  "transforms.delayed -> update": Call(
-    PARAMS,
-    Lazy(lambda: DELAYED.init({"w": jnp.zeros((4, 1))})),
-    on=DELAYED.update,
-    mesh=["data"],
-    varying=["grads", "state"],
-  ),
+  **calls_of_tx("delayed", DELAYED, varying=["grads", "state"]),
   "transforms.local_updates": Call(
     optax.sgd(0.1),
     exchange(),
@@ -265,7 +249,6 @@ CALLS = {
   ),
   **calls_of("chain", counts=np.ones(2, np.int32)),
   **calls_of("model_state"),
-  **calls_of("delayed"),
   **calls_of("local_updates"),
   **calls_of("fully_sharded"),
   "transforms.make_train_step -> step.compute": Call(

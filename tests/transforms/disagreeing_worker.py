@@ -1,6 +1,7 @@
-"""One of two processes that are given other arguments: index, count, address.
+"""One of two processes: index, count, address, schemes.
 
-It prints, for each case, what `init` said.
+It prints what `worker` does, and for each case of other arguments in each
+process what `init` said.
 """
 
 import json
@@ -55,6 +56,8 @@ CASES = {
     transforms.local_updates(optax.sgd(0.1), exchange(), every=2 + i),
     {},
   ),
+  # Functions of others may hold what each process has for itself.
+  "closure": lambda i: (exchange(schedule=lambda count: 0.1 + 0 * i), {}),
   "weights": lambda i: (
     transforms.fully_sharded(
       optax.adam(1e-3), weight_codec=codecs.uniform(bits=8, block=256 << i)
@@ -89,17 +92,18 @@ def try_model_state(index, mesh):
   return said
 
 
-def main(index, processes, address):
-  worker.join_job(index, processes, address, 1)
+def main(index, processes, address, *names):
+  worker.join_job(index, processes, address, 2)
+  steps = worker.run(names)
   auto = (AxisType.Auto,)
-  mesh = jax.make_mesh((2,), ("data",), axis_types=auto)
+  mesh = jax.make_mesh((4,), ("data",), axis_types=auto)
   own = Mesh(np.array(jax.local_devices()), ("data",), axis_types=auto)
   found = {name: try_case(index, name, mesh) for name in CASES}
   found |= try_model_state(index, mesh)
   # Processes that train apart need not agree: only one of them is asked here.
   found["apart"] = "started" if index else try_case(0, "rate", own)
-  print(json.dumps(found))
+  print(json.dumps([steps, found]))
 
 
 if __name__ == "__main__":
-  main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+  main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

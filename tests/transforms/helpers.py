@@ -30,3 +30,11 @@ def assert_close(found, expected, rtol=1e-7, atol=1e-6):
   leaves = map(jax.tree.leaves, (found, expected))
   for a, b in zip(*leaves, strict=True):
     np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+
+
+def assert_same(found, expected):
+  """Compares trees, values and where they are."""
+  assert jax.tree.structure(found) == jax.tree.structure(expected)
+  for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+    np.testing.assert_array_equal(a, b)
+    assert a.sharding.is_equivalent_to(b.sharding, a.ndim)

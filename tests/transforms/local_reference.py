@@ -1,7 +1,5 @@
 """Local updates in NumPy, float64: an independent reference."""
 
-import math
-
 import numpy as np
 
 
@@ -100,13 +98,3 @@ def train(
         for r in range(workers):
           own[r][name] = mix * own[r][name] + (1 - mix) * anchor[name]
   return anchor, own
-
-
-def grid():
-  """Yields every valid (every, fragments, delay, mix) of a grid."""
-  for every in (1, 4, 6):
-    for fragments in (1, 2, 3):
-      for delay in (0, 1, 2, 3):
-        for mix in (0.0, 0.5):
-          if math.gcd(every, fragments) == fragments and delay < every:
-            yield every, fragments, delay, mix

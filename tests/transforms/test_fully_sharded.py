@@ -1,4 +1,4 @@
-"""Training steps whose parameters are sharded over (emulated) workers."""
+"""Sharded parameters on (emulated) workers, and on hosts of several devices."""
 
 import functools
 
@@ -12,176 +12,204 @@ from jax.sharding import Mesh
 
 import jaxmotion
 from jaxmotion import codecs, wire
-from jaxmotion.transforms import gather_block, gather_params
-from tests.transforms.helpers import assert_close
+from jaxmotion.transforms import gather_block
 
-WORKERS, LAYERS, WIDTH = 4, 6, 64
+HOSTS, DEVICES, LAYERS, WIDTH = 2, 2, 6, 64
+WORKERS, AXES = HOSTS * DEVICES, jaxmotion.HostAxes("host", "device")
+FLAT = Mesh(np.array(jax.devices()[:WORKERS]), ("data",))
+MESH = Mesh(FLAT.devices.reshape(HOSTS, DEVICES), AXES.names)
 RNG = np.random.default_rng(0)
 PARAMS = {
-  "embed": RNG.normal(size=(12, 16, WIDTH)).astype(np.float32) / 4,
-  "layers": {
-    "up": RNG.normal(size=(LAYERS, WIDTH, WIDTH)).astype(np.float32) / 8,
-    "bias": np.zeros((LAYERS, WIDTH), np.float32),
-  },
+  "w": np.float32(RNG.normal(size=(LAYERS, WIDTH, WIDTH)) / 8),
   "scale": np.ones(WIDTH, np.float32),
 }
+BATCH = RNG.normal(size=(2, 4 * WORKERS, WIDTH)).astype(np.float32)
+BATCH = {"x": BATCH[0], "y": np.sin(BATCH[1])}
 INT8 = codecs.uniform(bits=8)
-INT4 = codecs.uniform(bits=4, rounding="stochastic")
+INT4 = codecs.uniform(bits=4, block=128)
+FLAT_CODED = dict(weight_codec=INT8, gradient_codec=INT4)
+CODED = dict(FLAT_CODED, local_codec=INT8)
+OPTIONS = {
+  "fp32": dict(regather="local"),
+  "flat": {},
+  "flat memory": dict(FLAT_CODED, error_feedback=True),
+  "flat packed": dict(FLAT_CODED, regather=False),
+  "again": dict(CODED, regather=True),
+  "local": dict(CODED, regather="local"),
+  "packed": dict(CODED, regather=False),
+  "lossless": dict(weight_codec=INT8, local_codec=INT8),
+  "memory": dict(CODED, regather="local", error_feedback=True),
+}
 
 
-def mesh_of(workers):
-  return Mesh(np.array(jax.devices()[:workers]), ("data",))
+def use_layer(w, x):
+  return x + jnp.tanh(x @ w)
 
 
-def batch_at(step, size=24):
-  x = np.random.default_rng(step).normal(size=(size, 12, 16))
-  return np.float32(x), np.float32(np.sin(x[:, 0, :4].sum(1, keepdims=True)))
-
-
-def use_layer(params, x):
-  return x + jnp.tanh(x @ params["up"] + params["bias"][None])
-
-
-def loss_of(block, gather):
-  """The loss of a network whose stacked layers are scanned."""
-
+def loss_of(block):
   def loss_fn(params, batch):
-    x = jnp.einsum("btf,tfw->bw", batch[0], gather(params["embed"]))
-    x, _ = lax.scan(lambda x, own: (block(own, x), None), x, params["layers"])
-    return jnp.mean(
-      (jnp.mean(x * params["scale"][None], 1, keepdims=True) - batch[1]) ** 2
-    )
+    x, _ = lax.scan(lambda x, w: (block(w, x), None), batch["x"], params["w"])
+    return jnp.mean((x * params["scale"][None] - batch["y"]) ** 2)
 
   return loss_fn
 
 
-ADAMW = optax.adamw(1e-2)
-CODED = dict(weight_codec=INT8, gradient_codec=INT4)
-OPTIONS = {
-  "fp32": {},
-  "coded": CODED,
-  "packed": CODED,
-  "memory": dict(**CODED, error_feedback=True),
-}
-
-
-@functools.cache
-def make(name):
-  """(init, step) of one setting; nothing is compiled yet."""
-  block = gather_block(use_layer, regather=name != "packed")
+def make(name, tx=None, is_flat=False, block=None):
+  scheme = jaxmotion.fully_sharded(
+    tx or optax.sgd(1.0), stacked="w", **OPTIONS[name]
+  )
   return jaxmotion.make_train_step(
-    loss_of(block, gather_params),
-    jaxmotion.fully_sharded(ADAMW, stacked="layers/", **OPTIONS[name]),
-    mesh_of(WORKERS),
+    loss_of(block or gather_block(use_layer)),
+    scheme,
+    FLAT if is_flat else MESH,
+    axis_name="data" if is_flat else AXES,
   )
 
 
 @functools.cache
-def compiled(name):
-  """What `init` returns, the compiled step, and the bytes that it traces."""
-  init, step = make(name)
-  start = init(PARAMS)
-  args = (start, jax.tree.map(jnp.asarray, batch_at(0)))
-  traced = wire.step_bytes(step, *args).total_bytes
-  return start, step.lower(*args).compile(), traced
+def compiled(name, tx=None, is_flat=False):
+  """What `init` returns, the compiled step and the traced ledger."""
+  init, step = make(name, tx, is_flat)
+  args = (init(PARAMS), jax.tree.map(jnp.asarray, BATCH))
+  return args, step.lower(*args).compile(), wire.step_bytes(step, *args)
 
 
 @functools.cache
-def train(name):
-  """(params, state, losses) of 8 steps; what is run is what is counted."""
-  state, program, _ = compiled(name)
-  losses = []
-  for i in range(8):
-    state, loss = program(state, batch_at(i))
-    losses.append(float(loss))
-  return state.params, state.opt_state, losses
+def exact_gradient():
+  return jax.jit(jax.grad(loss_of(use_layer)))(PARAMS, BATCH)
 
 
-def test_without_codecs_it_is_training_on_one_device():
-  loss_fn = loss_of(use_layer, lambda w: w)
+@functools.cache
+def gradient(name):
+  """The gradient of one step: SGD at a rate of 1 subtracts it."""
+  args, program, _ = compiled(name)
+  copies = jax.tree.map(jnp.copy, args)
+  state, _ = program(*copies)
+  found = jax.tree.map(lambda a, b: a - np.asarray(b), PARAMS, state.params)
+  return found, state.opt_state
 
-  @jax.jit
-  def step(params, state, batch):
-    loss, grads = jax.value_and_grad(loss_fn)(params, batch)
-    updates, state = ADAMW.update(grads, state, params)
-    return optax.apply_updates(params, updates), state, loss
 
-  expected, state, alone = PARAMS, jax.jit(ADAMW.init)(PARAMS), []
-  for i in range(8):
-    expected, state, loss = step(expected, state, batch_at(i))
-    alone.append(float(loss))
-  params, _, losses = train("fp32")
-  np.testing.assert_allclose(losses, alone, rtol=1e-4)
-  assert_close(params, expected, atol=1e-4)
+def test_without_codecs_the_gradient_is_the_mean_of_all_workers():
+  found, _ = gradient("fp32")
+  for name, expected in exact_gradient().items():
+    np.testing.assert_allclose(found[name], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["again", "local", "packed"])
+def test_bytes_of_each_axis_are_predicted_traced_and_compiled(name):
+  _, program, traced = compiled(name)
+  part = jnp.zeros((WIDTH // WORKERS, WIDTH))
+  by_host = jnp.zeros((HOSTS, *part.shape))
+  weights = wire.payload_bytes(INT8, part)
+  # Between hosts each payload crosses once; then a device forwards the hosts'.
+  between = (HOSTS - 1) * weights * (2 if name == "again" else 1)
+  within = (DEVICES - 1) * HOSTS * weights * (1 if name == "packed" else 2)
+  between += (HOSTS - 1) * wire.payload_bytes(INT4, part)
+  within += (DEVICES - 1) * wire.payload_bytes(INT8, by_host)
+  # The scale is averaged whole, and so is the loss, over both axes at once.
+  scale = PARAMS["scale"].nbytes
+  expected = {
+    ("host",): LAYERS * between + scale,
+    ("device",): LAYERS * within + 2 * scale,
+    AXES.names: 2 * (WORKERS - 1) / WORKERS * 4,
+  }
+  assert traced.per_axis() == expected
+  assert wire.compiled_bytes(program, mesh=MESH).per_axis() == expected
+
+
+def test_secondary_parts_cost_little_memory():
+  temps = {
+    name: compiled(name)[1].memory_analysis().temp_size_in_bytes
+    for name in ("again", "local", "packed")
+  }
+  assert temps["again"] < temps["local"] < temps["packed"]
+  words = LAYERS * wire.payload_bytes(INT8, jnp.zeros((WIDTH, WIDTH)))
+  assert temps["local"] - temps["again"] < 1.2 * words / DEVICES
+
+
+@pytest.mark.parametrize("name", ["again", "local", "packed"])
+def test_what_is_gathered_again_does_not_change_the_gradient(name):
+  found, _ = gradient(name)
+  np.testing.assert_array_equal(found["w"], gradient("local")[0]["w"])
+  exact = exact_gradient()["w"]
+  error = np.linalg.norm(found["w"] - exact) / np.linalg.norm(exact)
+  assert error < 0.25
+
+
+def test_sent_and_remembered_means_of_hosts_are_the_gradient():
+  found, state = gradient("memory")
+  (error,) = state.error.value
+  # Of each device the rows that it reduces, of each host its own mean.
+  left = np.asarray(error).reshape(HOSTS, DEVICES, LAYERS, HOSTS, -1, WIDTH)
+  left = left.mean(0).transpose(1, 2, 0, 3, 4).reshape(PARAMS["w"].shape)
+  assert np.abs(left).max() > 0
+  # Weights of 8 bits and sums within a host are as they are without memory.
+  lossless, _ = gradient("lossless")
+  np.testing.assert_allclose(found["w"] + left, lossless["w"], atol=1e-6)
+
+
+ADAMW = optax.adamw(1e-2)
 
 
 def test_parameters_and_moments_are_arrays_in_parts():
-  params, state, _ = train("memory")
-  for tree in (params, state.inner.value[0].mu):
+  (state, _), _, _ = compiled("flat", ADAMW, True)
+  for tree in (state.params, state.opt_state.inner.value[0].mu):
     assert jax.tree.map(np.shape, tree) == jax.tree.map(np.shape, PARAMS)
-    up = tree["layers"]["up"]
-    assert [s.data.shape for s in up.addressable_shards] == [
-      (LAYERS, WIDTH // WORKERS, WIDTH)
-    ] * WORKERS
-  assert params["scale"].sharding.is_fully_replicated
-  assert int(state.count) == 8
+    shapes = [s.data.shape for s in tree["w"].addressable_shards]
+    assert shapes == [(LAYERS, WIDTH // WORKERS, WIDTH)] * WORKERS
+    assert tree["scale"].sharding.is_fully_replicated
 
 
-def test_codecs_train_and_remember_what_they_left_out():
-  _, state, losses = train("memory")
-  _, _, exact = train("fp32")
-  np.testing.assert_allclose(losses, exact, rtol=0.2)
-  errors = jax.tree.leaves(state.error.value)
-  assert errors and all(np.any(np.asarray(e)) for e in errors)
-
-
-def arguments(init):
-  return jax.eval_shape(init, PARAMS), jax.tree.map(jnp.asarray, batch_at(0))
-
-
-def test_bytes_are_those_traced_and_compiled_and_few():
+def test_bytes_between_workers_are_those_traced_and_compiled_and_few():
   sent = {}
-  for name in ("fp32", "memory"):
-    _, program, sent[name] = compiled(name)
-    assert wire.compiled_bytes(program).total_bytes == sent[name]
-  init, step = make("packed")
-  packed = wire.step_bytes(step, *arguments(init)).total_bytes
-  assert sent["fp32"] / sent["memory"] > 4.5
-  assert sent["fp32"] / packed > 6
+  for name in ("flat", "flat memory"):
+    _, program, traced = compiled(name, ADAMW, True)
+    sent[name] = wire.compiled_bytes(program).total_bytes
+    assert traced.total_bytes == sent[name]
+  init, step = make("flat packed", is_flat=True)
+  packed = wire.step_bytes(step, jax.eval_shape(init, PARAMS), BATCH)
+  assert sent["flat"] / sent["flat memory"] > 4.5
+  assert sent["flat"] / packed.total_bytes > 6
 
 
-def test_a_device_holds_its_part_and_the_blocks_at_work():
-  memory = compiled("fp32")[1].memory_analysis()
-  whole = sum(a.nbytes for a in jax.tree.leaves(PARAMS))
-  block, embed = 4 * WIDTH**2, PARAMS["embed"].nbytes
-  small = sum(PARAMS["layers"]["bias"].nbytes for _ in range(4))
+def test_a_device_holds_its_part_and_the_block_at_work():
+  memory = compiled("flat", ADAMW, True)[1].memory_analysis()
   # Parameters and two moments; then gradients, and whole weights at work.
-  batch = sum(a.nbytes for a in batch_at(0)) / WORKERS
-  assert (
-    memory.argument_size_in_bytes <= 3 * whole / WORKERS + small + batch + 4096
-  )
-  activations = 4 * 6 * (LAYERS + 4) * WIDTH * 2
+  parts, block = PARAMS["w"].nbytes / WORKERS, 4 * WIDTH**2
+  batch = sum(a.nbytes for a in BATCH.values()) / WORKERS
+  small = 4 * PARAMS["scale"].nbytes + 4096
+  assert memory.argument_size_in_bytes <= 3 * parts + batch + small
+  activations = (LAYERS + 4) * batch
   assert memory.temp_size_in_bytes < (
-    2 * whole / WORKERS + 2 * embed + 2 * block + activations + 16384
+    2 * parts + 4 * block + activations + 16384
   )
+
+
+def test_what_is_done_within_a_host_needs_hosts():
+  for axes, options, message in (
+    ("host", dict(regather="local"), "`regather` must be True or False wi"),
+    (AXES.names, dict(local_codec=INT8), "`local_codec` must be None wi"),
+  ):
+    scheme = jaxmotion.fully_sharded(optax.sgd(1.0), **options)
+    init, _ = jaxmotion.make_train_step(
+      loss_of(use_layer), scheme, MESH, axis_name=axes
+    )
+    with pytest.raises(ValueError, match=f"{message}thout hosts.*HostAxes"):
+      init(PARAMS)
+  block = gather_block(use_layer, regather="local")
+  init, step = make("flat", is_flat=True, block=block)
+  with pytest.raises(ValueError, match="`regather` must be True or False with"):
+    step.eval_shape(jax.eval_shape(init, PARAMS), BATCH)
 
 
 def test_an_optimizer_that_looks_across_a_leaf_is_refused():
-  loss_fn = loss_of(gather_block(use_layer), gather_params)
-  init, step = jaxmotion.make_train_step(
-    loss_fn,
-    jaxmotion.fully_sharded(optax.lamb(1e-3), stacked="layers/"),
-    mesh_of(WORKERS),
-  )
+  init, step = make("flat", optax.lamb(1e-3), is_flat=True)
   with pytest.raises(ValueError, match="`tx` must treat every element"):
-    step.eval_shape(*arguments(init))
+    step.eval_shape(jax.eval_shape(init, PARAMS), BATCH)
 
 
 def test_a_pattern_that_matches_no_leaf_is_named():
-  init, _ = jaxmotion.make_train_step(
-    loss_of(use_layer, gather_params),
-    jaxmotion.fully_sharded(ADAMW, stacked="blocks/"),
-    mesh_of(2),
-  )
+  scheme = jaxmotion.fully_sharded(ADAMW, stacked="blocks/")
+  init, _ = jaxmotion.make_train_step(loss_of(use_layer), scheme, FLAT)
   with pytest.raises(ValueError, match="`stacked` must match .* 'blocks/'"):
     init(PARAMS)

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import checkpoint, codecs, wire
@@ -133,19 +133,6 @@ def test_a_state_goes_on_with_another_number_of_workers():
   for e, old in zip(new.error.value, state.error.value, strict=True):
     assert e.shape == (1, *old.shape[1:])
     np.testing.assert_allclose(e[0], np.asarray(old).mean(0), atol=1e-6)
-
-
-def test_parameters_that_are_sharded_without_specs_are_refused():
-  init, _ = jaxmotion.make_train_step(
-    loss_of(gather_block, gather_params),
-    jaxmotion.fully_sharded(optax.sgd(1.0)),
-    MESH,
-  )
-  place = lambda a, spec: jax.device_put(a, NamedSharding(MESH, spec))
-  with pytest.raises(
-    ValueError, match="`specs` must say .* params/layers/down"
-  ):
-    init(jax.tree.map(place, PARAMS, SPECS))
 
 
 def test_a_spec_of_the_axis_that_workers_cut_is_refused():

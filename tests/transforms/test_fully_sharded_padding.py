@@ -67,7 +67,7 @@ def make(mesh, tx=ADAMW, axis_name="data", specs=None, **options):
 
 @functools.cache
 def train_alone():
-  """Parameters and losses of 6 steps of whole parameters."""
+  """Parameters and losses of 3 steps of whole parameters."""
 
   @jax.jit
   def step(params, state, batch):
@@ -76,7 +76,7 @@ def train_alone():
     return optax.apply_updates(params, updates), state, loss
 
   params, state, losses = PARAMS, jax.jit(ADAMW.init)(PARAMS), []
-  for i in range(6):
+  for i in range(3):
     params, state, loss = step(params, state, batch_at(i))
     losses.append(float(loss))
   return params, losses
@@ -84,10 +84,10 @@ def train_alone():
 
 @functools.cache
 def train(workers, **options):
-  """State and losses of 6 steps."""
+  """State and losses of 3 steps."""
   init, step = make(mesh_of(workers), **options)
   state, losses = init(PARAMS), []
-  for i in range(6):
+  for i in range(3):
     state, loss = step(state, batch_at(i))
     losses.append(float(loss))
   return state, losses
@@ -123,9 +123,8 @@ def test_without_codecs_it_is_training_on_one_device(workers):
   assert all(a.size and not np.any(a) for a in padding)
 
 
-@pytest.mark.parametrize("workers", [3, 4])
-def test_codecs_train_and_remember_what_they_left_out(workers):
-  state, losses = train(workers, **CODED)
+def test_codecs_train_and_remember_what_they_left_out():
+  state, losses = train(3, **CODED)
   np.testing.assert_allclose(losses, train_alone()[1], rtol=0.1)
   errors = state.opt_state.error.value
   assert errors and all(np.any(np.asarray(e)) for e in errors)
@@ -138,11 +137,9 @@ def read_errors(state, means):
   return [cut.trim_leaf(e) for cut, e in zip(cuts, means, strict=True)]
 
 
-@pytest.mark.parametrize("codec", [INT4, codecs.sign()], ids=["int4", "sign"])
-def test_what_was_sent_and_remembered_is_the_gradient(codec):
-  init, step = make(
-    mesh_of(3), optax.sgd(1.0), gradient_codec=codec, error_feedback=True
-  )
+def test_what_was_sent_and_remembered_is_the_gradient():
+  options = dict(gradient_codec=codecs.sign(), error_feedback=True)
+  init, step = make(mesh_of(3), optax.sgd(1.0), **options)
   state, _ = step(init(PARAMS), batch_at(0))
   sent = jax.tree.map(
     lambda a, b: a - np.asarray(b), PARAMS, jaxmotion.read_params(state)
@@ -260,29 +257,6 @@ def test_an_optimizer_that_divides_by_zero_in_padding_does_no_harm():
     state, loss = step(state, 1 + abs(batch_at(i)[0] @ np.ones((7, 9))))
     losses.append(float(loss))
   assert np.all(np.isfinite(losses)) and losses[-1] < losses[0]
-
-
-def test_a_step_that_is_not_finite_keeps_padded_leaves():
-  init, step = make(mesh_of(3), nonfinite="skip", **CODED)
-  before = init(PARAMS)
-  x, y = batch_at(0)
-  after, _ = step(before, (np.where(np.arange(24)[:, None], x, np.nan), y))
-  assert int(after.opt_state.skipped) == 1
-  assert bits(after.params) == bits(before.params)
-  assert bits(after.opt_state.error) == bits(before.opt_state.error)
-
-
-def test_parameters_of_other_schemes_are_read_as_they_are():
-  chain = optax.chain(jaxmotion.exchange("data"), optax.sgd(0.1))
-  for scheme in (
-    chain,
-    jaxmotion.local_updates(optax.sgd(0.1), chain, every=2),
-  ):
-    init, _ = jaxmotion.make_train_step(WHOLE, scheme, mesh_of(2))
-    state = init(PARAMS)
-    assert bits(jaxmotion.read_params(state)) == bits(PARAMS)
-  with pytest.raises(TypeError, match="`state` must be what `init` or `step`"):
-    jaxmotion.read_params(state.opt_state)
 
 
 def test_a_state_of_other_workers_or_of_whole_parameters_is_refused():

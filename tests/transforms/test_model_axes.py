@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import jaxmotion
-from jaxmotion import codecs, perfmodel, transforms, wire
+from jaxmotion import checkpoint, codecs, perfmodel, transforms, wire
+from tests.transforms.helpers import assert_close, assert_same
 
 RNG = np.random.default_rng(0)
 PARAMS = {
@@ -32,6 +33,7 @@ def make_mesh(kind=AxisType.Auto):
 
 
 def loss_fn(params, batch):
+  params = transforms.gather_params(params)
   y = jnp.tanh(batch["x"] @ params["w1"]) @ params["w2"] + params["b"][None]
   return jnp.mean((y - batch["y"]) ** 2)
 
@@ -67,6 +69,21 @@ def plain_step(kind=AxisType.Auto):
   return state[0], loss, compiled
 
 
+def check_placed(tree, mesh, specs=SPECS):
+  """Checks where arrays are on a mesh."""
+  for name, spec in specs.items():
+    sharding = NamedSharding(mesh, spec)
+    assert tree[name].sharding.is_equivalent_to(sharding, tree[name].ndim)
+
+
+def check_trained(params, loss, mesh, specs=SPECS):
+  """Compares the results of two steps with those of `plain_step`."""
+  expected, expected_loss, _ = plain_step()
+  np.testing.assert_allclose(loss, expected_loss, rtol=1e-6)
+  assert_close(params, expected)
+  check_placed(params, mesh, specs)
+
+
 _MESH = "mesh['data'=2,'model'=2] {'%s'}"
 GROUPS = {
   "model": ("{{0,1},{2,3}}", "[2,2]<=[4]", _MESH % "model"),
@@ -93,27 +110,18 @@ def test_identity_is_the_plain_step_of_jit():
   compiled = step.lower(state, BATCH).compile()
   for _ in range(2):
     state, loss = step(state, BATCH)
-  expected, expected_loss, plain = plain_step()
-  np.testing.assert_allclose(loss, expected_loss, rtol=1e-6)
-  for name, spec in SPECS.items():
-    np.testing.assert_allclose(state.params[name], expected[name], atol=1e-6)
-    for a in (state.params[name], optax.tree.get(state.opt_state, "mu")[name]):
-      assert a.sharding.is_equivalent_to(NamedSharding(mesh, spec), a.ndim)
+  check_trained(state.params, loss, mesh)
+  check_placed(optax.tree.get(state.opt_state, "mu"), mesh)
+  plain = plain_step()[2]
   assert list_collectives(compiled, "model") == list_collectives(plain, "model")
 
 
 INT4 = codecs.uniform(bits=4, block=32)
 
 
-@pytest.mark.parametrize(
-  ("codec", "method"),
-  (
-    (codecs.feedback(INT4), "two_phase"),
-    (codecs.chain(codecs.rotate(block=32), INT4), "gather"),
-  ),
-)
-def test_a_device_sends_its_own_shard_and_nothing_else(codec, method):
-  tx = make_tx(codec, method=method)
+def test_a_device_sends_its_own_shard_and_nothing_else():
+  codec = codecs.feedback(INT4)
+  tx = make_tx(codec, method="two_phase")
   init, step = jaxmotion.make_train_step(loss_fn, tx, make_mesh(), specs=SPECS)
   state = init(PARAMS)
   traced = wire.step_bytes(step, state, BATCH)
@@ -135,7 +143,7 @@ def test_a_device_sends_its_own_shard_and_nothing_else(codec, method):
   }
   data = perfmodel.builtin_platform("ethernet_1gbit").resize(data=2)
   predicted = perfmodel.exchange_ledger(
-    shards, data, "data", codec, method=method
+    shards, data, "data", codec, method="two_phase"
   )
   assert traced.total_bytes == predicted.total_bytes + 4  # And the loss.
 
@@ -153,14 +161,7 @@ def test_types_of_explicit_axes_tell_the_exchange_what_is_sharded():
   state = init(place(PARAMS, mesh))
   for _ in range(2):
     state, loss = step(state, BATCH)
-  expected, expected_loss, _ = plain_step()
-  np.testing.assert_allclose(loss, expected_loss, rtol=1e-6)
-  for name, spec in SPECS.items():
-    np.testing.assert_allclose(state.params[name], expected[name], atol=1e-6)
-    sharding = state.params[name].sharding
-    assert sharding.is_equivalent_to(
-      NamedSharding(mesh, spec), state.params[name].ndim
-    )
+  check_trained(state.params, loss, mesh)
 
 
 def test_devices_of_a_worker_agree_on_what_they_share():
@@ -204,11 +205,7 @@ def test_a_state_for_ones_own_step_is_sharded_alike():
   init, _ = jaxmotion.make_train_step(loss_fn, tx, mesh, specs=SPECS)
   expected = init(PARAMS).opt_state
   state = transforms.init_state(tx, PARAMS, mesh, specs=SPECS)
-  for a, b in zip(
-    jax.tree.leaves(state), jax.tree.leaves(expected), strict=True
-  ):
-    assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
-    np.testing.assert_array_equal(a, b)
+  assert_same(state, expected)
 
 
 BUCKETS = codecs.buckets(codecs.uniform(bits=8), max_leaf_size=1024)
@@ -271,7 +268,97 @@ def test_a_step_on_every_worker_leaves_other_axes_to_the_model(specs):
   opt_state = tx.init(params)
   for _ in range(2):
     params, opt_state, loss = step(params, opt_state, BATCH)
-  np.testing.assert_allclose(loss, plain_step()[1], rtol=1e-6)
-  for name, spec in SPECS.items():
-    sharding = NamedSharding(mesh, P() if specs is None else spec)
-    assert params[name].sharding.is_equivalent_to(sharding, params[name].ndim)
+  whole = dict.fromkeys(SPECS, P())
+  check_trained(params, loss, mesh, whole if specs is None else specs)
+
+
+# Axes of one device, or axes that the mesh does not have.
+CODED = jaxmotion.exchange("data", codecs.feedback(INT4))
+SCHEMES = {
+  "exchange": optax.chain(CODED, optax.adam(1e-2)),
+  "sharded": jaxmotion.sharded(
+    "data", optax.adam(1e-2), gradient_codec=codecs.feedback(INT4)
+  ),
+  "local_updates": jaxmotion.local_updates(
+    optax.sgd(0.1), optax.chain(CODED, optax.sgd(0.7)), every=2
+  ),
+  "fully_sharded": jaxmotion.fully_sharded(optax.adam(1e-2)),
+}
+ALONE = {"data": 2, "model": 2, "expert": 1}
+MESHES = {
+  "one": (
+    {"data": 4, "model": 1},
+    SPECS | {"b": P("model")},
+    {"b": P(), "w1": P(), "w2": P()},
+  ),
+  "beside": (
+    ALONE,
+    {"b": P("expert"), "w1": P("expert", "model"), "w2": P("model")},
+    SPECS,
+  ),
+  "joined": (
+    ALONE,
+    {
+      "b": P(("expert", "model")),
+      "w1": P(None, ("model", "expert")),
+      "w2": P(("model", "expert")),
+    },
+    SPECS | {"b": P("model")},
+  ),
+}
+
+
+def mesh_of(lengths, kind=AxisType.Auto):
+  devices = np.array(jax.devices()[:4]).reshape(*lengths.values())
+  return Mesh(devices, tuple(lengths), axis_types=(kind,) * len(lengths))
+
+
+def train_named(scheme, mesh, specs, loss=loss_fn):
+  init, step = jaxmotion.make_train_step(
+    loss, SCHEMES[scheme], mesh, specs=specs
+  )
+  state = init(PARAMS)
+  layout = checkpoint.describe_state(init, PARAMS, mesh, specs=specs)
+  state, _ = step(state, BATCH)
+  resized = checkpoint.resize(
+    init, state.opt_state, PARAMS, layout, mesh, specs=specs
+  )
+  return jax.device_get((state, resized)), layout
+
+
+@pytest.mark.parametrize(
+  ("scheme", "name"),
+  [
+    ("exchange", "beside"),
+    ("sharded", "joined"),
+    ("local_updates", "one"),
+    ("fully_sharded", "joined"),
+  ],
+)
+def test_an_axis_of_one_device_is_as_if_it_were_not_named(scheme, name):
+  lengths, specs, short = MESHES[name]
+  mesh = mesh_of(lengths)
+  found = train_named(scheme, mesh, specs)
+  wanted = train_named(scheme, mesh, short)
+  jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
+def test_an_axis_of_one_device_may_be_explicit():
+  lengths, specs, _ = MESHES["beside"]
+  mesh = mesh_of(lengths, AxisType.Explicit)
+  (state, _), _ = train_named("exchange", mesh, specs, explicit_loss)
+  assert all(np.isfinite(a).all() for a in jax.tree.leaves(state.params))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_an_axis_that_the_mesh_does_not_have_is_refused_by_init(scheme):
+  for lengths in ({"data": 4}, {"data": 2, "model": 2}):
+    init, _ = jaxmotion.make_train_step(
+      loss_fn,
+      SCHEMES[scheme],
+      mesh_of(lengths),
+      specs={"b": P(), "w1": P("modle"), "w2": P()},
+    )
+    message = r"`specs` must name axes of the mesh .*, got \['modle'\] at 'w1'"
+    with pytest.raises(ValueError, match=message):
+      init(PARAMS)

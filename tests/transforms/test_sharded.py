@@ -1,13 +1,10 @@
 """Optimizers whose state is sharded over real (emulated) workers."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 from jax.sharding import Mesh, PartitionSpec as P
 
 import jaxmotion
@@ -15,6 +12,7 @@ from jaxmotion import checkpoint, codecs, transforms, wire
 from jaxmotion.core import to_varying
 from jaxmotion.memory import compress_state
 from jaxmotion.testing import check_transform
+from jaxmotion.transforms._shard_layout import find_across
 from tests.transforms.helpers import bits
 
 STEPS = 3
@@ -105,77 +103,23 @@ def test_it_makes_the_updates_of_the_optimizer_on_every_worker(workers, names):
     assert bits(found["sharded halves"]) == bits(found["halves"])
 
 
-class Network(nnx.Module):
-  def __init__(self, rngs):
-    self.first = nnx.Linear(16, 64, rngs=rngs)
-    self.norm = nnx.LayerNorm(64, rngs=rngs)
-    self.last = nnx.Linear(64, 10, rngs=rngs)
-
-  def __call__(self, x):
-    return self.last(nnx.gelu(self.norm(self.first(x))))
-
-
-def make_network():
-  return Network(nnx.Rngs(0))
-
-
-GRAPH = nnx.graphdef(nnx.eval_shape(make_network))
-START = jax.jit(lambda: nnx.to_pure_dict(nnx.state(make_network())))()
 ROTATED = codecs.chain(
   codecs.rotate(block=32),
   codecs.uniform(bits=4, block=128, rounding="stochastic"),
 )
 
 
-def loss_fn(params, batch):
-  logits = nnx.merge(GRAPH, params)(batch["x"])
-  return optax.softmax_cross_entropy_with_integer_labels(
-    logits, batch["y"]
-  ).mean()
-
-
-def batch_at(step):
-  x = np.random.default_rng(step).normal(size=(24, 16)).astype(np.float32)
-  return {"x": x, "y": np.argmax(x[:, :10], 1)}
-
-
-@functools.cache
-def trained_network():
-  """(params, state, losses) through 4 bits in both directions."""
-  tx = jaxmotion.sharded(
-    "data", optax.adamw(1e-2), gradient_codec=ROTATED, weight_codec=INT4
-  )
-  init, step = jaxmotion.make_train_step(loss_fn, tx, mesh_of(4))
-  state = init(START)
-  losses = []
-  for i in range(30):
-    state, loss = step(state, batch_at(i))
-    losses.append(float(loss))
-  return state.params, state.opt_state, losses
-
-
-def test_a_network_learns_through_4_bits_and_replicas_follow_the_master():
-  params, state, losses = trained_network()
-  assert np.mean(losses[-5:]) < 0.7 * losses[0]
-  for a, w in zip(
-    jax.tree.leaves(params), jax.tree.leaves(state.master.value), strict=True
-  ):
-    copies = [np.asarray(s.data) for s in a.addressable_shards]
-    assert len({copy.tobytes() for copy in copies}) == 1
-    whole = np.asarray(w)
-    assert np.linalg.norm(copies[0] - whole) < 0.02 * np.linalg.norm(whole)
-
-
 def test_state_is_made_of_ordinary_arrays_of_the_parameters_shapes():
-  params, state, _ = trained_network()
-  shapes = jax.tree.map(np.shape, params)
-  for tree in (state.master.value, state.inner.value[0].mu):
-    assert jax.tree.map(np.shape, tree) == shapes
-  kernel = state.inner.value[0].nu["first"]["kernel"]
-  assert [s.data.shape for s in kernel.addressable_shards] == [(4, 64)] * 4
-  assert jax.device_get(kernel).shape == (16, 64)
-  assert state.inner.value[0].mu["first"]["bias"].sharding.is_fully_replicated
-  assert state.inner.value[0].count.shape == ()
+  tx = jaxmotion.sharded("data", optax.adam(1e-2), weight_codec=INT4)
+  state = transforms.init_state(tx, PARAMS, mesh_of(4))
+  moments = state.inner.value[0]
+  for tree in (state.master.value, moments.mu):
+    assert jax.tree.map(np.shape, tree) == jax.tree.map(np.shape, PARAMS)
+  dense = moments.nu["dense"]
+  assert [s.data.shape for s in dense.addressable_shards] == [(8, 20)] * 4
+  assert jax.device_get(dense).shape == (32, 20)
+  assert moments.mu["scale"].sharding.is_fully_replicated
+  assert moments.count.shape == ()
 
 
 def sent_bytes(codec, leaf, workers):
@@ -322,14 +266,10 @@ def update_shape(tx, init=None):
 
 
 ACROSS = {
-  "clip": optax.clip_by_global_norm(1.0),
   "clip first": optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)),
   "adafactor": optax.adafactor(1e-3, min_dim_size_to_factor=8),
-  "lamb": optax.lamb(1e-3),
   "muon": optax.contrib.muon(1e-3),
-  "adaptive clip": optax.adaptive_grad_clip(0.1),
   "if finite": optax.apply_if_finite(optax.adam(1e-3), 3),
-  "zero nans": optax.zero_nans(),
 }
 
 
@@ -354,7 +294,6 @@ BY_ELEMENT = {
   ),
   "compressed": compress_state(optax.adam(1e-3), min_leaf_size=64),
   "schedule free": optax.contrib.schedule_free_adamw(1e-3),
-  "clipped": clipped(SHARD_CLIP),
   "accumulated": optax.MultiSteps(optax.adam(1e-3), 2),
 }
 
@@ -368,11 +307,11 @@ def test_optimizers_that_treat_elements_by_themselves_are_taken(name):
 def test_it_may_not_be_inside_of_what_runs_it_at_some_steps():
   tx = optax.MultiSteps(jaxmotion.sharded("data", optax.adam(1e-3)), 2)
   tx = tx.gradient_transformation()
-  init, _ = jaxmotion.make_train_step(loss_fn, tx, mesh_of(2))
+  init, _ = jaxmotion.make_train_step(jnp.sum, tx, mesh_of(2))
   describe = lambda params: checkpoint.describe_state(tx, params, mesh_of(2))
   for make in (init, describe):
     with pytest.raises(ValueError, match="`tx` must have no exchange inside"):
-      jax.eval_shape(make, START)
+      jax.eval_shape(make, PARAMS)
 
 
 def test_wrong_uses_say_what_is_wrong():
@@ -424,3 +363,82 @@ def test_a_gradient_that_is_not_finite_leaves_all_finite(policy):
   assert np.isfinite(bad["w"]).all() and np.all(np.asarray(good["w"]) < -0.4)
   assert (int(kept), int(skipped)) == ((1, 1) if policy == "skip" else (0, 0))
   assert np.all(np.asarray(bad["w"]) == 0) == (policy == "skip")
+
+
+X = jnp.ones((4, 3))
+
+
+def branch(x):
+  return jax.lax.cond(x.shape[0] > 2, jnp.cumsum, lambda a: a, x[:, 0])
+
+
+def branch_by_sum(x):
+  return jax.lax.cond(x.sum() > 0, lambda a: a, lambda a: 2 * a, x)
+
+
+def loop(x):
+  return jax.lax.scan(lambda c, a: (c, a / jnp.linalg.norm(a)), 0.0, x)[1]
+
+
+def loop_until(x):
+  return jax.lax.while_loop(lambda a: a.sum() < 9, lambda a: a + 1, x)
+
+
+def loop_by_carry(x):
+  # Each row is scaled by the norm of the row before.
+  return jax.lax.scan(lambda c, a: (jnp.linalg.norm(a), c * a), 1.0, x)[1]
+
+
+def loop_beside(x):
+  def body(state):
+    counts, a = state
+    return counts + counts.sum(), 2 * a
+
+  return jax.lax.while_loop(lambda s: s[0].sum() < 9, body, (jnp.ones(2), x))[1]
+
+
+COMBINING = {
+  "mean": lambda x: x - x.mean(),
+  "matmul": lambda x: x @ x.T,
+  "sort": lambda x: jnp.sort(x, 0),
+  "branch": branch,
+  "branch by sum": branch_by_sum,
+  "loop": loop,
+  "loop by carry": loop_by_carry,
+  "loop until": loop_until,
+  "jitted": jax.jit(lambda x: x / x.max()),
+}
+APART = {
+  "scaled": lambda x: 2 * jnp.sqrt(x) + x,
+  "branch": lambda x: jax.lax.cond(True, lambda a: a, lambda a: 2 * a, x),
+  "loop": lambda x: jax.lax.scan(lambda c, a: (c, 2 * a), 0.0, x)[1],
+  "loop beside": loop_beside,
+  "unused": lambda x: (x.sum(), 2 * x)[1],
+  "barrier": lambda x: jax.lax.optimization_barrier((x.sum(), x))[1],
+  "table": lambda x: jnp.arange(9.0)[x.astype(int)],
+}
+
+
+def test_what_combines_elements_of_a_part_is_found():
+  for name, fun in COMBINING.items():
+    assert find_across(fun, (X,), [True], "data"), name
+    assert not find_across(fun, (X,), [False], "data"), name
+
+
+def test_what_treats_elements_by_themselves_is_not():
+  for name, fun in APART.items():
+    assert not find_across(fun, (X,), [True], "data"), name
+
+
+def test_a_sum_over_the_workers_is_no_parts_own():
+  def scaled(x):
+    return x / jax.lax.psum(x.sum(), "data")
+
+  found = []
+
+  def program(x):
+    found.append(find_across(scaled, (x,), [True], "data"))
+    return x
+
+  jax.eval_shape(jax.vmap(program, axis_name="data"), X[None])
+  assert found == [""]

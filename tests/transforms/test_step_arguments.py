@@ -1,5 +1,7 @@
 """Batches and losses of training steps: what is split, what is refused."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,109 +24,101 @@ def loss_fn(params, batch):
   return jnp.mean((batch["scale"] * y - batch["shift"]) ** 2)
 
 
-def plain_loss(params, batch):
-  y = batch["x"] @ params["w"]
-  return jnp.mean((batch["scale"] * y - batch["shift"]) ** 2)
+def stateful_loss(params, state, batch):
+  return loss_fn(params, batch) + 0 * state.sum(), state
 
 
-def train_by_exchange(batch, **options):
-  init, step = jaxmotion.make_train_step(plain_loss, TX, MESH, **options)
-  return step(init(PARAMS), batch)[0].params
-
-
-def train_in_microbatches(batch):
-  return train_by_exchange(batch, microbatches=2)
-
-
-def train_fully_sharded(batch):
-  init, step = jaxmotion.make_train_step(
-    loss_fn, jaxmotion.fully_sharded(optax.sgd(0.1)), MESH, microbatches=2
-  )
-  return step(init(PARAMS), batch)[0].params
-
-
-def train_by_local_updates(batch):
-  outer = optax.chain(jaxmotion.exchange("data"), optax.sgd(1.0))
-  init, step = jaxmotion.make_train_step(
-    plain_loss, jaxmotion.local_updates(optax.sgd(0.1), outer, every=1), MESH
-  )
-  return step(init(PARAMS), batch)[0].params
-
-
-def train_a_step_of_ones_own(batch):
-  tx = jaxmotion.bind_mesh(TX, MESH)
-
-  @jaxmotion.parallelize_step(MESH)
-  def step(params, opt_state, batch):
-    grads = jax.grad(plain_loss)(params, batch)
-    updates, opt_state = tx.update(grads, opt_state, params)
-    return optax.apply_updates(params, updates), opt_state
-
-  return step(PARAMS, tx.init(PARAMS), batch)[0]
-
-
-TRAINERS = [
-  train_by_exchange,
-  train_in_microbatches,
-  train_fully_sharded,
-  train_by_local_updates,
-  train_a_step_of_ones_own,
-]
-
-
-@pytest.mark.parametrize("train", TRAINERS)
-def test_all_workers_get_the_scalars_of_a_batch(train):
-  grads = jax.grad(plain_loss)(PARAMS, BATCH)
-  expected = PARAMS["w"] - 0.1 * grads["w"]
-  np.testing.assert_allclose(train(BATCH)["w"], expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize("train", TRAINERS)
-def test_one_key_for_all_workers_is_refused_in_a_batch(train):
-  with pytest.raises(ValueError, match="`batch` must not hold .* at `key`: gi"):
-    train(BATCH | {"key": jax.random.key(0)})
-
-
-# Rows of `x` and `y` of which one would be broadcast, in each part of a batch.
-ROWS = dict.fromkeys(TRAINERS, (12, 4)) | {
-  train_in_microbatches: (24, 8),
-  train_fully_sharded: (24, 8),
+LOCAL = jaxmotion.local_updates(
+  optax.sgd(0.1),
+  optax.chain(jaxmotion.exchange("data"), optax.sgd(1.0)),
+  every=1,
+)
+FULLY_SHARDED = jaxmotion.fully_sharded(optax.sgd(0.1))
+MODES = {
+  "exchange": (loss_fn, TX, {}),
+  "microbatches": (loss_fn, TX, {"microbatches": 2}),
+  "model_state": (stateful_loss, TX, {"model_state": "mean"}),
+  "fully_sharded": (loss_fn, FULLY_SHARDED, {"microbatches": 2}),
+  "local_updates": (loss_fn, LOCAL, {}),
+  "own": None,
 }
+
+
+@functools.cache
+def make(mode):
+  """(parameters -> state, step), also of a step of one's own."""
+  if mode == "own":
+    tx = jaxmotion.bind_mesh(TX, MESH)
+
+    @jaxmotion.parallelize_step(MESH)
+    def step(state, batch):
+      grads = jax.grad(loss_fn)(state[0], batch)
+      updates, opt_state = tx.update(grads, state[1], state[0])
+      return (optax.apply_updates(state[0], updates), opt_state), None
+
+    return lambda params: (params, tx.init(params)), step
+  loss, scheme, options = MODES[mode]
+  init, step = jaxmotion.make_train_step(loss, scheme, MESH, **options)
+  if mode == "model_state":
+    return lambda params: init(params, params["w"] + 0), step
+  return init, step
+
+
+def train(mode, batch=BATCH, params=PARAMS):
+  init, step = make(mode)
+  return step(init(params), batch)[0][0]["w"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_all_workers_get_the_scalars_of_a_batch(mode):
+  grads = jax.grad(loss_fn)(PARAMS, BATCH)
+  expected = PARAMS["w"] - 0.1 * grads["w"]
+  np.testing.assert_allclose(train(mode), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_arrays_of_another_device_are_put_on_the_mesh_or_refused(mode):
+  for device in (0, 7):
+    found = train(mode, params=jax.device_put(PARAMS, jax.devices()[device]))
+    np.testing.assert_array_equal(found, train(mode))
+    assert found.sharding.device_set == set(MESH.devices.flat)
+  with pytest.raises(
+    ValueError, match="`batch/x` must be on the 4 .*got an array on cpu:0: give"
+  ):
+    train(mode, BATCH | {"x": jax.device_put(X, jax.devices()[0])})
+  placed = jax.device_put(X, jax.NamedSharding(MESH, jax.P("data")))
+  np.testing.assert_array_equal(train(mode, BATCH | {"x": placed}), train(mode))
 
 
 def make_batch(rows_x, rows_y):
   return BATCH | {"x": np.ones((rows_x, 3)), "y": np.ones((rows_y, 1))}
 
 
-@pytest.mark.parametrize("train", TRAINERS)
-def test_leaves_with_other_numbers_of_rows_are_refused(train):
-  rows_x, rows_y = ROWS[train]
-  message = (
-    "`batch` must have leaves with as many rows as one another, got "
-    f"{rows_x} at `x` and {rows_y} at `y`"
-  )
-  with pytest.raises(ValueError, match=message):
-    train(make_batch(rows_x, rows_y))
+ROWS = "`batch` must have leaves with as many rows as one another, got "
+# Of rows of `x` and `y` one would be broadcast, in each part of a batch too.
+REFUSED = {
+  "`batch` must not hold .* at `key`: gi": BATCH | {"key": jax.random.key(0)},
+  ROWS + "12 at `x` and 4 at `y`": make_batch(12, 4),
+  r"`batch` must .*got shape \(0, 3\) at `x`": BATCH | {"x": X[:0]},
+}
+NO_ROWS = {r"`batch` must .*got \{\}": {}, "`batch` must .*got None": None}
 
 
-@pytest.mark.parametrize("train", TRAINERS[:-1])
-@pytest.mark.parametrize(
-  ("batch", "got"),
-  [
-    (BATCH | {"x": X[:0]}, r"got shape \(0, 3\) at `x`"),
-    ({}, r"got \{\}"),
-    (None, "got None"),
-  ],
-)
-def test_a_batch_without_rows_is_refused(train, batch, got):
-  with pytest.raises(ValueError, match=f"`batch` must .*{got}"):
-    train(batch)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_batch_that_workers_cannot_split_is_refused(mode):
+  cases = REFUSED | ({} if mode == "own" else NO_ROWS)
+  if mode in ("microbatches", "fully_sharded"):
+    del cases[ROWS + "12 at `x` and 4 at `y`"]
+    cases[ROWS + "24 at `x` and 8 at `y`"] = make_batch(24, 8)
+  for message, batch in cases.items():
+    with pytest.raises(ValueError, match=message):
+      train(mode, batch)
 
 
 def test_arguments_of_a_step_of_ones_own_may_have_other_numbers_of_rows():
   @jaxmotion.parallelize_step(MESH, batch=("batch", "table", "extra"))
   def step(params, batch, table, extra=None):
-    return {"loss": plain_loss(params, batch) + jnp.sum(table)}
+    return {"loss": loss_fn(params, batch) + jnp.sum(table)}
 
   table = np.ones((4, 2), np.float32)
   step(PARAMS, BATCH, table)
@@ -141,7 +135,7 @@ def test_keys_of_the_examples_are_split_and_may_be_one_for_each_worker():
 
   def loss(params, batch):
     seen.append(batch["key"].shape)
-    return plain_loss(params, batch)
+    return loss_fn(params, batch)
 
   init, step = jaxmotion.make_train_step(loss, TX, MESH)
   for count in (16, 4):
@@ -159,34 +153,30 @@ def test_an_argument_that_workers_do_not_divide_is_named():
     step(1.0, np.ones(8), np.ones(6))
 
 
-@pytest.mark.parametrize("build", ["exchange", "fully_sharded", "local"])
 @pytest.mark.parametrize(
-  ("result", "message"),
+  ("scheme", "result", "message"),
   [
-    (lambda loss: loss[None], r"got float32\[1\]: average over the examples"),
-    (lambda loss: (loss, {"a": 1.0}), r"got float32\[\], .*`has_aux=True`"),
-    (lambda loss: jnp.int32(loss), r"got int32\[\]"),
-    (lambda loss: None, "got None"),
+    (TX, lambda loss: loss[None], r"float32\[1\]: average over the examples"),
+    (TX, lambda loss: None, "None"),
+    (LOCAL, lambda loss: jnp.int32(loss), r"int32\[\]"),
+    (
+      FULLY_SHARDED,
+      lambda loss: (loss, {"a": 1.0}),
+      r"float32\[\], .*`has_aux=True`",
+    ),
   ],
 )
-def test_a_loss_that_is_no_scalar_is_refused(build, result, message):
-  def loss_fn(params, batch):
-    return result(jnp.mean(batch["x"] @ transforms.gather_params(params)["w"]))
-
-  outer = optax.chain(jaxmotion.exchange("data"), optax.sgd(1.0))
-  schemes = {
-    "exchange": TX,
-    "fully_sharded": jaxmotion.fully_sharded(optax.sgd(0.1)),
-    "local": jaxmotion.local_updates(optax.sgd(0.1), outer, every=1),
-  }
-  init, step = jaxmotion.make_train_step(loss_fn, schemes[build], MESH)
-  state = init(PARAMS)
-  with pytest.raises(ValueError, match="`loss_fn` must return .*" + message):
+def test_a_loss_that_is_no_scalar_is_refused(scheme, result, message):
+  loss = lambda params, batch: result(loss_fn(params, batch))
+  init, step = jaxmotion.make_train_step(loss, scheme, MESH)
+  state = jax.eval_shape(init, jax.tree.map(jnp.asarray, PARAMS))
+  message = "`loss_fn` must return a floating-point scalar, got " + message
+  with pytest.raises(ValueError, match=message):
     jax.eval_shape(step, state, BATCH)
 
 
 def test_a_key_among_the_parameters_is_refused_by_name():
-  init, _ = jaxmotion.make_train_step(plain_loss, TX, MESH)
+  init, _ = make("exchange")
   with pytest.raises(TypeError, match=r"`params/key` must .* got key<fry>\[\]"):
     init(PARAMS | {"key": jax.random.key(0)})
 
@@ -202,14 +192,14 @@ def add_bonus():
   )
 
 
-@pytest.mark.parametrize("name", ["keys", "wieght", "bonuses"])
-def test_an_extra_argument_that_nothing_reads_is_refused(name):
+def test_an_extra_argument_that_nothing_reads_is_refused():
   tx = optax.chain(jaxmotion.exchange("data"), add_bonus(), optax.sgd(0.1))
   init, step = jaxmotion.make_train_step(
     lambda w, x: jnp.mean((x - w) ** 2), tx, MESH, donate=False
   )
   state, batch = init(jnp.zeros(())), np.ones(MESH.size, np.float32)
-  with pytest.raises(TypeError, match=f"`{name}` must be an argument of the"):
-    step(state, batch, **{name: np.float32(1)})
+  for name in ("keys", "wieght", "bonuses"):
+    with pytest.raises(TypeError, match=f"`{name}` must be an argument of the"):
+      step(state, batch, **{name: np.float32(1)})
   new, _ = step(state, batch, bonus=np.float32(1))
   assert float(new.params) == pytest.approx(0.2 - 0.1)

@@ -54,31 +54,9 @@ def feed(mesh):
   )
 
 
-def chain(specs=None):
-  exchange = jaxmotion.exchange("data", CODEC)
-  return optax.chain(exchange, optax.sgd(0.1, 0.9))
-
-
-def make_averaged(mesh, wide):
-  init, step = jaxmotion.make_train_step(
-    loss_of_state,
-    chain(),
-    mesh,
-    model_state="mean",
-    weight_fn=count_examples,
-  )
-  return step, init(PARAMS, np.zeros(16, "f")), mesh
-
-
-def make_wide(mesh, wide):
-  init, step = jaxmotion.make_train_step(
-    loss_fn, chain(SPECS), wide, specs=SPECS, weight_fn=count_examples
-  )
-  return step, init(PARAMS), wide
-
-
-def make_own(mesh, wide):
-  tx = jaxmotion.bind_mesh(chain(), mesh)
+def make_own(mesh):
+  """A step of one's own, in place of one that `make_train_step` makes."""
+  tx = jaxmotion.bind_mesh(CHAIN, mesh)
 
   @jaxmotion.parallelize_step(mesh, donate_argnames="state")
   def step(state, batch):
@@ -87,68 +65,53 @@ def make_own(mesh, wide):
     updates, opt_state = tx.update(grads, opt_state, params)
     return (optax.apply_updates(params, updates), opt_state), loss
 
-  return step, (PARAMS, tx.init(PARAMS)), mesh
+  return step, (PARAMS, tx.init(PARAMS))
 
 
-def make_sharded(mesh, wide):
-  tx = jaxmotion.sharded(
-    "data", optax.sgd(0.1, 0.9), gradient_codec=CODEC, weight_codec=BF16
-  )
-  init, step = jaxmotion.make_train_step(loss_fn, tx, mesh)
-  return step, init(PARAMS), mesh
-
-
-def make_fully_sharded(mesh, wide):
-  scheme = jaxmotion.fully_sharded(
-    optax.sgd(0.1, 0.9),
-    weight_codec=BF16,
-    gradient_codec=BF16,
-    error_feedback=True,
-  )
-  init, step = jaxmotion.make_train_step(loss_fn, scheme, mesh)
-  return step, init(PARAMS), mesh
-
-
-def make_delayed(mesh, wide):
-  scheme = jaxmotion.delayed(chain(), is_weighted=True)
-  init, step = jaxmotion.make_train_step(
-    loss_fn, scheme, mesh, weight_fn=count_examples
-  )
-  return step, init(PARAMS), mesh
-
-
-def make_delayed_wide(mesh, wide):
-  """Two hosts share a model, so that computations send too."""
-  scheme = jaxmotion.delayed(chain(SPECS), is_weighted=True)
-  init, step = jaxmotion.make_train_step(
-    loss_fn, scheme, wide, specs=SPECS, weight_fn=count_examples
-  )
-  return step, init(PARAMS), wide
-
-
-def make_flights(mesh, wide):
+SGD = optax.sgd(0.1, 0.9)
+CHAIN = optax.chain(jaxmotion.exchange("data", CODEC), SGD)
+DELAYED = jaxmotion.delayed(CHAIN, is_weighted=True)
+WEIGHTED = {"weight_fn": count_examples}
+SCHEMES = {
+  "averaged": (CHAIN, WEIGHTED | {"model_state": "mean"}),
+  "sharded": (
+    jaxmotion.sharded("data", SGD, gradient_codec=CODEC, weight_codec=BF16),
+    {},
+  ),
+  "fully_sharded": (
+    jaxmotion.fully_sharded(
+      SGD, weight_codec=BF16, gradient_codec=BF16, error_feedback=True
+    ),
+    {},
+  ),
+  "delayed": (DELAYED, WEIGHTED),
+  # Two hosts share a model, so that computations send too.
+  "wide": (DELAYED, WEIGHTED | {"specs": SPECS}),
   # Products with powers of two are exact: one program and several compute the
   # same bits, whatever XLA joins to a product and a sum with one rounding.
-  outer = optax.chain(jaxmotion.exchange("data", CODEC), optax.sgd(0.5, 0.5))
-  scheme = jaxmotion.local_updates(
-    optax.sgd(0.125, 0.5), outer, every=2, fragments=2, delay=1, mix=0.5
-  )
-  init, step = jaxmotion.make_train_step(
-    loss_fn, scheme, mesh, weight_fn=count_examples
-  )
-  return step, init(PARAMS), mesh
-
-
-BUILDERS = {
-  "averaged": make_averaged,
-  "wide": make_wide,
-  "own": make_own,
-  "sharded": make_sharded,
-  "fully_sharded": make_fully_sharded,
-  "delayed": make_delayed,
-  "delayed_wide": make_delayed_wide,
-  "flights": make_flights,
+  "flights": (
+    jaxmotion.local_updates(
+      optax.sgd(0.125, 0.5),
+      optax.chain(jaxmotion.exchange("data", CODEC), optax.sgd(0.5, 0.5)),
+      every=2,
+      fragments=2,
+      delay=1,
+      mix=0.5,
+    ),
+    WEIGHTED,
+  ),
 }
+
+
+def make(name, mesh):
+  """Returns the step of a scheme, and its first state."""
+  if name == "own":
+    return make_own(mesh)
+  scheme, options = SCHEMES[name]
+  has_state = "model_state" in options
+  loss = loss_of_state if has_state else loss_fn
+  init, step = jaxmotion.make_train_step(loss, scheme, mesh, **options)
+  return step, init(PARAMS, *[np.zeros(16, "f")] * has_state)
 
 
 def run(names):
@@ -158,7 +121,8 @@ def run(names):
   wide = jax.make_mesh((2, 2), ("data", "model"), axis_types=auto * 2)
   found = {}
   for name in names:
-    step, state, used = BUILDERS[name](mesh, wide)
+    used = wide if name == "wide" else mesh
+    step, state = make(name, used)
     means = []
     for _ in range(STEPS):
       state, loss = step(state, feed(used))

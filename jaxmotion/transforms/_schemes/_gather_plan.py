@@ -1,7 +1,6 @@
 """Plan of a fully sharded step: how its loss gathers weights in parts."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -129,10 +128,10 @@ class ShardPlan(_shard_layout.CutTree):
     parts: PyTree,
     errors: list[Array],
     flags: list[Array],
-    share: Array | None,
+    factor: Array | None,
     keys: list[core.Key | None],
   ) -> PyTree:
-    """Returns the tree that the loss function gets."""
+    """Returns the parameters that the loss gets, whose parts it gathers."""
     options = self.options
     codecs = [
       extend.find_leaf_codecs(name, codec, parts, stateless=True)
@@ -149,7 +148,7 @@ class ShardPlan(_shard_layout.CutTree):
       *codecs,
       strict=True,
     ):
-      own = None if share is None else self._per_layer(path, cut, share)
+      own = None if factor is None else self._per_layer(path, cut, factor)
       guard = _weight_part.GradientGuard(own, next(guards, None))
       if cut.dimension is None:
         nodes.append(_weight_part.guard_gradient(x, guard, options.nonfinite))
@@ -182,9 +181,8 @@ def make_plan(
   axes, axis_name = workers.axis_name, workers.host_axes or workers.axis_name
   extend.check_local_codec(axis_name, options.local_codec)
   _weight_part.check_regather(options.regather, axis_name)
-  names, sizes = core.axis_names(axes), dict(mesh.shape)
   count, senders = (
-    math.prod(sizes[name] for name in core.axis_names(found))
+    _states.count_devices(found, mesh.shape)
     for found in (axes, core.split_axes(axis_name)[0])
   )
   model = workers.shardings.model(params)
@@ -195,7 +193,7 @@ def make_plan(
 
   paths, cuts = _shard_layout.cut_leaves(params, model, cut_leaf)
   made_for = FullyShardedOptions(
-    names,
+    core.axis_names(axes),
     count,
     options.error_feedback,
     senders if options.error_feedback else 0,
@@ -256,6 +254,7 @@ def make_sharded_work(
   def compute_work(
     own: PyTree, model_state: PyTree, batch: PyTree, key: Any, trips: None
   ) -> LocalWork:
+    """Computes the gradient of one worker's batch, microbatch by microbatch."""
     # The gradient is (grads, errors, flags): the mean's part of leaves that are
     # cut and the worker's own of others; new error memory; and for each leaf
     # NaN if this worker's gradient was not finite.
@@ -263,18 +262,18 @@ def make_sharded_work(
     parts, count, memory = own
     errors = core.unpack_worker(memory)
     batches = _local_work.split_batch(batch, microbatches)
-    weights, shares = _find_weights(loss, plan, batches)
+    weights, factors = _find_weights(loss, plan, batches)
 
     def compute_part(carry: PyTree, one: PyTree) -> tuple[PyTree, PyTree]:
       """Adds the gradient of a microbatch to the sums."""
-      (sums, model_state, errors), (i, batch, weight, share) = carry, one
+      (sums, model_state, errors), (i, batch, weight, factor) = carry, one
       keys = plan.leaf_keys(count * microbatches + i)
       own_key = key
       if key is not None and microbatches > 1:
         own_key = jax.random.fold_in(key, i)
 
       def loss_of(parts: PyTree, errors: PyTree, flags: PyTree) -> PyTree:
-        params = plan.wrap_parts(parts, errors, flags, share, keys)
+        params = plan.wrap_parts(parts, errors, flags, factor, keys)
         return own_loss(params, model_state, batch, own_key)
 
       inputs = parts, errors, plan.make_flags()
@@ -292,7 +291,7 @@ def make_sharded_work(
       metrics = (value, aux) if loss.has_aux else value
       return (grads, new, errors), (metrics, flags)
 
-    given = (jnp.arange(microbatches), batches, weights, shares)
+    given = (jnp.arange(microbatches), batches, weights, factors)
     if microbatches == 1:
       (grads, model_state, errors), (metrics, flags) = compute_part(
         (None, model_state, errors), jax.tree.map(lambda a: a[0], given)
@@ -313,7 +312,7 @@ def make_sharded_work(
 def _find_weights(
   loss: LossOptions, plan: ShardPlan, batches: PyTree
 ) -> tuple[Array | None, Array | None]:
-  """Returns the microbatches' weights, and their shares of the mean."""
+  """Returns weights of microbatches, and factors of their gradients."""
   weight_fn = loss.weight_fn
   if weight_fn is None:
     return None, None
@@ -324,9 +323,9 @@ def _find_weights(
     weights, _ = extend.apply_nonfinite_policy("zero", weights, plan.axes)
   mean = weights.mean()
   own = weights / jnp.where(mean == 0, 1, mean)
-  shares = extend.apply_weight(own, mean, plan.axes, "mean")
-  # A weight of 0 is no share, whatever the mean is.
-  return weights, jnp.where(weights == 0, 0, shares)
+  factors = extend.apply_weight(own, mean, plan.axes, "mean")
+  # A weight of 0 drops the gradient, whatever the mean is.
+  return weights, jnp.where(weights == 0, 0, factors)
 
 
 def _trace_gathered(

@@ -233,7 +233,7 @@ class LocalRounds(Scheme):
   def _begin_anew(
     self, values: tuple[PyTree, PyTree], anchor: PyTree
   ) -> tuple[PyTree, PyTree]:
-    """Lets this worker begin at the anchor, as its parameters are bad."""
+    """Lets this worker begin at the anchor: its parameters are not finite."""
     # Its moments would make the next parameters non-finite again.
     # Returns new `values`.
     del values
@@ -267,6 +267,7 @@ class LocalRounds(Scheme):
     # `predicate`: bool[], or a bool, which needs no branch.
 
     def change(values: PyTree, *others: PyTree) -> PyTree:
+      """Returns new values, typed as varying where the old ones are."""
       return jax.tree.map(
         lambda new, old: (
           core.to_varying(new, self.axis_name)
@@ -329,7 +330,7 @@ class LocalRounds(Scheme):
   def _check_due(
     self, due: Any, divided: Fragments, own: PyTree, sending: hosts.Sending
   ) -> tuple[Array | bool, Array | None]:
-    """Returns whether this worker's fragment is bad, and all workers' fine."""
+    """Returns whether a due fragment is not finite here, and finite on all."""
 
     def pass_by(own: PyTree) -> tuple[Array, Array]:
       del own

@@ -177,6 +177,7 @@ class LocalUpdates(_local_round.LocalRounds):
     update = optax.with_extra_args_support(self.inner).update
 
     def compute(own: PyTree, model_state: PyTree, *inputs: Any) -> LocalWork:
+      """Returns new own parameters and moments in place of a gradient."""
       params, inner = own
       work = compute_work(self.params(workers, own), model_state, *inputs)
       value = loss.get_loss(work.metrics)
@@ -224,16 +225,12 @@ def update_stacked(fun: Callable[..., PyTree], *args: PyTree) -> PyTree:
   own = [core.unpack_worker(core.PerWorker(tree)) for tree in args]
   jaxpr, shapes = jax.make_jaxpr(fun, return_shape=True)(*own)
   run = core.jax_core.jaxpr_as_fun(jaxpr)
-  if _is_straight(jaxpr):
+  is_straight = not any(
+    program.inner_jaxprs(step.eqn) or "callback" in step.name
+    for step in program.flatten(jaxpr, calls="all").steps
+  )
+  if is_straight:
     results = jax.vmap(run)(*jax.tree.leaves(args))
   else:
     results = [jnp.expand_dims(a, 0) for a in run(*jax.tree.leaves(own))]
   return jax.tree.unflatten(jax.tree.structure(shapes), results)
-
-
-def _is_straight(jaxpr: Any) -> bool:
-  """Returns whether a program is without branches, loops and kernels."""
-  return not any(
-    program.inner_jaxprs(step.eqn) or "callback" in step.name
-    for step in program.flatten(jaxpr, calls="all").steps
-  )

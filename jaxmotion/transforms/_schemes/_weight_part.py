@@ -19,9 +19,9 @@ from jaxmotion.core import Array, AxisName, PyTree
 class GradientGuard(NamedTuple):
   """Arrays that act on the gradient of one leaf."""
 
-  # float32[], factor of this worker's gradient in the mean. A share of 0 drops
+  # float32[], factor of this worker's gradient in the mean. A factor of 0 drops
   # the gradient, even if it is not finite.
-  share: Array | None
+  factor: Array | None
   # float32[], a zero whose own gradient is NaN if the leaf's is not finite.
   flag: Array | None
 
@@ -29,7 +29,7 @@ class GradientGuard(NamedTuple):
 def guard_gradient(x: Array, guard: GradientGuard, nonfinite: str) -> Array:
   """Returns `x` with a gradient that is dropped, checked and scaled."""
   # nonfinite: "zero" replaces elements that are not finite by zero.
-  bare = guard.share is None and guard.flag is None
+  bare = guard.factor is None and guard.flag is None
   if bare and nonfinite != "zero":
     return x
   return _guard(nonfinite, x, guard)
@@ -43,20 +43,21 @@ def _guard(nonfinite: str, x: Array, guard: GradientGuard) -> Array:
 def _backward(
   nonfinite: str, guard: GradientGuard, ct: Array
 ) -> tuple[Array, Any]:
-  share = guard.share
-  if share is not None:
-    ct = jnp.where(share == 0, 0, ct)
+  """Returns the gradient that the guard lets pass, and that of the guard."""
+  factor = guard.factor
+  if factor is not None:
+    ct = jnp.where(factor == 0, 0, ct)
   finite = jnp.isfinite(ct)
   flag = None
   if guard.flag is not None:
     flag = jnp.where(finite.all(), 0.0, jnp.nan).astype(guard.flag.dtype)
   if nonfinite == "zero":
     ct = jnp.where(finite, ct, 0)
-  if share is not None:
-    wide = jnp.promote_types(ct.dtype, share.dtype)
-    ct = (ct.astype(wide) * share.astype(wide)).astype(ct.dtype)
-    share = jnp.zeros_like(share)
-  return ct, GradientGuard(share, flag)
+  if factor is not None:
+    wide = jnp.promote_types(ct.dtype, factor.dtype)
+    ct = (ct.astype(wide) * factor.astype(wide)).astype(ct.dtype)
+    factor = jnp.zeros_like(factor)
+  return ct, GradientGuard(factor, flag)
 
 
 _guard.defvjp(lambda nonfinite, x, guard: (x, guard), _backward)
@@ -191,6 +192,7 @@ def gather_block(
   run_block = lambda params, *args: block(gather_params(params), *args)
 
   def run_again(params: PyTree, *args: Any) -> Any:
+    """Runs the block so that the backward pass gathers and computes again."""
     nodes = jax.tree.leaves(params, is_leaf=_is_part)
     options = [node.options for node in nodes if _is_part(node)]
     again = [one.regather if regather is None else regather for one in options]

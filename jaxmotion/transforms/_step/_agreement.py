@@ -40,7 +40,7 @@ _Entries = dict[str, dict[str, list[str]]]
 def check_processes(
   workers: Workers, scheme: Scheme, params: PyTree, model_state: PyTree
 ) -> None:
-  """Raises unless all processes of a mesh start from the same."""
+  """Raises unless all processes start from the same parameters and scheme."""
   # All processes of the workers call this. model_state: the one that all
   # workers share, or None.
   given = {"params": params, "model_state": model_state}

@@ -95,6 +95,7 @@ def compile_step(
 
   @functools.wraps(step)
   def checked_step(*args: Any, **kwargs: Any) -> Any:
+    """Runs the step; its errors name an argument that does not fit."""
     # JAX donates only what is given by position.
     rest = names[len(args) :]
     args += tuple(kwargs.pop(name) for name in rest if name in kwargs)
@@ -143,7 +144,7 @@ def _check_read(
 
 
 class FlyingStep:
-  """Calls a step whose exchange may be in flight while the next compute."""
+  """Calls a step whose exchange may be in flight while later steps compute."""
 
   # Between CPU hosts the caller's thread computes what the next step needs, as
   # `Scheme.own` selects. A second thread computes the rest and sends. Results

@@ -23,6 +23,7 @@ def make_local_work(options: LossOptions) -> Callable[..., LocalWork]:
   def compute_part(
     params: PyTree, model_state: PyTree, batch: PyTree, key: Array | None
   ) -> LocalWork:
+    """Computes the gradient and the weight of one microbatch."""
     (loss, (new, aux)), grads = value_and_grad(params, model_state, batch, key)
     metrics = (loss, aux) if options.has_aux else loss
     if weight_fn is None:
@@ -37,6 +38,7 @@ def make_local_work(options: LossOptions) -> Callable[..., LocalWork]:
   def compute_work(
     params: PyTree, model_state: PyTree, batch: PyTree, key: Any, trips: Any
   ) -> LocalWork:
+    """Computes the mean gradient of the worker's microbatches."""
     if microbatches == 1 and trips is None:
       return compute_part(params, model_state, batch, key)
     parts = split_batch(batch, microbatches)
@@ -65,8 +67,8 @@ def _accumulate_all(
   def add_microbatch(carry: PyTree, one: PyTree) -> tuple[PyTree, PyTree]:
     (sums, model_state), (i, part) = carry, one
     work = compute_one(i, part, model_state)
-    share = 1 / microbatches if work.weight is None else work.weight
-    sums = _add_weighted(sums, work.grads, share)
+    factor = 1 / microbatches if work.weight is None else work.weight
+    sums = _add_weighted(sums, work.grads, factor)
     return (sums, work.model_state), (work.metrics, work.weight)
 
   (sums, model_state), (metrics, weights) = lax.scan(
@@ -96,6 +98,7 @@ def _accumulate_some(
     return compute_one(i, jax.tree.map(pick, parts), model_state)
 
   def add_microbatch(i: Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Adds the gradient, model state and metrics of microbatch `i`."""
     sums, states, metrics, weights = carry
     work = compute_at(i)
     return (
@@ -145,13 +148,13 @@ def _divide_sums(sums: PyTree, like: PyTree, weight: Any) -> PyTree:
 
 
 def make_own_loss(options: LossOptions) -> Callable[..., tuple[Array, PyTree]]:
-  """Makes a loss of one shape of whatever the caller's loss returns."""
-  # It returns (loss, (model state, aux)).
+  """Makes a loss that returns (loss, (model state, auxiliary values))."""
   loss_fn, has_aux = options.loss_fn, options.has_aux
 
   def compute_loss(
     params: PyTree, model_state: PyTree, batch: PyTree, key: Array | None
   ) -> tuple[Array, PyTree]:
+    """Returns the loss and (model state, auxiliary values), or raises."""
     kwargs = {} if key is None else {"key": key}
     if options.model_state is None:
       result = loss_fn(params, batch, **kwargs)
@@ -230,6 +233,7 @@ def average_scalars(metrics: PyTree, weights: Array | None) -> PyTree:
   """Returns metrics whose floating-point scalars are means of microbatches."""
 
   def average_leaf(metric: Array) -> Array:
+    """Returns the mean over microbatches of a scalar's values."""
     if metric.ndim != 1 or not _results.is_floating(metric):
       return metric
     values = metric.astype(jnp.promote_types(metric.dtype, jnp.float32))

@@ -121,6 +121,7 @@ def _map_step(
   def run_step(
     donated: dict[str, PyTree], kept: dict[str, PyTree], static: Static
   ) -> PyTree:
+    """Runs the step on every worker's own rows of the batch."""
     args = {**donated, **kept}
     specs = {
       name: _step_arguments.split_specs(
@@ -141,6 +142,7 @@ def _map_step(
       return jax.tree.map(restore_key, results)
 
     def decide(shapes: PyTree, differs: Sequence[bool]) -> list[Join]:
+      """Says for each result how the workers join it."""
       leaves = core.named_leaves(shapes)
       patterns.require_use([path for path, _ in leaves], "result")
       specs = jax.tree.leaves(core.state_specs(shapes, axis_name))
@@ -165,6 +167,7 @@ def _map_step(
   def place(
     arguments: dict[str, PyTree], static: Static
   ) -> tuple[PyTree, PyTree, Static]:
+    """Puts arguments on the mesh, those that are donated apart."""
     kept = dict(arguments)
     for name in arguments.keys() - set(split):
       specs = core.state_specs(arguments[name], axis_name)
@@ -306,6 +309,7 @@ def _fold_worker(key: Any, axis_name: AxisName) -> Any:
 
 
 def _join_result(x: Any, join: Join, axis_name: AxisName) -> Any:
+  """Returns one result for all workers, or each worker's own part of it."""
   if join == "mean":
     return lax.pmean(x, axis_name)
   if join == "sum":

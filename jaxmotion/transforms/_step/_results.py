@@ -1,13 +1,12 @@
 """Options of a loss, and results of workers in a step: means, model states."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec as P
+from jax.flatten_util import ravel_pytree
 
 from jaxmotion import core, program
 from jaxmotion.core import Array, AxisName, PyTree
@@ -72,7 +71,7 @@ def average_work(
   # model: the model state before the step.
   metrics, treedef = jax.tree.flatten(work.metrics)
   averaged = [
-    i for i, m in enumerate(metrics) if _is_averaged(m, loss.mean_loss)
+    i for i, m in enumerate(metrics) if is_averaged(m, loss.mean_loss)
   ]
   own = [metrics[i][0] for i in averaged]
   weight = None if work.weight is None else work.weight[0]
@@ -124,49 +123,30 @@ def _average_joined(
     members.setdefault(wide, []).append(i)
   means = list(leaves)
   for wide, group in members.items():
-    own = jnp.concatenate([leaves[i].astype(wide).reshape(-1) for i in group])
+    own, unravel = ravel_pytree([leaves[i].astype(wide) for i in group])
     if weight is None:
       joined = lax.pmean(own, axis_name)
     else:
       w = weight.astype(wide)
       own = jnp.where(w == 0, 0, own * w)
-      joined = lax.psum(jnp.append(own, w), axis_name)
-      total = joined[-1]
-      joined = joined / jnp.where(total == 0, 1, total)
-    start = 0
-    for i in group:
-      shape, dtype = leaves[i].shape, leaves[i].dtype
-      stop = start + math.prod(shape)
-      means[i] = joined[start:stop].reshape(shape).astype(dtype)
+      summed = lax.psum(jnp.append(own, w), axis_name)
+      total = summed[-1]
+      joined = summed[:-1] / jnp.where(total == 0, 1, total)
+    for i, mean in zip(group, unravel(joined), strict=True):
+      means[i] = mean.astype(leaves[i].dtype)
       if weight is not None:
         means[i] = jnp.where(total == 0, defaults[i], means[i])
-      start = stop
   return means
 
 
-def find_metric_specs(
-  metrics: PyTree, axis_name: AxisName, mean_loss: bool
-) -> PyTree:
-  """Returns the partition specs of metrics that `average_work` returns."""
-  return jax.tree.map(
-    lambda m: P() if _is_averaged(m, mean_loss) else P(axis_name), metrics
-  )
-
-
-def _is_averaged(metric: Array, mean_loss: bool) -> bool:
-  """Whether a metric, with its axis of workers, becomes their mean."""
+def is_averaged(metric: Array, mean_loss: bool) -> bool:
+  """Returns whether a metric, with an axis of workers, becomes their mean."""
   return mean_loss and metric.ndim == 1 and is_floating(metric)
 
 
 def is_floating(a: Array) -> bool:
   """Returns whether an array holds floating-point elements."""
   return jnp.issubdtype(a.dtype, jnp.floating)
-
-
-def check_floating(state: PyTree) -> None:
-  """Raises unless all leaves have a mean, by which unequal work joins them."""
-  for path, leaf in core.named_leaves(state):
-    core.check_float(f"model_state/{path}", leaf)
 
 
 def check_same_shapes(new: PyTree, old: PyTree) -> PyTree:

@@ -213,6 +213,7 @@ class Scheme:
 
     @jax.jit
     def make_all(params: PyTree) -> tuple[PyTree, PyTree]:
+      """Copies parameters to where they stay, and makes the scheme's state."""
       # A weak type, as that of `jnp.full`, would not last: `step` would be
       # compiled again after the first update.
       params = jax.tree.map(lambda a: a.astype(a.dtype), params)

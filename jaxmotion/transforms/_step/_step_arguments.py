@@ -1,7 +1,6 @@
 """Arguments and parameters of training steps: checks, specs and placement."""
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,8 +9,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from jaxmotion import core
-from jaxmotion.core import Array, AxisName, PyTree
-from jaxmotion.transforms import _init_state, _model_axes
+from jaxmotion.core import AxisName, PyTree
+from jaxmotion.transforms import _init_state, _model_axes, _states
 
 # Values of static arguments with their names and types: 1 is not True.
 Static = tuple[tuple[str, type, Any], ...]
@@ -50,14 +49,6 @@ def check_step_key(key: Any) -> None:
     )
 
 
-def make_worker_keys(key: Array, count: Array, workers: int) -> Array:
-  """Returns the key of every worker in this step, shape (workers, ...)."""
-  # `fold_in(fold_in(key, count), worker)`; count: int32[], steps so far.
-  key = jax.random.fold_in(key, count)
-  fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
-  return fold(key, jnp.arange(workers))
-
-
 def split_specs(
   name: str,
   batch: PyTree,
@@ -70,9 +61,10 @@ def split_specs(
   """Returns the specs of a batch that is split along its leading axis."""
   # microbatches: number of parts that divide a worker's examples. Scalars are
   # replicated.
-  workers = math.prod(mesh.shape[axis] for axis in core.axis_names(axis_name))
+  workers = _states.count_devices(axis_name, mesh.shape)
 
   def find_spec(path: str, leaf: Any) -> P:
+    """Returns the spec of a leaf; raises unless its rows can be divided."""
     at = f" at `{path}`" if path else ""
     shape = jnp.shape(leaf)
     if not shape and is_key(leaf):
@@ -127,6 +119,7 @@ def place_arguments(
   workers = set(core.axis_names(axis_name))
 
   def place_leaf(x: Any, spec: P) -> Any:
+    """Moves an array unless it is split over the workers as it should be."""
     if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
       return x
     sharding = NamedSharding(mesh, spec)
@@ -199,6 +192,7 @@ class StepParameters:
     return self._fun(*bound.args, **bound.kwargs)
 
   def _check_names(self, argument: str, names: Sequence[str]) -> None:
+    """Raises unless names are those of parameters of the step."""
     for name in names:
       if name not in self._signature.parameters:
         listed = ", ".join(self._signature.parameters)

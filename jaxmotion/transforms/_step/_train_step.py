@@ -233,6 +233,7 @@ def make_train_step(
     counts: Array | None = None,
     **extra_args: Any,
   ) -> tuple[TrainState, PyTree]:
+    """Trains the state by one step on a batch."""
     # Two maps, of which XLA makes one program. Only the second checks what
     # varies over workers, so that replicas that could differ are an error.
     work = driver.compute(state, batch, key=key, counts=counts)
@@ -338,8 +339,9 @@ class _Driver:
     """Computes the gradients of all workers, which exchange nothing here."""
     workers, loss, model_spec = self._workers, self._loss, self._model_spec
     self._check_state(state)
-    if counts is not None:
-      _results.check_floating(state.model_state)
+    if counts is not None:  # Unequal work joins model states by their mean.
+      for path, leaf in core.named_leaves(state.model_state):
+        core.check_float(f"model_state/{path}", leaf)
     bound = self._scheme.bind(workers, state)
     layout = bound.layout(workers, state)
     batch_specs = _step_arguments.split_specs(
@@ -355,12 +357,16 @@ class _Driver:
           "all steps would draw the same numbers, got a key: return one from "
           "`Scheme.count`."
         )
-      keys = _step_arguments.make_worker_keys(key, count, workers.count)
+      # The key of every worker in this step, of shape (workers, ...).
+      fold_each = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+      key = jax.random.fold_in(key, count)
+      keys = fold_each(key, jnp.arange(workers.count))
     compute = bound.make_compute(workers, loss)
 
     def compute_own(
       own: PyTree, model: PyTree, batch: PyTree, keys: PyTree, counts: PyTree
     ) -> LocalWork:
+      """Computes one worker's gradient, inside of a map."""
       inputs = batch, *jax.tree.map(lambda a: a[0], (keys, counts))
       if self._keeps_own:
         noun = "the PerWorker that `init` returned"
@@ -430,13 +436,15 @@ class _Driver:
     state, extra_args = shardings.place((state, extra_args), (placed, P()))
     rows: Any = split
     work_specs = LocalWork(rows, rows, grads, rows)
-    metric_specs = _results.find_metric_specs(
-      work.metrics, workers.axis_name, loss.mean_loss
+    metric_specs = jax.tree.map(
+      lambda m: P() if _results.is_averaged(m, loss.mean_loss) else split,
+      work.metrics,
     )
 
     def update_own(
       state: TrainState, work: LocalWork, extra_args: dict[str, Any]
     ) -> tuple[TrainState, PyTree]:
+      """Exchanges one worker's gradient and updates the state, in a map."""
       metrics, model = _results.average_work(
         work, state.model_state, workers.axis_name, loss
       )
