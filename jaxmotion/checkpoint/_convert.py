@@ -67,15 +67,15 @@ class Converter(NamedTuple):
     if isinstance(state, transforms.ShardedState):
       like, params = self.like, new.params
       state = state._replace(
-        master=fit_parts("master", state.master, like.master, params),
-        inner=fit_parts("inner", state.inner, like.inner, params),
+        master=_fit_parts("master", state.master, like.master, params),
+        inner=_fit_parts("inner", state.inner, like.inner, params),
       )
     return state._replace(codec_state=self._convert_memory(state.codec_state))
 
   def _convert_memory(self, memory: core.PerWorker) -> core.PerWorker:
     """Converts the memory of each shard of the model by itself."""
     shards = math.prod(size for _, size in self.new_layout.model)
-    # Rows of devices: those of one worker follow one another.
+    # Rows of devices: shards of one worker follow one another.
     by_worker = jax.tree.map(
       lambda a: a.reshape(len(a) // shards, shards, *a.shape[1:]), memory.value
     )
@@ -85,11 +85,12 @@ class Converter(NamedTuple):
     )
 
   def _convert_shard(self, states: PyTree) -> PyTree:
+    """Returns codec states of today's workers, for one shard of the model."""
     old, new = self.old, self.like.made_for
     before, after = self.old_layout.sizes, self.new_layout.sizes
     if isinstance(old, extend.ShardedOptions):
-      found = read_parts(states, extend.parts_layout(old, before))
-      return write_parts(
+      found = _read_parts(states, extend.parts_layout(old, before))
+      return _write_parts(
         found, extend.parts_layout(new, after), reset_memory=self.reset_memory
       )
     assert isinstance(old, extend.ExchangeOptions)
@@ -140,7 +141,7 @@ def convert_fully_sharded(
       errors.append(jnp.zeros(shape.shape, shape.dtype))
   treedef: Any = jax.tree.structure(like.error)
   return state._replace(
-    inner=fit_parts("inner", state.inner, like.inner, params),
+    inner=_fit_parts("inner", state.inner, like.inner, params),
     error=treedef.unflatten(errors),
     made_for=new,
   )
@@ -186,7 +187,7 @@ def convert_delayed(
 
 
 def _mix_weighted(rows: Array, weight: Array, workers: int) -> Array:
-  """Returns what each worker has for other workers, mixed by weights."""
+  """Returns weighted means of old workers' arrays, one for each new worker."""
   # `weight`: float32[old workers].
   weight = weight.reshape(-1, *[1] * (rows.ndim - 1))
   total = resize_rows(weight, workers)
@@ -210,10 +211,10 @@ def _list_parts(options: extend.Options) -> dict[str, tuple[MemoryPart, ...]]:
   return dict(sorted(found.items()))
 
 
-def fit_parts(
+def _fit_parts(
   name: str, state: core.Split, like: core.Split, params: PyTree
 ) -> core.Split:
-  """Returns arrays that workers cut, with the padding of other workers."""
+  """Returns masters or moments with the padding of today's workers."""
   of_path = dict(jax.tree.leaves_with_path(params))
   treedef: Any = jax.tree.structure(like)
   named = jax.tree.leaves_with_path(state.value)
@@ -271,10 +272,10 @@ def _fit_shape(x: Array, shape: tuple[int, ...]) -> Array:
   return jnp.pad(x, padding)
 
 
-def read_parts(
+def _read_parts(
   states: PyTree, layout: extend.PartsLayout
 ) -> list[dict[str, Array]]:
-  """Returns the parts of each leaf's memory: float32[workers, ...]."""
+  """Returns what workers of `sharded` remember of each leaf, by its names."""
   cut_states, whole_states = states
   memory = collective.read_memory(
     whole_states, layout.whole, layout.whole_layout
@@ -293,13 +294,13 @@ def read_parts(
   return found
 
 
-def write_parts(
+def _write_parts(
   found: list[dict[str, Array]],
   layout: extend.PartsLayout,
   *,
   reset_memory: bool,
 ) -> PyTree:
-  """Returns the states of workers that remember these parts of each leaf."""
+  """Returns states of `sharded` that remember this: inverts `_read_parts`."""
   cut_states, whole_parts = [], []
   for parts, (cut, codec, like) in zip(found, layout.leaves, strict=True):
     if cut.dimension is None:
@@ -330,7 +331,7 @@ def write_parts(
 def _join_rows(
   rows: Array, cut: extend.LeafCut, layout: extend.PartsLayout
 ) -> Array:
-  """Returns every host's error of the leaf, from rows of all workers."""
+  """Returns each host's error of the whole leaf, from rows of all devices."""
   # Device d of a host has the rows of the devices d of all hosts.
   hosts, devices = layout.hosts, layout.devices
   parts = rows.reshape(hosts, devices, hosts, *rows.shape[2:])
@@ -341,7 +342,7 @@ def _join_rows(
 def _cut_rows(
   errors: Array, cut: extend.LeafCut, layout: extend.PartsLayout
 ) -> Array:
-  """Returns the rows of all workers: inverts `_join_rows`."""
+  """Returns the rows of all devices: inverts `_join_rows`."""
   hosts, devices = layout.hosts, layout.devices
   parts = jax.vmap(cut.cut_rows)(errors)
   shape = parts.shape[2:]

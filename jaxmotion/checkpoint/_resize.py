@@ -86,7 +86,8 @@ def _place_like(
   def size_of(names: tuple[Any, ...]) -> int:
     return math.prod(mesh.shape[name] for name in names)
 
-  def place(spec: jax.P, leaf: Any) -> jax.ShapeDtypeStruct:
+  def place_leaf(spec: jax.P, leaf: Any) -> jax.ShapeDtypeStruct:
+    """Returns a leaf's shape, split along the first axis that can be."""
     entries = list(map(core.spec_axes, spec))
     entries += [()] * (leaf.ndim - len(entries))
     used = {name for entry in entries for name in entry}
@@ -99,7 +100,7 @@ def _place_like(
     sharding = NamedSharding(mesh, jax.P(*(names or None for names in kept)))
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-  return jax.tree.map(place, jax.tree.broadcast(specs, state), state)
+  return jax.tree.map(place_leaf, jax.tree.broadcast(specs, state), state)
 
 
 def resize(
@@ -189,6 +190,7 @@ def resize(
   workers = extend.count_devices(core.axis_names(axis_name), new_layout.sizes)
 
   def convert(state: PyTree) -> PyTree:
+    """Returns the state for today's workers: one program, for any mesh."""
     if isinstance(state, transforms.FullyShardedState):
       return _convert.convert_fully_sharded(
         state, today, params, reset_memory=reset_memory
@@ -203,6 +205,7 @@ def resize(
     remaining = iter(converters)
 
     def convert_node(node: Any) -> Any:
+      """Returns an exchange's state or per-worker arrays for the workers."""
       if extend.is_exchange(node):
         return next(remaining).convert(node)
       if isinstance(node, core.PerWorker):
@@ -333,6 +336,7 @@ def _check_saved(state: PyTree, saved: PyTree) -> PyTree:
   likes = iter(extend.find_exchanges(saved))
 
   def check_node(node: Any) -> Any:
+    """Returns an exchange's state; raises unless it is made for `layout`."""
     like = next(likes, None) if extend.is_exchange(node) else None
     if like is None:
       return node

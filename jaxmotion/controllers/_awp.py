@@ -11,21 +11,13 @@ from jaxmotion.core import Array
 
 
 class AwpState(NamedTuple):
-  """State of the `awp` controller.
-
-  Attributes:
-    history: the levels so far.
-    counter: int32[groups], updates below the threshold.
-    reference: float32[groups], the norm that the next one is compared with.
-    norms: float32[groups, window], the last norms, newest first.
-    num_norms: int32[groups], number of these norms since the last reset.
-  """
+  """State of the `awp` controller."""
 
   history: _base.History
-  counter: Array
-  reference: Array
-  norms: Array
-  num_norms: Array
+  counter: Array  # int32[groups], updates below the threshold.
+  reference: Array  # float32[groups], what the next norm is compared with.
+  norms: Array  # float32[groups, window], the last norms, newest first.
+  num_norms: Array  # int32[groups], of these norms, since the last reset.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -28,20 +28,13 @@ class Times(NamedTuple):
 
 
 class BandwidthState(NamedTuple):
-  """State of the `bandwidth` controller.
-
-  Attributes:
-    history: the levels so far.
-    seconds_per_byte: float32[groups], smoothed seconds of transfer per byte.
-    compute: float32[groups], smoothed seconds of computation.
-    measured: int32[groups], number of steps that were measured.
-    streak: int32[groups], consecutive updates with time for a higher level.
-  """
+  """State of the `bandwidth` controller."""
 
   history: _base.History
-  seconds_per_byte: Array
-  compute: Array
-  measured: Array
+  seconds_per_byte: Array  # float32[groups], smoothed, of transfer.
+  compute: Array  # float32[groups], smoothed seconds of computation.
+  measured: Array  # int32[groups], number of steps that were measured.
+  # int32[groups], consecutive updates with time for a higher level.
   streak: Array
 
 

@@ -17,15 +17,11 @@ _MAX_GROWTH = 2.0**64  # All bits of a level; float32 holds its product.
 
 
 class ErrorBudgetState(NamedTuple):
-  """State of the `error_budget` controller.
-
-  Attributes:
-    history: the levels so far.
-    streak: int32[groups], consecutive updates after which the level below was
-      predicted to stay within the budget.
-  """
+  """State of the `error_budget` controller."""
 
   history: _base.History
+  # int32[groups], consecutive updates after which the level below was predicted
+  # to stay within the budget.
   streak: Array
 
 

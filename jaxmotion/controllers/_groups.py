@@ -89,6 +89,7 @@ class Groups:
     return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
   def _check_leaves(self, tree: PyTree, name: str = "tree") -> list[Any]:
+    """Returns the leaves; raises unless there are as many as were grouped."""
     leaves = jax.tree.leaves(tree)
     if len(leaves) != len(self.of_leaf):
       raise ValueError(

@@ -110,6 +110,10 @@ class rebalance:
         workers start with equal shares.
     """
     known = (1.0,) * self.workers if speeds is None else speeds
+    if _shares.as_numbers(known, float).shape != (self.workers,):
+      raise ValueError(
+        f"`speeds` must be {self.workers} numbers, got {speeds!r}."
+      )
     return RebalanceState(self._split_work(known), ((),) * self.workers, 0, 0)
 
   def update(
@@ -183,10 +187,7 @@ class rebalance:
   def _split_work(
     self, speeds: Sequence[float], caps: tuple[int, ...] | None = None
   ) -> tuple[int, ...]:
-    if _shares.as_numbers(speeds, float).shape != (self.workers,):
-      raise ValueError(
-        f"`speeds` must be {self.workers} numbers, got {speeds!r}."
-      )
+    """Returns the best counts at these speeds, within `caps` or `self.caps`."""
     return _shares.integer_shares(
       self.total,
       speeds,

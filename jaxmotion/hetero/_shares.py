@@ -274,6 +274,7 @@ def assign_microbatches(
   is_assigned = np.arange(max_microbatches) < count[:, None]
 
   def assign_leaf(a: np.ndarray) -> np.ndarray:
+    """Returns an array's examples at the places of their workers."""
     a = np.asarray(a)
     padded = np.zeros((needed * microbatch, *a.shape[1:]), a.dtype)
     padded[:examples] = a

@@ -58,7 +58,9 @@ def compress_residuals(
   }
   residuals.compress_residuals(target, **options)  # Checks.
 
-  def compressed(fn: Callable[..., Any]) -> Callable[..., Any]:
+  def lift_compressed(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Lifts a function of a scope, as Flax lifts `remat`."""
+
     def inner(
       scope_fn: Any,
       repack_fn: Any,
@@ -67,6 +69,8 @@ def compress_residuals(
       *args: Any,
       **kwargs: Any,
     ) -> Any:
+      """Calls the function on arrays of the scope, residuals compressed."""
+
       def run(variable_groups: Any, rng_groups: Any, *args: Any) -> Any:
         scope = scope_fn(variable_groups, rng_groups)
         result = fn(scope, *args, **kwargs)
@@ -84,4 +88,4 @@ def compress_residuals(
       enable_kwargs=True,
     )
 
-  return transforms.lift_transform(compressed, target)
+  return transforms.lift_transform(lift_compressed, target)

@@ -121,13 +121,18 @@ def metrics(
     x for x in exchanges if not isinstance(x, transforms.FullyShardedState)
   ]
   if level is not None:
-    _check_range(level, known)
+    levels = min((len(x.made_for.codecs) for x in known), default=math.inf)
+    if isinstance(level, int) and not 0 <= level < levels:
+      raise ValueError(f"`level` must be in [0, {levels}), got {level}.")
     level = collectives.as_level(level)
-  counts = [node.count for node in _find_nodes(opt_state, _COUNTED)]
+  steps, updates = (
+    functools.reduce(jnp.maximum, [n.count for n in nodes], jnp.int32(0))
+    for nodes in (_find_nodes(opt_state, _COUNTED), exchanges)
+  )
   skipped = [node.skipped for node in _find_nodes(opt_state, _SKIPPED)]
   found: dict[str, Any] = {
-    "step": _largest(counts),
-    "exchange/updates": _largest([node.count for node in exchanges]),
+    "step": steps,
+    "exchange/updates": updates,
     "exchange/skipped": sum(skipped, jnp.zeros((), jnp.int32)),
   }
   sizes = _find_sizes(opt_state, known, mesh)
@@ -136,7 +141,12 @@ def metrics(
       found |= _read_traffic(known, sizes, level)
     # The mesh may be another one, which is asked about.
     own = _find_sizes(opt_state, known, None)
-    found |= _read_errors(exchanges, own or sizes)
+    squares = _error_squares(exchanges, own or sizes)
+    if squares is not None:
+      found |= {
+        "exchange/error_norm": jnp.sqrt(jnp.mean(squares)),
+        "exchange/error_norm_max": jnp.sqrt(jnp.max(squares)),
+      }
   if sent is not None:
     found["exchange/wire_bytes"] = sent.total_bytes
   if level is not None:
@@ -147,7 +157,7 @@ def metrics(
 def _find_nodes(tree: PyTree, kinds: tuple[type, ...]) -> Iterator[Any]:
   """Yields the nodes of some classes, those inside of others too."""
 
-  def is_other(node: Any) -> bool:
+  def is_other(node: Any) -> bool:  # Where the search goes on by itself.
     return node is not tree and isinstance(node, (*kinds, core.PerWorker))
 
   if isinstance(tree, core.PerWorker):
@@ -157,10 +167,6 @@ def _find_nodes(tree: PyTree, kinds: tuple[type, ...]) -> Iterator[Any]:
   for node in jax.tree.leaves(tree, is_leaf=is_other):
     if is_other(node):
       yield from _find_nodes(node, kinds)
-
-
-def _largest(counts: list[Array]) -> Array:
-  return jnp.max(jnp.stack([jnp.zeros((), jnp.int32), *counts]))
 
 
 def _find_sizes(
@@ -197,7 +203,12 @@ def _read_traffic(
   traffic = [_count_traffic(node.made_for, sizes) for node in exchanges]
   if level is None and any(len(own.wire_bytes) > 1 for own in traffic):
     return {}
-  coded: Any = sum(_pick_level(own.wire_bytes, level) for own in traffic)
+  coded: Any = sum(
+    jnp.asarray(own.wire_bytes, jnp.float32)[level]
+    if len(own.wire_bytes) > 1
+    else own.wire_bytes[0]
+    for own in traffic
+  )
   plain = math.fsum(own.plain_bytes for own in traffic)
   elements = sum(own.elements for own in traffic)
   bits = sum(own.element_bits for own in traffic)
@@ -210,41 +221,13 @@ def _read_traffic(
   }
 
 
-def _check_range(level: Any, exchanges: list[Any]) -> None:
-  """Raises if a level that is known now is that of no codec."""
-  levels = min(
-    (len(node.made_for.codecs) for node in exchanges), default=math.inf
-  )
-  if isinstance(level, int) and not 0 <= level < levels:
-    raise ValueError(f"`level` must be in [0, {levels}), got {level}.")
-
-
-def _pick_level(values: tuple[float, ...], level: Any) -> Any:
-  if len(values) == 1:
-    return values[0]
-  return jnp.asarray(values, jnp.float32)[level]
-
-
-def _read_errors(exchanges: list[Any], sizes: _Sizes) -> dict[str, Any]:
-  squares = _error_squares(exchanges, sizes)
-  if squares is None:
-    return {}
-  return {
-    "exchange/error_norm": jnp.sqrt(jnp.mean(squares)),
-    "exchange/error_norm_max": jnp.sqrt(jnp.max(squares)),
-  }
-
-
 class _Traffic(NamedTuple):
-  """Bytes that one worker sends in one exchange."""
+  """Bytes that one worker sends in one exchange, and the elements sent."""
 
-  # With the codec of each level.
-  wire_bytes: tuple[float, ...]
-  # Without codecs.
-  plain_bytes: float
-  # Elements that one device exchanges, and their bits in their own dtypes.
-  elements: int
-  element_bits: int
+  wire_bytes: tuple[float, ...]  # With the codec of each level.
+  plain_bytes: float  # Without codecs.
+  elements: int  # Of one device.
+  element_bits: int  # Bits of all these elements in their own dtypes.
 
 
 # A loop asks at each step.
@@ -253,29 +236,21 @@ def _count_traffic(options: extend.Options, sizes: _Sizes) -> _Traffic:
   """Counts the bytes that one worker sends, from the traced exchange."""
   likes = options.shard_params(dict(sizes))
   leaves = jax.tree.leaves(likes)
-  *coded, plain = (
-    _trace_bytes(one, likes, dict(sizes)) for one in _list_levels(options)
+  plain: dict[str, Any] = {"codec": codecs.identity(), "method": None}
+  changes = [{"codec": codec} for codec in options.codecs]
+  if isinstance(options, extend.ShardedOptions):
+    plain = {"gradient_codec": codecs.identity(), "weight_codec": None}
+    changes = [{}]
+  *coded, uncoded = (
+    _trace_bytes(dataclasses.replace(options, **change), likes, dict(sizes))
+    for change in (*changes, plain)
   )
   return _Traffic(
     tuple(coded),
-    plain,
+    uncoded,
     sum(math.prod(x.shape) for x in leaves),
     sum(8 * math.prod(x.shape) * x.dtype.itemsize for x in leaves),
   )
-
-
-def _list_levels(
-  options: extend.Options,
-) -> list[extend.Options]:
-  """Returns the options of each level's codec, and those without codecs."""
-  changes: list[dict[str, Any]]
-  plain = codecs.identity()
-  if isinstance(options, extend.ShardedOptions):
-    changes = [{}, {"gradient_codec": plain, "weight_codec": None}]
-  else:
-    changes = [{"codec": codec} for codec in options.codecs]
-    changes.append({"codec": plain, "method": None})
-  return [dataclasses.replace(options, **change) for change in changes]
 
 
 def _trace_bytes(
@@ -283,11 +258,8 @@ def _trace_bytes(
 ) -> float:
   """Returns the bytes that one worker sends in an exchange of one level."""
   names = core.axis_names(options.axis_name)
-  mesh = AbstractMesh(
-    tuple(sizes[name] for name in names),
-    names,
-    axis_types=(AxisType.Auto,) * len(names),
-  )
+  lengths = tuple(sizes[name] for name in names)
+  mesh = AbstractMesh(lengths, names, axis_types=(AxisType.Auto,) * len(names))
   tx = make_transformation(options)
 
   def update(grads: PyTree) -> PyTree:
@@ -307,8 +279,7 @@ def _trace_bytes(
 
 @functools.partial(jax.jit, static_argnums=1)
 def _error_squares(exchanges: list[Any], sizes: _Sizes) -> Array | None:
-  """Returns the squared norm of each worker's error memory."""
-  # Returns float32[workers]; None if there is no error memory.
+  """Returns each worker's squared error norm, None without error memory."""
   errors: list[Array] = []
   for state in exchanges:
     if isinstance(state, transforms.FullyShardedState):

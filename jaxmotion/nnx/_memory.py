@@ -71,6 +71,7 @@ def compress_residuals(
 
   @functools.wraps(fn)
   def wrapped(*args: Any, **kwargs: Any) -> Any:
+    """Calls `fn` on copies of its modules, and updates the modules."""
     leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=_is_node)
     nodes = {i: x for i, x in enumerate(leaves) if _is_node(x)}
     given = {i: x for i, x in enumerate(leaves) if i not in nodes}
@@ -80,8 +81,8 @@ def compress_residuals(
     # because only these are results, which the compressed function returns.
     changed: list[int] = []
 
-    # A function of arrays alone: JAX differentiates no modules.
     def run(variables: list[Any], given: dict[int, Any]) -> PyTree:
+      """Calls `fn` as a function of arrays: JAX differentiates no modules."""
       own = nnx.merge(graph, jax.tree.unflatten(state_tree, variables))
       filled = {**given, **own}
       own_args, own_kwargs = jax.tree.unflatten(
@@ -160,6 +161,7 @@ def flatten_state(
   def update_fn(
     updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
   ) -> tuple[PyTree, tuple[Any, ...]]:
+    """Returns the inner transformation's updates, and its arrays."""
     core.check_arrays("updates", updates)
     core.check_arrays("params", params)
     if params is not None:

@@ -127,11 +127,13 @@ def _map_step(
     kept: dict[int, Any],
     given: PyTree,
   ) -> tuple[list[Any], PyTree]:
+    """Returns new arrays of the modules, joined over workers, and results."""
     treedef, leaves = layout
     state = [(donated | kept)[i] for i in range(len(leaves))]
     specs = [leaf.spec for leaf in leaves]
 
     def run_local(state: list[Any], given: PyTree) -> PyTree:
+      """Runs the step on one worker, with random keys of its own."""
       folded, restore_key = extend.fold_keys(
         {"state": state}, {"state": specs}, axis_name
       )
@@ -153,23 +155,17 @@ def _map_step(
       ]
       return new, results
 
-    def decide(shapes: PyTree, differs: Sequence[bool]) -> list[extend.Join]:
-      count = len(leaves)
-      joins = _join_state(
-        leaves, shapes[0], differs[:count], axis_name, averaged
-      )
-      named = zip(core.named_leaves(shapes[1]), differs[count:], strict=True)
-      return joins + [
-        extend.join_name(x, P(), differ, f"result {path}", axis_name)
-        for (path, x), differ in named
-      ]
-
     given_specs = {
       name: extend.split_specs(name, arg, mesh, axis_name, optional=True)
       for name, arg in given.items()
     }
     new, results = extend.run_on_workers(
-      run_local, mesh, axis_name, [state, given], [specs, given_specs], decide
+      run_local,
+      mesh,
+      axis_name,
+      [state, given],
+      [specs, given_specs],
+      functools.partial(_choose_joins, leaves, axis_name, averaged),
     )
     new = [
       old + change if leaf.metric else change
@@ -204,6 +200,7 @@ def _map_step(
 
   @functools.wraps(fun)
   def step(*args: Any, **kwargs: Any) -> Any:
+    """Runs the step on all workers, and updates the modules in place."""
     nodes, traced = split_graph(args, kwargs)
     _, (treedef, leaves), _, donated, kept, given = traced
     named = {leaves[i].path: x for i, x in (donated | kept).items()}
@@ -284,17 +281,19 @@ def _key_value(key: Any) -> Any:
   return key
 
 
-def _join_state(
+def _choose_joins(
   leaves: Sequence[_GraphLeaf],
-  shapes: Sequence[Any],
-  differs: Sequence[bool],
   axis_name: AxisName,
   averaged: tuple[type, ...],
+  shapes: PyTree,
+  differs: Sequence[bool],
 ) -> list[extend.Join]:
-  """Says how the new state of the workers is joined."""
+  """Returns how each array of the workers' states and results becomes one."""
+  new, results = shapes
+  count = len(leaves)
   summed = [
     leaf.metric
-    for leaf, differ in zip(leaves, differs, strict=True)
+    for leaf, differ in zip(leaves, differs[:count], strict=True)
     if differ and leaf.metric is not None
   ]
   for path, kind in summed:
@@ -303,16 +302,19 @@ def _join_state(
         f"`{path}` must be an nnx.metrics.Average or Accuracy, got {kind}: "
         "sums of its state over workers mean nothing. Update it after the step."
       )
-  return [
-    "sum"
-    if leaf.metric in summed and leaf.spec == P()
-    else extend.join_name(
-      x,
-      leaf.spec,
-      differ,
-      leaf.path,
-      axis_name,
-      mean=leaf.kind is not None and issubclass(leaf.kind, averaged),
+  joins: list[extend.Join] = []
+  for leaf, x, differ in zip(leaves, new, differs[:count], strict=True):
+    is_sum = leaf.metric in summed and leaf.spec == P()
+    mean = leaf.kind is not None and issubclass(leaf.kind, averaged)
+    joins.append(
+      "sum"
+      if is_sum
+      else extend.join_name(
+        x, leaf.spec, differ, leaf.path, axis_name, mean=mean
+      )
     )
-    for leaf, x, differ in zip(leaves, shapes, differs, strict=True)
+  named = zip(core.named_leaves(results), differs[count:], strict=True)
+  return joins + [
+    extend.join_name(x, P(), differ, f"result {path}", axis_name)
+    for (path, x), differ in named
   ]

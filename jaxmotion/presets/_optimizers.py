@@ -1,7 +1,7 @@
 """Presets of optimizers with an exchange inside."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,54 +11,22 @@ from jax import lax
 
 from jaxmotion import codecs, core, hosts, transforms
 from jaxmotion.core import Array, AxisName, PyTree
-from jaxmotion.presets import _exchanges
+from jaxmotion.presets import _common
 
-_TUNED = "Replaces the optimizer; its learning rate has to be tuned."
-
-
-def _begin_optimizer(
-  axis_name: AxisName,
-  learning_rate: optax.ScalarOrSchedule,
-  weight_decay: float | Array,
-  nonfinite: str,
-) -> Callable[..., optax.GradientTransformationExtraArgs]:
-  """Checks arguments; the result makes an optimizer of its first parts."""
-  _exchanges.check_rates(learning_rate, weight_decay)
-
-  def finish(
-    *parts: optax.GradientTransformation,
-  ) -> optax.GradientTransformationExtraArgs:
-    # Decayed weights need parameters, which a decay of zero does not ask for.
-    decays = not isinstance(weight_decay, int | float) or weight_decay
-    tx = optax.chain(
-      *parts,
-      optax.add_decayed_weights(weight_decay) if decays else optax.identity(),
-      optax.scale_by_learning_rate(learning_rate),
-    )
-    return _exchanges.guard_nonfinite(tx, nonfinite, axis_name)
-
-  return finish
+_NOTE_TUNED = "Replaces the optimizer; its learning rate has to be tuned."
 
 
 class OnebitAdamState(NamedTuple):
-  """State of 1-bit Adam.
+  """State of 1-bit Adam, with trees like the parameters."""
 
-  Attributes:
-    count: int32[], updates so far.
-    mu: tree like the parameters, the workers' mean momentum.
-    nu: tree like the parameters, of squares; it stays after the warm-up.
-    plain: state of the exchange of gradients.
-    coded: state of the exchange of momenta.
-  """
-
-  count: Array  # type: ignore[assignment]
-  mu: PyTree
-  nu: PyTree
-  plain: transforms.ExchangeState
-  coded: transforms.ExchangeState
+  count: Array  # type: ignore[assignment]  # int32[], updates so far.
+  mu: PyTree  # The workers' mean momentum.
+  nu: PyTree  # Mean of squares, which stays after the warm-up.
+  plain: transforms.ExchangeState  # Of the exchange of gradients.
+  coded: transforms.ExchangeState  # Of the exchange of momenta.
 
 
-@_exchanges.note_facts(
+@_common.note_facts(
   "Replaces the optimizer by Adam, whose second moments freeze.",
   no_lookups="It assumes that every element has a gradient before its second "
   "moments freeze",
@@ -96,7 +64,7 @@ def onebit_adam(
     eps: added to the root of the mean of squares, greater than 0.
     freeze: number of updates of Adam; 15 to 25 % of all are usual. At least 1.
     codec: of the momenta; None is `codecs.feedback(codecs.sign())`.
-    axis_name, learning_rate, weight_decay, nonfinite: see `jaxmotion.presets`.
+    others: see `jaxmotion.presets`.
 
   Example:
     >>> tx = onebit_adam("data", 1e-3, freeze=1000)
@@ -106,7 +74,6 @@ def onebit_adam(
     Adam's Convergence Speed*, arXiv 2102.02888, 2021. Code:
     deepspeedai/DeepSpeed, commit edaa722, runtime/fp16/onebit/adam.py.
   """
-  finish = _begin_optimizer(axis_name, learning_rate, weight_decay, nonfinite)
   core.check_number("b1", b1, 0, 1, open_high=True)
   core.check_number("b2", b2, 0, 1, open_high=True)
   core.check_number("eps", eps, 0, open_low=True)
@@ -131,6 +98,7 @@ def onebit_adam(
     params: PyTree | None = None,
     **extra_args: Any,
   ) -> tuple[PyTree, OnebitAdamState]:
+    """Returns Adam's direction, by the mean gradient or by coded momenta."""
     del params
     sending = hosts.check_sending(extra_args.get("sending"))
 
@@ -162,10 +130,11 @@ def onebit_adam(
     direction = jax.tree.map(scale, state.mu, state.nu)
     return direction, state._replace(count=count)
 
-  return finish(optax.GradientTransformationExtraArgs(init, update))
+  parts = [optax.GradientTransformationExtraArgs(init, update)]
+  return _chain_parts(parts, axis_name, learning_rate, weight_decay, nonfinite)
 
 
-@_exchanges.note_facts(_TUNED)
+@_common.note_facts(_NOTE_TUNED)
 def demo(
   axis_name: AxisName,
   learning_rate: optax.ScalarOrSchedule,
@@ -194,9 +163,7 @@ def demo(
     learning_rate: number or schedule. It scales gradients as they enter the
       momentum, and the signs.
     decay: factor on the momentum in each step, in (0, 1].
-    count: coefficients of a tile that are sent.
-    chunk: greatest length of a side of a tile, 1 to 256.
-    axis_name, weight_decay, nonfinite: see `jaxmotion.presets`.
+    others: see `jaxmotion.presets`.
 
   Example:
     >>> tx = demo("data", 1e-3, weight_decay=0.1)
@@ -205,20 +172,21 @@ def demo(
     Peng, Quesnelle and Kingma, *DeMo: Decoupled Momentum Optimization*, arXiv
     2411.19870, 2024. Code: bloc97/DeMo, commit 0e48145.
   """
-  finish = _begin_optimizer(axis_name, learning_rate, weight_decay, nonfinite)
+  _common.check_rates(learning_rate, weight_decay)
   greatest = codecs.contributors(codecs.topk_columns(count=count))
   codec = codecs.chain(codecs.dct(chunk=chunk), greatest)
-  return finish(
+  parts = [
     optax.scale_by_learning_rate(learning_rate, flip_sign=False),
     # The mean over senders is of all coefficients of all workers.
     transforms.exchange(
       axis_name, codecs.feedback(codec, decay=decay), method="gather"
     ),
     optax.stateless(lambda updates, params: jax.tree.map(jnp.sign, updates)),
-  )
+  ]
+  return _chain_parts(parts, axis_name, learning_rate, weight_decay, nonfinite)
 
 
-@_exchanges.note_facts(_TUNED)
+@_common.note_facts(_NOTE_TUNED)
 def lion(
   axis_name: AxisName,
   learning_rate: optax.ScalarOrSchedule,
@@ -242,12 +210,9 @@ def lion(
   (`one_bit=True`).
 
   Args:
-    axis_name: the workers' axis. With `HostAxes` the devices of a host have one
-      vote, on the mean of their updates.
     b1: factor on the momentum in the update, in [0, 1).
     b2: factor on the momentum in the next momentum, in [0, 1).
-    one_bit: whether zeros, and ties, count as positive.
-    learning_rate, weight_decay, nonfinite: see `jaxmotion.presets`.
+    others: see `jaxmotion.presets`.
 
   Example:
     >>> tx = lion("data", 1e-4, weight_decay=0.1)
@@ -257,13 +222,13 @@ def lion(
     2302.06675, 2023. Liu et al., *Communication Efficient Distributed Training
     with Distributed Lion*, arXiv 2404.00438, 2024 (the majority vote).
   """
-  finish = _begin_optimizer(axis_name, learning_rate, weight_decay, nonfinite)
   core.check_number("b1", b1, 0, 1, open_high=True)
   core.check_number("b2", b2, 0, 1, open_high=True)
-  return finish(
+  parts = [
     transforms.per_worker(_interpolate(b1, b2), axis_name),
     transforms.exchange(axis_name, _make_vote(one_bit)),
-  )
+  ]
+  return _chain_parts(parts, axis_name, learning_rate, weight_decay, nonfinite)
 
 
 def _make_vote(one_bit: bool) -> codecs.vote:
@@ -278,6 +243,7 @@ def _interpolate(b1: float, b2: float) -> optax.GradientTransformation:
   def update(
     updates: PyTree, mu: PyTree, params: PyTree | None = None
   ) -> tuple[PyTree, PyTree]:
+    """Returns Lion's direction, whose sign is voted on, and its momentum."""
     del params
 
     def mix(b: float) -> PyTree:
@@ -290,7 +256,7 @@ def _interpolate(b1: float, b2: float) -> optax.GradientTransformation:
   )
 
 
-@_exchanges.note_facts(_TUNED)
+@_common.note_facts(_NOTE_TUNED)
 def signum(
   axis_name: AxisName,
   learning_rate: optax.ScalarOrSchedule,
@@ -310,11 +276,7 @@ def signum(
   paper sends 1 bit, in which zeros count as positive (`one_bit=True`).
 
   Args:
-    axis_name: the workers' axis. With `HostAxes` the devices of a host have one
-      vote, on the mean of their momenta.
-    momentum: factor on the momentum, in [0, 1).
-    one_bit: whether zeros, and ties, count as positive.
-    learning_rate, weight_decay, nonfinite: see `jaxmotion.presets`.
+    others: see `jaxmotion.presets`.
 
   Example:
     >>> tx = signum("data", 1e-4, weight_decay=0.1)
@@ -323,16 +285,16 @@ def signum(
     Bernstein et al., *signSGD with Majority Vote is Communication Efficient and
     Fault Tolerant*, arXiv 1810.05291, 2019, algorithm 1.
   """
-  finish = _begin_optimizer(axis_name, learning_rate, weight_decay, nonfinite)
   core.check_number("momentum", momentum, 0, 1, open_high=True)
-  return finish(
+  parts = [
     transforms.per_worker(optax.trace(momentum), axis_name),
     transforms.exchange(axis_name, _make_vote(one_bit)),
-  )
+  ]
+  return _chain_parts(parts, axis_name, learning_rate, weight_decay, nonfinite)
 
 
-@_exchanges.note_facts(
-  f"{_TUNED} It is meant as the outer one of `local_updates`."
+@_common.note_facts(
+  f"{_NOTE_TUNED} It is meant as the outer one of `local_updates`."
 )
 def sparse_loco(
   axis_name: AxisName,
@@ -364,11 +326,9 @@ def sparse_loco(
   Args:
     learning_rate: of the outer step, a number or a schedule.
     decay: factor on what is not sent yet, in (0, 1].
-    count: elements of a tile that are sent.
-    chunk: greatest length of a side of a tile, 1 to 256.
     bits: width of an element, 2 to 8; None sends float32.
     span: width of all quantization bins, in standard deviations.
-    axis_name, weight_decay, nonfinite: see `jaxmotion.presets`.
+    others: see `jaxmotion.presets`.
 
   Example:
     >>> outer = sparse_loco("data", 1.0)
@@ -379,14 +339,33 @@ def sparse_loco(
     arXiv 2508.15706, 2025. Code: tplr-ai/CCLoco, commit c01a785; the tiles are
     those of tplr-ai/templar, commit c2397ac.
   """
-  finish = _begin_optimizer(axis_name, learning_rate, weight_decay, nonfinite)
   selected: codecs.Codec = codecs.topk_columns(count=count)
   if bits is not None:
     selected = codecs.chain(selected, codecs.codebook(bits=bits, span=span))
   codec = codecs.chain(codecs.tiles(chunk=chunk), codecs.contributors(selected))
-  return finish(
+  parts = [
     # The mean over senders is of all elements of all workers.
     transforms.exchange(
       axis_name, codecs.feedback(codec, decay=decay), method="gather"
     ),
+  ]
+  return _chain_parts(parts, axis_name, learning_rate, weight_decay, nonfinite)
+
+
+def _chain_parts(
+  parts: Sequence[optax.GradientTransformation],
+  axis_name: AxisName,
+  learning_rate: optax.ScalarOrSchedule,
+  weight_decay: float | Array,
+  nonfinite: str,
+) -> optax.GradientTransformationExtraArgs:
+  """Chains an optimizer's parts, weight decay, rate and non-finite policy."""
+  _common.check_rates(learning_rate, weight_decay)
+  # Decayed weights need parameters, which a decay of zero does not ask for.
+  decays = not isinstance(weight_decay, int | float) or weight_decay
+  tx = optax.chain(
+    *parts,
+    optax.add_decayed_weights(weight_decay) if decays else optax.identity(),
+    optax.scale_by_learning_rate(learning_rate),
   )
+  return _common.guard_nonfinite(tx, nonfinite, axis_name)

@@ -24,27 +24,20 @@ schemes = [
   transforms.sharded("data", optax.adam(1e-3), gradient_codec=codec),
   transforms.fully_sharded(optax.adam(1e-3)),
 ]
-devices = np.array(jax.devices())
-assert devices.size == 8
-for kind in (AxisType.Auto, AxisType.Explicit):
-  def make_mesh(workers, shards):
-    return Mesh(
-      devices[: workers * shards].reshape(workers, shards),
-      ("data", "model"),
-      axis_types=(kind,) * 2,
-    )
-  for i, scheme in enumerate(schemes):
-    if kind == AxisType.Explicit and i == 3:
-      continue
-    for shards, given in ((1, None), (2, specs)):
-      old = make_mesh(4, shards)
-      init, _ = transforms.make_train_step(abs, scheme, old, specs=given)
-      layout = checkpoint.describe_state(init, params, old, specs=given)
-      state = init(params).opt_state
-      for new in (
-        make_mesh(1, shards), AbstractMesh((1, shards), ("data", "model"))
-      ):
-        checkpoint.resize(init, state, params, layout, new, specs=given)
+devices = np.array(jax.devices()[:8]).reshape(4, 2)
+# Each scheme once, beside an axis of the model or without, on either kind.
+for i, (scheme, given) in enumerate(zip(schemes, (specs, specs, None, None))):
+  kinds = ((AxisType.Auto, AxisType.Explicit)[i == 1],) * 2
+  names, shards = ("data", "model"), 1 if given is None else 2
+  old, one = (
+    Mesh(devices[:workers, :shards], names, axis_types=kinds)
+    for workers in (4, 1)
+  )
+  init, _ = transforms.make_train_step(abs, scheme, old, specs=given)
+  layout = checkpoint.describe_state(init, params, old, specs=given)
+  state = init(params).opt_state
+  for new in (one, AbstractMesh((1, shards), names)):
+    checkpoint.resize(init, state, params, layout, new, specs=given)
 print("done")
 """
 

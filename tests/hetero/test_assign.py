@@ -22,57 +22,21 @@ def test_every_example_is_dealt_once_and_in_order(counts):
   assert not dealt["x"][~valid].any()
 
 
-def test_shapes_do_not_depend_on_counts():
-  a, b = (
-    assign_microbatches(X, n, microbatch=2, max_microbatches=6)[0]
-    for n in ((2, 2, 2), (6, 0, 0))
-  )
-  assert {k: v.shape for k, v in a.items()} == {
-    k: v.shape for k, v in b.items()
-  }
-
-
 @pytest.mark.parametrize(
   ("counts", "options", "message"),
   [
-    (
-      (2, 2, 1),
-      {},
-      r"`counts` must sum to the 6 microbatches of 11 examples, got"
-      r" \[2, 2, 1\], which sum to 5",
-    ),
+    ((2, 2, 1), {}, r"`counts` must sum to the 6 .* of 11 .*sum to 5"),
     ((3, 3, 1), {}, "which sum to 7"),
-    (
-      (7, -1, 0),
-      {"max_microbatches": 9},
-      r"`counts` must be integers in \[0, 9\], got",
-    ),
-    (
-      (4, 1, 1),
-      {"max_microbatches": 3},
-      r"`counts` must be integers in \[0, 3\]",
-    ),
+    ((7, -1, 0), {"max_microbatches": 9}, r"`counts` must .*in \[0, 9\], got"),
+    ((4, 1, 1), {"max_microbatches": 3}, r"`counts` must be .*in \[0, 3\]"),
     ((2.0, 2.0, 2.0), {}, "`counts` must be integers"),
     (((2, 2, 2),), {}, "`counts` must be integers"),
     ((2, 2, 2), {"microbatch": 0}, r"`microbatch` must be an integer in \[1, "),
-    (
-      (2, 2, 2),
-      {"max_microbatches": 0},
-      r"`max_microbatches` must be an integer in \[1, ",
-    ),
+    ((2, 2, 2), {"max_microbatches": 0}, r"`max_microbatches` must be .*\[1, "),
+    ((2,), {"batch": (np.ones(2), np.ones(3))}, r"`batch` .*\[\(2,\), \(3,\)"),
   ],
 )
 def test_bad_arguments_are_named(counts, options, message):
+  options = {"batch": X, "microbatch": 2, "max_microbatches": 6} | options
   with pytest.raises(ValueError, match=message):
-    assign_microbatches(
-      X, counts, **{"microbatch": 2, "max_microbatches": 6, **options}
-    )
-
-
-def test_leaves_of_different_lengths_are_refused():
-  with pytest.raises(
-    ValueError, match=r"`batch` must have leaves .*\[\(2,\), \(3,\)"
-  ):
-    assign_microbatches(
-      (np.ones(2), np.ones(3)), (2,), microbatch=2, max_microbatches=2
-    )
+    assign_microbatches(counts=counts, **options)

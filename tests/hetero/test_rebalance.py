@@ -5,9 +5,7 @@ import pytest
 
 from jaxmotion.hetero import (
   RebalanceState,
-  ideal_shares,
   integer_shares,
-  makespan_s,
   rebalance,
 )
 
@@ -29,18 +27,11 @@ def drive(balance, speeds_of, steps, noise=0.0, state=None):
 def test_it_settles_on_the_optimum_and_stays():
   balance = rebalance(total=28, workers=4)
   speeds = (10.0, 10.0, 10.0, 5.0)
-  states = drive(balance, lambda _: speeds, 20)
+  assert balance.init(speeds).counts == (8, 8, 8, 4)
+  states = drive(balance, lambda _: speeds, 20, 0.02)
   assert states[-1].counts == integer_shares(28, speeds) == (8, 8, 8, 4)
   assert states[-1].changes == 1
-  assert balance.speeds(states[-1]) == pytest.approx(speeds)
-
-
-@pytest.mark.parametrize("slow", [0.5, 0.25])
-def test_a_slowed_worker_costs_what_the_sum_of_speeds_says(slow):
-  speeds = (10.0, 10.0, 10.0, 10.0 * slow)
-  last = drive(rebalance(total=28, workers=4), lambda _: speeds, 5, 0.02)[-1]
-  ideal = makespan_s(ideal_shares(28, speeds), speeds)
-  assert makespan_s(last.counts, speeds) <= 1.1 * ideal
+  assert balance.speeds(states[-1]) == pytest.approx(speeds, rel=0.05)
 
 
 def test_a_change_of_speed_is_acted_on_after_most_of_a_window():
@@ -100,11 +91,6 @@ def test_what_is_no_time_is_skipped_and_counted(bad):
   assert state.counts == (4, 4) and balance.speeds(state) == (4.0, 0.0)
 
 
-def test_known_speeds_are_a_start():
-  balance = rebalance(total=28, workers=4)
-  assert balance.init((2.0, 2.0, 2.0, 1.0)).counts == (8, 8, 8, 4)
-
-
 def test_state_is_a_value():
   balance = rebalance(total=28, workers=4)
   state = drive(balance, lambda _: (1.0, 1.0, 1.0, 0.5), 8)[-1]
@@ -117,54 +103,28 @@ def test_state_is_a_value():
   assert balance.update(times, again) == balance.update(times, state)
 
 
+BALANCE = rebalance(total=8, workers=2)
+
+
 @pytest.mark.parametrize(
-  ("call", "error", "message"),
+  ("call", "message"),
   [
+    ({"caps": (3, 4)}, r"`caps` must hold the 8 .*got \(3, 4\), which hold 7"),
+    ({"workers": 0}, "`workers` must be"),
+    ({"total": 1}, "`min_microbatches` must be"),
+    ({"min_gain": 0.0}, r"`min_gain` must be a number in \(0, 1\], got 0.0"),
+    ({"window": 0}, r"`window` must be an integer in \[1, .*got 0"),
+    ({"fixed_s": (0.1,) * 3}, "`fixed_s` must be seconds"),
+    (lambda: BALANCE.init((1.0, -1.0)), "`speeds` must be positive"),
+    (lambda: BALANCE.init((1.0,) * 3), r"`speeds` must be 2 numbers, got \(1"),
     (
-      lambda: rebalance(total=8, workers=2, caps=(3, 4)),
-      ValueError,
-      r"`caps` must hold the 8 microbatches .*, got \(3, 4\), which hold 7",
-    ),
-    (lambda: rebalance(total=8, workers=0), ValueError, "`workers` must be"),
-    (
-      lambda: rebalance(total=1, workers=2),
-      ValueError,
-      "`min_microbatches` must be",
-    ),
-    (
-      lambda: rebalance(total=8, workers=2, min_gain=0.0),
-      ValueError,
-      r"`min_gain` must be a number in \(0, 1\], got 0.0",
-    ),
-    (
-      lambda: rebalance(total=8, workers=2, window=0),
-      ValueError,
-      r"`window` must be an integer in \[1, .*got 0",
-    ),
-    (
-      lambda: rebalance(total=8, workers=2, fixed_s=(0.1,) * 3),
-      ValueError,
-      "`fixed_s` must be seconds",
-    ),
-    (
-      lambda: rebalance(total=8, workers=2).init((1.0, -1.0)),
-      ValueError,
-      "`speeds` must be positive",
-    ),
-    (
-      lambda: rebalance(total=8, workers=2).init((1.0,) * 3),
-      ValueError,
-      r"`speeds` must be 2 numbers, got \(1.0, 1.0, 1.0\)",
-    ),
-    (
-      lambda: rebalance(total=8, workers=2).update(
-        (1.0,), rebalance(total=8, workers=2).init()
-      ),
-      ValueError,
+      lambda: BALANCE.update((1.0,), BALANCE.init()),
       r"`seconds` must be 2 times, got \(1.0,\)",
     ),
   ],
 )
-def test_bad_arguments_are_named(call, error, message):
-  with pytest.raises(error, match=message):
-    call()
+def test_bad_arguments_are_named(call, message):
+  with pytest.raises(ValueError, match=message):
+    if callable(call):
+      call()
+    rebalance(**({"total": 8, "workers": 2} | call))

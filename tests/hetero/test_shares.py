@@ -61,16 +61,14 @@ def test_without_fixed_times_and_caps_shares_are_those_of_the_speeds():
   assert integer_shares(480, speeds) == (120, 40, 20, 300)
 
 
-@pytest.mark.parametrize(
-  ("speeds", "gain"),
-  [((1.0, 1.0, 0.5, 0.5), 1.5), ((1.0, 1.0, 1.0, 0.5), 1.75)],
-)
-def test_gain_over_an_even_split_is_the_closed_form(speeds, gain):
-  even = makespan_s((7,) * 4, speeds)
-  ideal = makespan_s(ideal_shares(28, speeds), speeds)
-  assert even / ideal == pytest.approx(gain)
-  closed = max(1 / v for v in speeds) * sum(speeds) / len(speeds)
-  assert gain == pytest.approx(closed)
+def test_gain_over_an_even_split_is_the_closed_form():
+  for speeds, gain in (
+    ((1.0, 1.0, 0.5, 0.5), 1.5),
+    ((1.0,) * 3 + (0.5,), 1.75),
+  ):
+    even = makespan_s((7,) * 4, speeds)
+    ideal = makespan_s(ideal_shares(28, speeds), speeds)
+    assert even / ideal == pytest.approx(gain)
 
 
 def test_a_worker_whose_fixed_time_is_too_long_gets_nothing():
@@ -81,76 +79,59 @@ def test_a_worker_whose_fixed_time_is_too_long_gets_nothing():
   ) == (3, 1)
 
 
-def test_many_units_are_dealt_quickly_and_exactly():
-  speeds = np.random.default_rng(0).uniform(1, 4, 256)
-  counts = np.array(integer_shares(65_536, speeds))
-  assert counts.sum() == 65_536
-  assert np.abs(counts - ideal_shares(65_536, speeds)).max() < 1
-
-
 def test_a_fit_finds_speed_and_fixed_time_through_noise():
   n = np.array([1, 2, 4, 8, 16, 32])
   noise = 1 + 0.01 * np.random.default_rng(0).normal(size=n.size)
   speed, fixed_s = fit_speed(n, (0.02 + n / 50) * noise)
   assert speed == pytest.approx(50, rel=0.02)
   assert fixed_s == pytest.approx(0.02, rel=0.1)
-
-
-def test_a_fit_has_no_negative_fixed_time():
+  # There is no negative fixed time.
   speed, fixed_s = fit_speed((1, 2, 4), (0.8, 2.0, 4.2))
   assert fixed_s == 0
   assert speed == pytest.approx(1, rel=0.1)
 
 
 @pytest.mark.parametrize(
-  ("call", "error", "message"),
+  ("function", "args", "options", "message"),
   [
+    (integer_shares, (4, (1.0, -2.0)), {}, r"`speeds` .*got \(1.0, -2.0\)"),
+    (ideal_shares, (4, (1.0, np.nan)), {}, "`speeds` must be positive"),
+    (ideal_shares, (4, (1.0, 0.0)), {}, "`speeds` must be"),
+    (ideal_shares, (4, ()), {}, "`speeds` must be"),
+    (ideal_shares, (4, ("fast",)), {}, "`speeds` .* got .'fast'"),
+    (integer_shares, (4.0, (1.0,)), {}, "`total` must be an int"),
     (
-      lambda: integer_shares(4, (1.0, -2.0)),
-      ValueError,
-      r"`speeds` must be positive, .*got \(1.0, -2.0\)",
-    ),
-    (lambda: ideal_shares(4, (1.0, np.nan)), ValueError, "`speeds` must be"),
-    (lambda: ideal_shares(4, (1.0, 0.0)), ValueError, "`speeds` must be"),
-    (lambda: ideal_shares(4, ()), ValueError, "`speeds` must be"),
-    (lambda: ideal_shares(4, ("fast",)), ValueError, "`speeds` .* got .'fast'"),
-    (lambda: integer_shares(4.0, (1.0,)), TypeError, "`total` must be an int"),
-    (
-      lambda: integer_shares(4, (1.0, 1.0), caps=(1, 2)),
-      ValueError,
-      r"`caps` must hold the 4 microbatches .*, got \(1, 2\), which hold 3",
+      integer_shares,
+      (4, (1.0, 1.0)),
+      {"caps": (1, 2)},
+      r"`caps` must hold the 4 .*, got \(1, 2\), which hold 3",
     ),
     (
-      lambda: integer_shares(4, (1.0, 1.0), caps=(4,)),
-      ValueError,
+      integer_shares,
+      (4, (1.0, 1.0)),
+      {"caps": (4,)},
       r"`caps` must be 2 integers of at least 0, got \(4,\)",
     ),
-    (lambda: integer_shares(1, (1.0,), caps=(1.5,)), ValueError, "`caps` must"),
+    (integer_shares, (1, (1.0,)), {"caps": (1.5,)}, "`caps` must"),
     (
-      lambda: ideal_shares(4, (1.0, 1.0), fixed_s=-1.0),
-      ValueError,
+      ideal_shares,
+      (4, (1.0, 1.0)),
+      {"fixed_s": -1.0},
       "`fixed_s` must be seconds of at least 0, one or 2 of them, got -1.0",
     ),
+    (ideal_shares, (4, (1.0,)), {"fixed_s": (0.0,) * 3}, "`fixed_s` must be"),
     (
-      lambda: ideal_shares(4, (1.0, 1.0), fixed_s=(0.0,) * 3),
-      ValueError,
-      "`fixed_s` must be",
+      integer_shares,
+      (1, (1.0, 1.0)),
+      {"min_microbatches": 1},
+      "`min_microbatches` must be at most what 1 .* allow 2 .* got 1",
     ),
-    (
-      lambda: integer_shares(1, (1.0, 1.0), min_microbatches=1),
-      ValueError,
-      "`min_microbatches` must be at most what 1 microbatches allow 2 .* got 1",
-    ),
-    (
-      lambda: makespan_s((1, 2), (1.0,)),
-      ValueError,
-      r"`counts` must be 1 numbers of at least 0, got \(1, 2\)",
-    ),
-    (lambda: fit_speed((2, 2), (1.0, 1.1)), ValueError, "`counts` must be at"),
-    (lambda: fit_speed((1, 2), (1.0, 0.0)), ValueError, "`seconds` must be p"),
-    (lambda: fit_speed((1, 2), (9.0, 1.0)), ValueError, "`seconds` must rise"),
+    (makespan_s, ((1, 2), (1.0,)), {}, r"`counts` must be 1 .*got \(1, 2\)"),
+    (fit_speed, ((2, 2), (1.0, 1.1)), {}, "`counts` must be at"),
+    (fit_speed, ((1, 2), (1.0, 0.0)), {}, "`seconds` must be p"),
+    (fit_speed, ((1, 2), (9.0, 1.0)), {}, "`seconds` must rise"),
   ],
 )
-def test_bad_arguments_are_named(call, error, message):
-  with pytest.raises(error, match=message):
-    call()
+def test_bad_arguments_are_named(function, args, options, message):
+  with pytest.raises((TypeError, ValueError), match=message):
+    function(*args, **options)

@@ -47,20 +47,6 @@ def make_run(tx, params=None, mesh=MESH):
   return state, lambda g, s, p=params: jitted(g, s, p)
 
 
-def own_errors(state, worker):
-  """Returns what a worker remembers in `feedback`, for all leaves."""
-  found = jax.tree.leaves(
-    state, is_leaf=lambda n: isinstance(n, jaxmotion.transforms.ExchangeState)
-  )
-  (exchange,) = [
-    n for n in found if isinstance(n, jaxmotion.transforms.ExchangeState)
-  ]
-  return [
-    jax.tree.map(lambda a: a[worker], part.first)
-    for part in exchange.codec_state.value
-  ]
-
-
 def normal_gradients(seed, shapes):
   """Gradients of three workers, of any shapes."""
   rng = np.random.default_rng(seed)

@@ -12,11 +12,11 @@ import jax
 import numpy as np
 import optax
 import pytest
+from jax.sharding import Mesh
 
 import jaxmotion
 from jaxmotion import codecs, core, presets
 from jaxmotion.codecs._combinators._multi_round import Factors
-from jaxmotion.codecs.extend import partition
 from tests.paths import ROOT
 from tests.presets.reference import (
   PARAMS,
@@ -36,107 +36,69 @@ GOLDEN, IN_TURN, DGC = (
 )
 
 
-def test_means_and_memories_are_those_of_the_hook():
-  tx = presets.power_sgd("data", rank=1, start=2, form="global")
-  state, update = make_run(tx)
-  factors = iter([GOLDEN["q0"], GOLDEN["q1"]])
+def with_factors(state, factors):
+  """A state of PowerSGD that begins with other factors, placed as before."""
+  left = iter(factors)
   first = core.map_shared(
     lambda a: a,
-    lambda part: core.Shared(next(factors)[None], part.axes),
+    lambda part: core.Shared(next(left), part.axes),
     state.codec_state.value,
   )
-  state = state._replace(codec_state=jaxmotion.PerWorker(first))
+  made = state._replace(codec_state=jaxmotion.PerWorker(first))
+  return jax.device_put(made, jax.tree.map(lambda a: a.sharding, state))
+
+
+def cut_factors(flat, lengths):
+  """Factors of rank 2, which a file holds one after the other."""
+  ends = np.cumsum(lengths)[:-1] * 2
+  return [a.reshape(1, -1, 2) for a in np.split(flat, ends)]
+
+
+@pytest.mark.parametrize("form", ["global", "alternating"])
+def test_means_and_memories_are_those_of_the_references(form):
+  """Those of the hook, and of the reference that sends factors in turn."""
+  is_hook = form == "global"
+  golden, rank = (GOLDEN, 1) if is_hook else (IN_TURN, 2)
+  tx = presets.power_sgd("data", rank=rank, start=2, form=form)
+  state, update = make_run(tx)
+  if is_hook:
+    factors = [golden["q0"][None], golden["q1"][None]]
+  else:
+    left, right = (12, 16), (20, 8)
+    pairs = cut_factors(golden["p0"], left), cut_factors(golden["q0"], right)
+    factors = map(Factors, *pairs)
+  state = with_factors(state, factors)
   for step in range(6):
     mean, state = update(gradients(step), state)
-    np.testing.assert_allclose(flatten(mean), GOLDEN["mean"][step], atol=5e-6)
-    for r in range(4):
-      own = jax.tree.map(
-        lambda a, r=r: a[r],
-        [reduced.first.memory.value for reduced in state.codec_state.value],
+    np.testing.assert_allclose(flatten(mean), golden["mean"][step], atol=5e-6)
+    # Leaves that travel whole have a memory in the hook alone.
+    memories = [
+      np.asarray(part.first.memory.value).reshape(4, -1)
+      if part.first
+      else np.zeros((4, np.prod(shape)), np.float32)
+      for part, shape in zip(
+        state.codec_state.value, SHAPES.values(), strict=True
       )
-      error = GOLDEN[f"error{r}"][step]
-      np.testing.assert_allclose(
-        np.concatenate([np.asarray(a).reshape(-1) for a in own]),
-        error,
-        atol=5e-6,
-      )
+    ]
+    for r, error in enumerate(np.concatenate(memories, 1)):
+      np.testing.assert_allclose(error, golden[f"error{r}"][step], atol=5e-6)
   assert int(state.count) == 6
 
 
-def test_factors_in_turn_are_those_of_the_reference():
-  tx = presets.power_sgd("data", rank=2, start=2, form="alternating")
-  state, update = make_run(tx)
-  ends = np.cumsum([0, 12 * 2, 16 * 2]), np.cumsum([0, 20 * 2, 8 * 2])
-  firsts = iter(
-    Factors(
-      IN_TURN["p0"][a:b].reshape(1, -1, 2), IN_TURN["q0"][c:d].reshape(1, -1, 2)
-    )
-    for a, b, c, d in zip(
-      ends[0][:2], ends[0][1:], ends[1][:2], ends[1][1:], strict=True
-    )
-  )
-  first = core.map_shared(
-    lambda a: a,
-    lambda part: core.Shared(next(firsts), part.axes),
-    state.codec_state.value,
-  )
-  state = state._replace(codec_state=jaxmotion.PerWorker(first))
-  for step in range(6):
-    mean, state = update(gradients(step), state)
-    expected = IN_TURN["mean"][step]
-    np.testing.assert_allclose(flatten(mean), expected, atol=5e-6)
-    for r in range(4):
-      errors = [part.first for part in state.codec_state.value]
-      own = np.concatenate(
-        [
-          np.asarray(e.memory.value[r]).reshape(-1)
-          if e
-          else np.zeros(np.prod(shape), np.float32)
-          for e, shape in zip(errors, SHAPES.values(), strict=True)
-        ]
-      )
-      np.testing.assert_allclose(own, IN_TURN[f"error{r}"][step], atol=5e-6)
-
-
-def test_bad_gradients_pass_and_later_ones_are_finite():
-  state, update = make_run(
-    presets.power_sgd("data", rank=2, start=1, nonfinite="skip")
-  )
-  good = gradients(0)
-  of_rank_1 = {k: np.ones_like(a) for k, a in good.items()}
-  bad = [
-    good | {"a": good["a"] * 0},
-    of_rank_1,
-    good | {"c": np.where(good["c"] > 1, np.float32(np.nan), good["c"])},
-    jax.tree.map(lambda a: a * np.float32(1e25), good),
-  ]
-  for grads in [good, *bad, good]:
-    mean, state = update(grads, state)
-    assert all(np.isfinite(a).all() for a in jax.tree.leaves(mean))
-  assert int(state.skipped) == 1
-  for part in core.shared_parts(state.codec_state.value):
-    assert np.linalg.matrix_rank(part.value[0]) == 2
-
-
-def test_only_leaves_that_factors_make_smaller_are_factored():
-  codec = codecs.where_smaller(codecs.low_rank(rank=2))
-  kinds = {
-    path: type(group.codec).__name__
-    for group in partition(codec, PARAMS).leaf_groups
-    for path in [list(SHAPES)[group.leaves[0]]]
-  }
-  assert kinds == {
-    "a": "low_rank",
-    "b": "identity",
-    "c": "low_rank",
-    "d": "identity",
-  }
-  far = codecs.where_smaller(codecs.low_rank(rank=2), min_ratio=3)
-  groups = partition(far, PARAMS).leaf_groups
-  assert [type(g.codec).__name__ for g in groups][::2] == [
-    "low_rank",
-    "identity",
-  ]
+def test_what_power_sgd_sends_and_remembers_adds_up():
+  """In the local form, after an update at full precision."""
+  tx = presets.power_sgd("data", rank=1, start=1)
+  state, update = make_run(tx, {"a": PARAMS["a"]})
+  sent, exact = np.zeros((2, 12, 20))
+  for step in range(4):
+    grads = gradients(step)["a"]
+    mean, state = update({"a": grads}, state)
+    sent, exact = sent + mean["a"], exact + grads.mean(0)
+  (part,) = state.codec_state.value
+  remembered = codecs.feedback(codecs.low_rank(rank=1)).error
+  error = jax.vmap(remembered)(part.first._replace(inner=())).mean(0)
+  np.testing.assert_allclose(sent + error.reshape(12, 20), exact, atol=1e-5)
+  assert np.abs(error).max() > 0.1  # Something is still to be sent.
 
 
 def orthogonalize(matrix):
@@ -156,14 +118,7 @@ def test_power_sgd_of_rank_3_is_the_definition(view):
   tx = presets.power_sgd("data", rank=3, start=0, form="global", view=view)
   state, update = run_on_three(tx, shapes)
   right = np.random.default_rng(9).normal(size=(b, 3))
-  first = core.map_shared(
-    lambda x: x,
-    lambda part: core.Shared(right[None].astype(np.float32), part.axes),
-    state.codec_state.value,
-  )
-  made = state._replace(codec_state=jaxmotion.PerWorker(first))
-  # Placed as before, so that the second step is not traced again.
-  state = jax.device_put(made, jax.tree.map(lambda a: a.sharding, state))
+  state = with_factors(state, [right[None].astype(np.float32)])
   error = np.zeros((THREE, a, b))
   for step in range(3):  # Every step makes what float32 rounds twice as large.
     grads = normal_gradients(step, shapes)
@@ -211,48 +166,44 @@ def test_dgc_means_are_those_of_the_reference(nesterov, masking):
       np.testing.assert_allclose(mean["b"], expected, atol=5e-6)
 
 
-def test_more_is_sent_at_first_and_gradients_are_clipped():
-  tx = presets.dgc("data", density=0.01, warmup=8, min_size=0)
-  state, update = make_run(tx)
-  sent = []
-  for step in range(6):
-    mean, state = update(gradients(0), state)
-    # A worker's gradient has at most norm 1 / sqrt(4), grown by momentum.
-    assert np.linalg.norm(flatten(mean)) <= 0.501 * (step + 1)
-    sent.append(np.count_nonzero(mean["a"]))
-  assert sent[0] > 1.5 * sent[2] > 2 * sent[4]
-
-
-def test_stages_of_the_warm_up_end_where_they_should():
-  tx = presets.dgc("data", density=0.05, warmup=6, clip_norm=None, min_size=0)
+def test_each_worker_clips_its_gradient_by_the_norm_of_all():
+  tx = presets.dgc(
+    "data", density=1.0, momentum=0.0, clip_norm=8.0, warmup=0, min_size=0
+  )
   state, update = make_run(tx, pick(PARAMS))
-  same = {k: np.stack([a[0]] * 4) for k, a in pick(gradients(0)).items()}
+  grads = pick(gradients(0))
+  grads["b"][0], grads["a"][0] = 0.0, 1e-3  # Too small to be clipped.
+  flat = np.concatenate([a.reshape(4, -1) for a in grads.values()], axis=1)
+  norms = np.linalg.norm(flat, axis=1)
+  scales = np.minimum(1, 8.0 / np.sqrt(4) / norms)
+  assert list(scales < 1) == [False, True, True, True]
+  mean, _ = update(grads, state)
+  for name, a in grads.items():
+    expected = np.tensordot(scales, a, 1) / 4
+    np.testing.assert_allclose(mean[name], expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_warm_up_sends_more_in_stages_and_all_at_last():
+  tx = presets.dgc(
+    "data", density=0.05, momentum=0.0, warmup=6, clip_norm=None, min_size=0
+  )
+  same = {"a": np.stack([gradients(0)["a"][0]] * 2)}
+  # Two workers send in one phase, in which five levels compile faster.
+  mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+  state, update = make_run(tx, {"a": PARAMS["a"]}, mesh)
+  sent = np.zeros_like(PARAMS["a"])
   for stage in (1, 2, 2, 3, 4, 4, 5, 5):
     mean, state = update(same, state)
     few = codecs.topk(density=0.05 ** (stage / 5))
     payload, _ = few.encode(same["a"][0])
     count = np.count_nonzero(few.decode(payload, same["a"][0]))
     assert np.count_nonzero(mean["a"]) == count
-
-
-def test_what_is_not_sent_is_sent_later_with_its_momentum():
-  """At momentum 0, all that comes in goes out."""
-  tx = presets.dgc(
-    "data",
-    density=0.25,
-    momentum=0.0,
-    clip_norm=None,
-    warmup=0,
-    min_size=0,
-  )
-  state, update = make_run(tx)
-  sent = jax.tree.map(np.zeros_like, {k: a[0] for k, a in gradients(0).items()})
-  zeros = jax.tree.map(np.zeros_like, gradients(0))
-  for step in range(12):
-    mean, state = update(zeros if step else gradients(0), state)
-    sent = jax.tree.map(np.add, sent, mean)
-  exact = jax.tree.map(lambda a: a.mean(0), gradients(0))
-  np.testing.assert_allclose(flatten(sent), flatten(exact), atol=1e-6)
+    sent += mean["a"]
+  assert np.abs(sent - 8 * same["a"][0]).max() > 1
+  for _ in range(24):  # More steps than a block has elements.
+    mean, state = update({"a": 0 * same["a"]}, state)
+    sent += mean["a"]
+  np.testing.assert_allclose(sent, 8 * same["a"][0], atol=1e-5)
 
 
 def test_a_matrix_in_two_phases_has_its_momentum_once():
