@@ -98,6 +98,7 @@ class BlockCodec(ArrayCodec):
     key: core.Key | None,
     decay: float,
   ) -> tuple[PyTree, Array, PyTree]:
+    """Encodes x plus its error in the kernel op's own pass."""
     self._check_input(x, key, state)
     payload, value = blocks.encode_error_pass(
       x, memory, self._used_key(key), op=self.kernel_op, decay=decay

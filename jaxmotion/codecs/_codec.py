@@ -498,6 +498,7 @@ class Codec(abc.ABC):
     key: core.Key | None,
     decay: float,
   ) -> tuple[PyTree, Array, PyTree]:
+    """Adds the error to x in memory, then encodes the sum."""
     value = kernels.add_error(self.decode, x, memory, decay)
     payload, state = self.encode(value, state, key)
     return payload, value, state

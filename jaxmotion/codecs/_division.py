@@ -89,14 +89,14 @@ def divide_blocks(
 
 
 def _count_blocks(blocks: int, workers: int) -> int:
-  """Returns the blocks per plane of a part."""
+  """Returns the blocks per plane of one worker's part, rounded up."""
   # XLA:CPU asks of each element of a loop whether it exists, unless the number
   # of cores divides the loop (2x). So a multiple of 4 or 2 is taken where that
   # adds little.
   each = -(-blocks // workers)
-  for multiple, share in ((4, 32), (2, 16)):
+  for multiple, divisor in ((4, 32), (2, 16)):
     rounded = -(-each // multiple) * multiple
-    if workers * rounded - blocks <= blocks // share:
+    if workers * rounded - blocks <= blocks // divisor:
       return rounded
   return each
 

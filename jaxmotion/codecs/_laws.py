@@ -92,6 +92,7 @@ class Laws:
   nonfinite: str = "lost"
 
   def __post_init__(self) -> None:
+    """Raises unless the fields are valid."""
     for field in dataclasses.fields(self):
       if field.type is bool:
         core.check_bool(field.name, getattr(self, field.name))
@@ -222,6 +223,7 @@ class MemoryPart:
   kept_by: str = ""
 
   def __post_init__(self) -> None:
+    """Raises unless the fields are valid."""
     core.check_text("name", self.name)
     core.check_bool("is_pending", self.is_pending)
     core.check_bool("keeps_mean", self.keeps_mean)

@@ -76,6 +76,7 @@ class Partition:
     return self.treedef.unflatten(leaves)
 
   def _check_merged(self, arrays: Any) -> None:
+    """Raises unless arrays are those that the tree is divided into."""
     count = len(self.leaf_groups)
     found = core.check_sequence("arrays", arrays, "arrays")
     if len(found) != count:
@@ -137,6 +138,7 @@ def partition(codec: _codec.Codec, tree: PyTree) -> Partition:
 def _partition_shapes(
   codec: _codec.Codec, treedef: Any, likes: tuple[jax.ShapeDtypeStruct, ...]
 ) -> Partition:
+  """Divides a tree of shapes, once for each codec and structure."""
   # A step is traced several times, and rules match every path.
   tree = treedef.unflatten(likes)
   leaves = core.named_leaves(tree)

@@ -164,6 +164,12 @@ def to_blocks(x: Array, planes: int, block: int) -> Array:
   return flat.reshape(shape)
 
 
+def pad_to_multiple(flat: Array, unit: int) -> Array:
+  """Returns a vector with zeros after its end, to a multiple of `unit`."""
+  padding = -flat.size % unit
+  return jnp.pad(flat, (0, padding)) if padding else flat
+
+
 def cut_planes(x: Array, planes: int, block: int) -> list[tuple[slice, Array]]:
   """Divides `x` as `to_blocks` does, the planes without padding apart.
 
@@ -364,7 +370,7 @@ def _fold_lanes(
   start: float,
   op: Callable[[Array, Array], Array],
 ) -> Array:
-  """Reduces blocks to fewer elements, for an op where repeating one is free."""
+  """Reduces blocks to 32 elements each, by an op such as a maximum."""
   # XLA:CPU reduces a block by vector instructions only if 32 and more divide it
   # evenly (5x). Here runs of 32 are compared side by side. The last run
   # overlaps the one before it; XLA would join the reductions again if none did.
@@ -379,7 +385,7 @@ def _fold_lanes(
 
 
 def _fold_sums(b: Array, axes: tuple[int, ...]) -> Array:
-  """Adds magnitudes of blocks to fewer sums."""
+  """Adds up the magnitudes of each block to some partial sums."""
   # XLA:CPU adds a block element by element unless a power of two divides it
   # (4x). It writes a part of an array to memory before it reduces that part.
   # Here runs of some elements are added side by side. From 16 MiB on, blocks

@@ -18,15 +18,12 @@ _SAMPLE_SHAPE = (64, 1024)
 
 
 class LeafLayout(NamedTuple):
-  """Division of one leaf of a payload into rows, blocks and elements.
+  """Division of one leaf of a payload into rows, blocks and elements."""
 
-  Attributes:
-    pieces: (first row, rows) of each piece that a tile stores separately.
-    per_element: True if the leaf has an entry for each element of a block,
-      False if it has one for each block.
-  """
-
+  # (first row, rows) of each piece that a tile stores separately.
   pieces: tuple[tuple[int, int], ...]
+  # True if the leaf has an entry for each element of a block, False if it has
+  # one for each block.
   per_element: bool
 
   @property
@@ -36,20 +33,14 @@ class LeafLayout(NamedTuple):
 
 
 class BlockLayout(NamedTuple):
-  """Division of a flat array into planes, blocks and elements.
+  """Division of a flat array into planes, blocks and elements."""
 
-  Attributes:
-    planes: number of planes, contiguous runs of the array that are packed into
-      the same words.
-    blocks: blocks per plane, contiguous runs of it with one scale each.
-    width: elements per block.
-    size: elements of the array; positions from there on are padding.
-  """
-
+  # Number of planes, contiguous runs of the array that are packed into the same
+  # words.
   planes: int
-  blocks: int
-  width: int
-  size: int
+  blocks: int  # Blocks per plane, contiguous runs of it with one scale each.
+  width: int  # Elements per block.
+  size: int  # Elements of the array; positions from there on are padding.
 
   @property
   def is_padded(self) -> bool:
@@ -67,17 +58,14 @@ class Tile(NamedTuple):
 
   Triton needs tile dimensions that are powers of two. A dimension that is not
   one is rounded up, and `inside` masks the entries beyond it.
-
-  Attributes:
-    position: uint32[planes, blocks, width], index in the flat, padded array.
-    inside: bool of that shape, False where a tile dimension reaches beyond the
-      layout; None if none does.
-    width: elements per block, all of them inside.
   """
 
+  # uint32[planes, blocks, width], index in the flat, padded array.
   position: Array
+  # bool of that shape, False where a tile dimension reaches beyond the layout;
+  # None if none does.
   inside: Array | None
-  width: int
+  width: int  # Elements per block, all of them inside.
 
 
 class BlockOp(abc.ABC):
@@ -246,6 +234,7 @@ def describe_payload(op: BlockOp, like: ShapedLike) -> PyTree:
 
 @functools.lru_cache(maxsize=4096)
 def _describe(op: BlockOp, shape: tuple[int, ...], dtype: str) -> PyTree:
+  """Computes the shapes of a payload from its layout, or else traces it."""
   try:
     shapes = _leaf_shapes(op, shape)
     sample_shapes = _leaf_shapes(op, _SAMPLE_SHAPE)
@@ -261,6 +250,7 @@ def _describe(op: BlockOp, shape: tuple[int, ...], dtype: str) -> PyTree:
 
 @functools.lru_cache(maxsize=4096)
 def _trace_payload(op: BlockOp, shape: tuple[int, ...], dtype: str) -> PyTree:
+  """Returns the shapes of a payload by an abstract run of the encoder."""
   found = jax.eval_shape(
     lambda x, seed: op.encode(x, core.Key(seed, seed)),
     jax.ShapeDtypeStruct(shape, dtype),

@@ -17,6 +17,9 @@ from jaxmotion.core import PyTree
 
 IMPLEMENTATIONS = ("reference", "pallas_triton", "pallas_mosaic")
 VARIABLE = "JAXMOTION_KERNELS"
+INTERPRETS_KERNELS = False
+"""Whether kernels run as `jax.numpy`: tests set it, where there is no GPU."""
+
 # Kernels for arrays on an NVIDIA GPU. Once Pallas lowers nothing to Triton,
 # Mosaic's take their place here.
 _ON_GPU = ("pallas_triton", "reference")
@@ -31,7 +34,7 @@ def dispatch(
   implementation: str | None = None,
   **static: Any,
 ) -> PyTree:
-  """Runs the function of this name by one implementation of the table."""
+  """Runs an op by the first implementation that takes its arguments."""
   # An implementation that cannot take the arguments raises NotImplementedError,
   # and the next one is tried. First comes the implementation that
   # JAXMOTION_KERNELS names, read when the op is traced. Where arrays are on an

@@ -17,10 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxmotion import core
-from jaxmotion.core import Array, PyTree
-
-INTERPRET = False
-"""Whether kernels run as `jax.numpy`: tests set it, where there is no GPU."""
+from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.kernels import _dispatch
 
 # Indices are int32, and the last tile may reach beyond the end.
 _MAX_ELEMENTS = 2**31 - 2**16
@@ -59,11 +57,19 @@ def call_kernel(
     ],
     input_output_aliases=aliases or {},
     compiler_params=plgpu.CompilerParams(num_warps=_count_warps(tile_elements)),
-    interpret=INTERPRET,
+    interpret=_dispatch.INTERPRETS_KERNELS,
     name=name,
   )(*(a.reshape(-1) for a in inputs))
   shaped = [y.reshape(a.shape) for y, a in zip(flat, leaves, strict=True)]
   return jax.tree.unflatten(treedef, shaped)
+
+
+def reject_wide(*arrays: ShapedLike) -> None:
+  """Raises NotImplementedError for elements of more than 32 bits."""
+  for a in arrays:
+    if jnp.dtype(a.dtype).itemsize > 4:
+      name = jnp.dtype(a.dtype).name
+      raise NotImplementedError(f"values must have 32 bits, got {name}")
 
 
 def _count_warps(elements: int) -> int:

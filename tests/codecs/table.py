@@ -83,7 +83,7 @@ ALGORITHMS = {
 
 
 # Rows that run the code of another row, with another width, format or density.
-# Round trips and frozen payloads hold them. Suites that compile programs for
+# Laws and frozen payloads hold them. Suites that compile programs for
 # every codec take the other rows.
 VARIANTS = frozenset(
   """

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmotion import codecs, wire
+from jaxmotion import codecs
 from jaxmotion.codecs.extend import partition
 from tests.codecs.jitted import decode, encode, init
 
@@ -72,12 +72,6 @@ def test_a_bucket_is_encoded_as_one_array():
   assert len(payload) == 1
   np.testing.assert_array_equal(payload[0].words, alone.words)
   np.testing.assert_array_equal(payload[0].scale, alone.scale)
-
-
-def test_joining_saves_scales_and_padding():
-  tree = [jnp.ones(5)] * 20
-  apart = wire.payload_bytes(INT8, tree)
-  assert wire.payload_bytes(codecs.buckets(INT8), tree) < 0.6 * apart
 
 
 @pytest.mark.parametrize("outside", [True, False])

@@ -1,33 +1,24 @@
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxmotion import codecs, make_key
-from tests.codecs.jitted import decode, encode, init
+from tests.codecs.jitted import decode, encode, trip
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(8, 24)), jnp.float32)
 TOPK = codecs.topk(density=0.5, block=16)
 STOCHASTIC = codecs.uniform(bits=4, rounding="stochastic")
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def trip(codec, x=X, key=None):
-  payload, state = codec.encode(x, codec.init(x), key)
-  return payload, state, codec.decode(payload, x)
-
-
 def test_three_codecs_nest_in_order():
   codec = codecs.chain(codecs.identity(), TOPK, codecs.cast("bfloat16"))
-  payload, state, y = trip(codec)
+  payload, y = trip(codec, X)
   words = payload.values.values.words
   assert words.dtype == jnp.uint16 and words.shape == (96,)
-  assert state == ()
-  sparse, _, _ = trip(TOPK)
+  assert codec.init(X) == ()
+  sparse, kept = trip(TOPK, X)
   np.testing.assert_array_equal(payload.values.indices, sparse.indices)
-  _, _, kept = trip(TOPK)
   # What is kept, rounded to bfloat16.
   np.testing.assert_array_equal(y, kept.astype(jnp.bfloat16).astype("float32"))
 
@@ -37,14 +28,13 @@ def test_a_chain_ends_in_a_chain():
   nested = codecs.chain(
     codecs.identity(), codecs.chain(TOPK, codecs.cast("float16"))
   )
-  a, b = trip(flat), trip(nested)
-  assert jax.tree.structure(a) == jax.tree.structure(b)
-  np.testing.assert_array_equal(a[2], b[2])
+  a, b = trip(flat, X), trip(nested, X)
+  jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 def test_the_values_go_through_the_next_codec_as_by_itself():
   codec = codecs.chain(TOPK, codecs.uniform(bits=4))
-  payload, _, y = trip(codec)
+  payload, y = trip(codec, X)
   sparse, _ = encode(TOPK, X)
   inner, _ = encode(codecs.uniform(bits=4), sparse.values)
   jax.tree.map(np.testing.assert_array_equal, payload.values, inner)
@@ -60,29 +50,25 @@ def test_a_key_is_needed_if_any_codec_needs_one():
   assert codec.needs_key
   with pytest.raises(ValueError, match="`key` must be a jaxmotion.Key for ch"):
     codec.encode(X)
-  a, b = (trip(codec, key=make_key(0, w))[2] for w in (0, 1))
+  a, b = (trip(codec, X, make_key(0, w))[1] for w in (0, 1))
   assert (a != b).any()
 
 
 def test_two_random_codecs_do_not_share_their_randomness():
   twice = codecs.chain(codecs.identity(), STOCHASTIC)
   alone = encode(STOCHASTIC, X, (), make_key(0))[0]
-  chained = trip(twice, key=make_key(0))[0].values
+  chained = trip(twice, X, make_key(0))[0].values
   assert (alone.words != chained.words).any()
 
 
-def test_states_are_those_of_the_codecs():
-  codec = codecs.feedback(codecs.chain(TOPK, codecs.uniform(bits=2)))
-  state = init(codec, X)
-  assert state.inner == () and state.memory.value.shape == X.shape
-  payload, new = encode(codec, X, state)
-  y = decode(codec, payload, X)
-  error = jax.jit(codec.error)(new)
-  np.testing.assert_array_equal(error, np.asarray(X) - np.asarray(y))
-  assert jax.tree.structure(new) == jax.tree.structure(state)
-
-
-@pytest.mark.parametrize("first", [codecs.sign(), codecs.uniform(bits=8)])
+@pytest.mark.parametrize(
+  "first",
+  [
+    codecs.sign(),
+    codecs.uniform(bits=8),
+    codecs.chain(TOPK, codecs.identity()),
+  ],
+)
 def test_a_payload_without_values_is_named(first):
   codec = codecs.chain(first, codecs.cast("bfloat16"))
   for method in (codec.init, codec.encode):
@@ -91,12 +77,6 @@ def test_a_payload_without_values_is_named(first):
     ) as e:
       jax.eval_shape(method, X)
     assert repr(first) in str(e.value)
-
-
-def test_a_chain_that_does_not_come_last_is_named():
-  first = codecs.chain(TOPK, codecs.identity())
-  with pytest.raises(TypeError, match="`codecs` must have payloads"):
-    encode(codecs.chain(first, codecs.cast("bfloat16")), X)
 
 
 def test_error_memory_goes_around_a_chain_not_into_it():
@@ -126,14 +106,6 @@ def test_what_encodes_no_array_is_refused(bad):
 def test_fewer_than_two_are_refused(few):
   with pytest.raises(ValueError, match="`codecs` must be two codecs or more"):
     codecs.chain(*few)
-
-
-def test_a_chain_is_its_codecs():
-  a = codecs.chain(TOPK, STOCHASTIC)
-  assert a == codecs.chain(TOPK, STOCHASTIC)
-  assert hash(a) == hash(codecs.chain(TOPK, STOCHASTIC))
-  assert a != codecs.chain(STOCHASTIC, TOPK)
-  assert repr(a) == f"chain({TOPK!r}, {STOCHASTIC!r})"
 
 
 def test_a_rotation_is_inverted_once_for_the_sum_of_all_workers(monkeypatch):

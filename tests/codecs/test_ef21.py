@@ -45,11 +45,6 @@ def test_it_approaches_the_mean_of_arrays_that_stay_the_same(inner):
   )
 
 
-def test_with_identity_it_is_the_mean():
-  means, _ = reduce_many(codecs.ef21(codecs.identity()), XS, 1)
-  np.testing.assert_allclose(means[0], XS.mean(0), atol=1e-6)
-
-
 def test_what_is_not_finite_reaches_the_result_and_not_the_state():
   bad = XS.copy()
   bad[1, 2, 3] = np.nan

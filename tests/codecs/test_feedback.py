@@ -14,7 +14,14 @@ XS = RNG.normal(size=(200, 120)).astype(np.float32)
 TOPK = codecs.topk(density=0.1, block=20)
 INT4 = codecs.uniform(bits=4)
 INNER = pytest.mark.parametrize(
-  "inner", [TOPK, INT4, codecs.cast("bfloat16"), codecs.identity()], ids=repr
+  "inner",
+  [
+    TOPK,
+    INT4,
+    codecs.cast("bfloat16"),
+    codecs.chain(TOPK, codecs.cast("float16")),
+  ],
+  ids=repr,
 )
 
 
@@ -67,30 +74,6 @@ def test_what_travels_is_the_value_plus_the_remembered_error(inner):
     np.testing.assert_array_equal(a, b)
 
 
-def test_the_memory_of_a_contraction_stays_bounded():
-  # One value of ten is kept of every block, so delta is 1 / 10.
-  errors, sent = run(feedback(TOPK))
-  delta = 0.1
-  most = float((np.asarray(XS, np.float64) ** 2).sum(1).max())
-  energy = (np.asarray(errors, np.float64) ** 2).sum(1)
-  assert energy.max() <= 4 * (1 - delta) * most / delta**2
-  # No growth: the second half is no larger than the first.
-  assert energy[100:].max() <= 1.5 * energy[:100].max()
-  # What was sent over time is what came in, up to the memory.
-  total = np.asarray(XS, np.float64).sum(0)
-  gap = total - np.asarray(sent, np.float64).sum(0)
-  np.testing.assert_allclose(gap, errors[-1], atol=200 * 2**-20)
-
-
-def test_decay_forgets():
-  zeros = np.zeros((30, 120), np.float32)
-  zeros[0] = XS[0]
-  codec = feedback(codecs.topk(density=0.01, block=120), decay=0.5)
-  errors, _ = run(codec, zeros)
-  energy = (np.asarray(errors) ** 2).sum(1)
-  assert (energy[1:] <= 0.25 * energy[:-1]).all() and energy[0] > 0
-
-
 def test_the_global_form_remembers_what_the_mean_did_not_say():
   codec = feedback(INT4, form="global")
   payload, state = encode(codec, XS[0], init(codec, XS[0]))
@@ -106,33 +89,17 @@ def test_the_global_form_remembers_what_the_mean_did_not_say():
   )
 
 
-def test_the_forms_agree_on_one_worker():
-  a, b = feedback(TOPK), feedback(TOPK, form="global")
-
-  @jax.jit
-  def step(s, t, x):
-    p, s = a.encode(x, s)
-    q, t = b.encode(x, t)
-    return p, s, q, b.after_reduce(t, b.decode(q, x))
-
-  s, t = init(a, XS[0]), init(b, XS[0])
-  for x in XS[:5]:
-    p, s, q, t = step(s, t, x)
-    np.testing.assert_array_equal(p.values, q.values)
-    np.testing.assert_array_equal(read_error(a, s), read_error(b, t))
-
-
 @pytest.mark.parametrize("form", ["local", "global"])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_forgotten(form, bad):
+def test_what_is_not_finite_is_forgotten(form):
   codec = feedback(codecs.uniform(bits=4, block=20), form=form)
-  x = XS[0].copy()
-  x[3] = bad
-  payload, state = encode(codec, x, init(codec, x))
-  state = settle(codec, state, decode(codec, payload, x))
-  assert np.isfinite(read_error(codec, state)).all()
-  payload, state = encode(codec, XS[1], state)
-  assert np.isfinite(decode(codec, payload, x)).all()
+  for bad in (np.nan, np.inf, -np.inf):
+    x = XS[0].copy()
+    x[3] = bad
+    payload, state = encode(codec, x, init(codec, x))
+    state = settle(codec, state, decode(codec, payload, x))
+    assert np.isfinite(read_error(codec, state)).all()
+    payload, state = encode(codec, XS[1], state)
+    assert np.isfinite(decode(codec, payload, x)).all()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -5,7 +5,6 @@ import pytest
 
 from jaxmotion import make_key
 from jaxmotion.codecs import nonnegative
-from jaxmotion.testing import check_unbiased
 from tests.codecs import jitted
 
 NEAREST = nonnegative(block=64)
@@ -27,12 +26,12 @@ def spread(binades, size=640, least=0):
 
 
 @BOTH
-@pytest.mark.parametrize("least", [-125, -40, 96])
-def test_values_of_thirty_binades_are_within_the_stated_bound(codec, least):
-  x = spread(30, least=least)
-  error = np.abs(trip(codec, x) - x) / x
-  assert error.max() <= (1 / 8 if codec.needs_key else 1 / 16) * (1 + 1e-6)
-  assert error.max() > 1 / 20
+def test_values_of_thirty_binades_are_within_the_stated_bound(codec):
+  for least in (-125, -40, 96):
+    x = spread(30, least=least)
+    error = np.abs(trip(codec, x) - x) / x
+    assert error.max() <= (1 / 8 if codec.needs_key else 1 / 16) * (1 + 1e-6)
+    assert error.max() > 1 / 20
 
 
 def test_sixteen_bits_round_by_a_256th_of_that():
@@ -40,7 +39,6 @@ def test_sixteen_bits_round_by_a_256th_of_that():
   error = np.abs(trip(nonnegative(block=64, bits=16), x) - x) / x
   assert 2**-13 < error.max() <= 2**-12 * (1 + 1e-6)
   assert np.abs(trip(WIDE, x) - x).max() > 0
-  check_unbiased(WIDE, jnp.asarray(x[:256]))
   payload, _ = WIDE.encode(jnp.asarray(x), key=make_key(0))
   assert sum(a.nbytes for a in payload) == 2 * 640 + 10
 
@@ -65,31 +63,12 @@ def test_negative_values_count_as_zero(codec):
   np.testing.assert_array_equal(
     trip(codec, np.float32([-1, 1, -0.0, -1e30])), [0, 1, 0, 0]
   )
-
-
-@BOTH
-def test_a_value_that_is_not_finite_takes_its_block_with_it(codec):
-  for value in (np.nan, np.inf, -np.inf):
-    x = spread(4)
-    x[70] = value
-    y = trip(codec, x)
-    assert np.isnan(y[64:128]).all()
-    assert np.isfinite(y[:64]).all() and np.isfinite(y[128:]).all()
-
-
-@BOTH
-def test_the_greatest_float_stays_finite(codec):
-  most = np.finfo(np.float32).max
-  assert trip(codec, np.float32([most, 1.0]))[0] == 1.875 * 2.0**127
-
-
-def test_stochastic_rounding_is_unbiased():
-  check_unbiased(STOCHASTIC, jnp.asarray(spread(12, 256)))
-
-
-def test_what_is_decoded_encodes_to_itself():
-  y = trip(NEAREST, spread(40))
-  np.testing.assert_array_equal(trip(NEAREST, y), y)
+  # The greatest float stays finite.
+  y = trip(codec, np.float32([np.finfo(np.float32).max, 1.0]))
+  assert y[0] == 1.875 * 2.0**127
+  # A block of small values has no subnormal level.
+  y = trip(codec, np.float32([2.0**-110, 1e-40]))
+  assert y.min() >= np.finfo(np.float32).tiny
 
 
 def average(codec, start, square, steps=4000):
@@ -113,15 +92,3 @@ def test_an_average_that_moves_by_less_than_a_level_moves(square):
   # To nearest it is stuck where it was, even at the end of a binade.
   np.testing.assert_array_equal(average(NEAREST, 1.0, square), 1.0)
   np.testing.assert_array_equal(average(NEAREST, 1.875, 2.0), 1.875)
-
-
-def test_a_value_costs_a_byte_and_a_block_one_more():
-  x = jnp.ones((64, 100))
-  payload, _ = nonnegative(block=256).encode(x)
-  assert sum(a.nbytes for a in payload) == 6400 + 32
-  assert nonnegative(block=256).decode(payload, x).shape == x.shape
-
-
-def test_stochastic_rounding_asks_for_a_key():
-  with pytest.raises(ValueError, match="`key` must be a jaxmotion.Key"):
-    STOCHASTIC.encode(jnp.ones(3))

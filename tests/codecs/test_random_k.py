@@ -7,13 +7,9 @@ from jax.sharding import AxisType, PartitionSpec as P
 
 from jaxmotion.codecs import random_k
 from jaxmotion.core import make_key
-from jaxmotion.testing import check_unbiased
+from tests.codecs.jitted import normal
 
 DENSITIES = pytest.mark.parametrize("density", [0.01, 0.3, 0.6, 1.0])
-
-
-def normal(*shape):
-  return np.random.default_rng(1).normal(size=shape).astype(np.float32)
 
 
 def decoded(codec, x, draws):
@@ -24,22 +20,18 @@ def decoded(codec, x, draws):
 
 
 @DENSITIES
-def test_scaled_is_unbiased(density):
-  check_unbiased(random_k(density=density), jnp.asarray(normal(101)))
-
-
-@DENSITIES
 def test_exactly_k_values_travel(density):
   codec, x = random_k(density=density, scaled=False), normal(101)
   k = max(1, round(density * 101))
   for y in decoded(codec, x, 20):
     assert (y != 0).sum() == k
+    # A projection: the elements that are kept are not changed.
     assert (y[y != 0] == x[y != 0]).all()
 
 
 @DENSITIES
 def test_scaled_error_is_the_stated_one(density):
-  codec, x, draws = random_k(density=density), normal(101), 3000
+  codec, x, draws = random_k(density=density), normal(101), 1000
   k = max(1, round(density * 101))
   short, longer = divmod(101, k)
   sizes = np.repeat([short + 1, short], [longer, k - longer])
@@ -48,14 +40,6 @@ def test_scaled_error_is_the_stated_one(density):
   spread = errors.std() / np.sqrt(draws)
   assert abs(errors.mean() - expected) <= 5 * spread + 1e-6 * expected
   assert expected <= (-(-101 // k) - 1) * (x.astype(np.float64) ** 2).sum()
-
-
-@DENSITIES
-def test_not_scaled_is_an_orthogonal_projection(density):
-  codec, x = random_k(density=density, scaled=False), normal(101)
-  energy = (x.astype(np.float64) ** 2).sum()
-  for y in decoded(codec, x, 20):
-    np.testing.assert_allclose(((x - y) ** 2).sum() + (y**2).sum(), energy)
 
 
 def test_positions_do_not_depend_on_the_worker():
@@ -87,8 +71,3 @@ def test_summed_payloads_decode_to_the_sum():
   np.testing.assert_allclose(
     jax.jit(spread)(x), one_by_one, rtol=1e-5, atol=1e-4
   )
-
-
-def test_a_key_is_required():
-  with pytest.raises(ValueError, match="`key` must be a jaxmotion.Key"):
-    random_k(density=0.5).encode(jnp.ones(3))

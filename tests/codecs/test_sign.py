@@ -1,10 +1,7 @@
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxmotion.codecs import sign
-from jaxmotion.wire import payload_bytes
 from tests.codecs.jitted import normal, trip
 
 
@@ -18,7 +15,7 @@ def test_values_become_their_sign_times_the_blocks_mean_magnitude():
   np.testing.assert_allclose(y, np.where(x < 0, -mean, mean), rtol=32 * 2**-24)
 
 
-@pytest.mark.parametrize("size", [1, 5, 33, 1000, 1999])
+@pytest.mark.parametrize("size", [1, 33, 1999])
 def test_padding_takes_no_part_in_the_mean(size):
   x = np.full(size, -3.0, np.float32)
   _, y = trip(sign(block=128), x)
@@ -31,32 +28,6 @@ def test_zeros_of_both_signs_count_as_positive():
   np.testing.assert_allclose(y, 2.0, rtol=2**-22)
   _, y = trip(sign(), np.zeros(9, np.float32))
   np.testing.assert_array_equal(y, 0)
-
-
-def test_a_payload_is_a_bit_a_value_and_a_scale_a_block():
-  like = jax.ShapeDtypeStruct((1 << 16,), jnp.float32)
-  assert payload_bytes(sign(block=512), like) == (1 << 16) // 8 + 4 * 128
-
-
-@pytest.mark.parametrize("size", [1, 100, 2048])
-def test_it_contracts_by_the_stated_share(size):
-  x = normal(size)
-  exact = x.astype(np.float64)
-  share = np.abs(exact).sum() ** 2 / (size * (exact**2).sum())
-  _, y = trip(sign(block=4096), x)
-  left = ((exact - y) ** 2).sum()
-  np.testing.assert_allclose(
-    left, (1 - share) * (exact**2).sum(), atol=1e-5 * (exact**2).sum()
-  )
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_non_finite_value_spoils_its_block_and_no_other(bad):
-  x = normal(64, 32)
-  x[7, 3] = bad
-  _, y = trip(sign(block=32), x)
-  spoilt = ~np.isfinite(y)
-  assert spoilt[7].all() and spoilt.sum() == 32
 
 
 def test_padding_adds_nothing_to_the_mean():

@@ -41,20 +41,6 @@ def test_the_transform_of_a_tile_is_that_of_cosines():
   np.testing.assert_allclose(found[:, 0], expected, atol=1e-5)
 
 
-def test_the_greatest_elements_of_each_tile_are_kept():
-  x = jnp.asarray(X[:6, :8])
-  codec = codecs.chain(codecs.tiles(chunk=4), codecs.topk_columns(count=2))
-  y = np.asarray(codec.decode(codec.encode(x)[0], x))
-  for tile, kept in zip(
-    np.split(np.asarray(x).reshape(2, 3, 8), 2, axis=2),
-    np.split(y.reshape(2, 3, 8), 2, axis=2),
-    strict=True,
-  ):
-    for a, b in zip(tile, kept, strict=True):
-      least = np.sort(np.abs(a), axis=None)[-2]
-      np.testing.assert_array_equal(b, np.where(np.abs(a) >= least, a, 0))
-
-
 def test_a_share_of_a_column_is_rounded_up():
   x = jnp.asarray(X[:, :2])  # Columns of seven elements.
   payload, _ = codecs.topk_columns(density=0.15).encode(x)
@@ -70,4 +56,4 @@ def test_count_and_density_exclude_each_other():
 
 @pytest.mark.parametrize("codec", [codecs.tiles(chunk=4), codecs.dct(chunk=4)])
 def test_many_tiles_keep_the_laws_of_codecs(codec):
-  testing.check_codec(codec, jnp.asarray(X), ulps=32)
+  assert testing.find_breaches(codec, testing.make_rows(X)) == []

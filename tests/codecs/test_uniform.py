@@ -25,7 +25,18 @@ def test_a_large_offset_costs_min_max_no_accuracy(bits):
     )
 
 
-def check_range(bits, symmetric, most):
+# Ranges that are no finite float, and steps as large as one.
+@pytest.mark.parametrize(
+  ("bits", "symmetric", "most"),
+  [
+    *((bits, True, 2.0**125) for bits in (1, 3, 8)),
+    *((bits, False, 2.0**125) for bits in (2, 8)),
+    *((bits, True, 3e38) for bits in (1, 2, 3)),
+    *((bits, False, 3e38) for bits in (1, 2)),
+    *((bits, False, float(np.finfo(np.float32).max)) for bits in (3, 8)),
+  ],
+)
+def test_a_huge_range_does_not_overflow(bits, symmetric, most):
   x = np.float32([-most, most, 0.3 * most, 0, -1] * 20)
   _, y = trip(uniform(bits=bits, symmetric=symmetric, block=16), x)
   assert np.isfinite(y).all()
@@ -34,36 +45,13 @@ def check_range(bits, symmetric, most):
   assert error.max() <= most / steps * (1 + 2.0**-12)
 
 
-@pytest.mark.parametrize("bits", [1, 2, 3, 8])
 @KINDS
-def test_a_huge_range_does_not_overflow(bits, symmetric):
-  check_range(bits, symmetric, 2.0**125)
-
-
-MOST = float(np.finfo(np.float32).max)
-
-
-@pytest.mark.parametrize(
-  ("bits", "symmetric"),
-  [(1, True), (2, True), (3, True), (1, False), (2, False)],
-)
-def test_steps_as_large_as_floats_keep_their_codes(bits, symmetric):
-  check_range(bits, symmetric, 3e38)
-
-
-@pytest.mark.parametrize("bits", [3, 4, 8])
-def test_levels_of_the_range_of_all_finite_floats_are_finite(bits):
-  check_range(bits, False, MOST)
-
-
-@KINDS
-@pytest.mark.parametrize("size", [1, 5, 64])
-def test_an_array_of_one_block_has_one_scale(symmetric, size):
+def test_an_array_of_one_block_has_one_scale(symmetric):
   codec = uniform(bits=4, block=64, symmetric=symmetric)
-  payload, _ = trip(codec, normal(size))
-  assert payload.scale.shape == (1, 1)
-  more, _ = trip(codec, normal(65))
-  assert more.scale.size > 1
+  like = lambda size: jax.ShapeDtypeStruct((size,), jnp.float32)
+  for size in (1, 5, 64):
+    assert codec.payload_like(like(size)).scale.shape == (1, 1)
+  assert codec.payload_like(like(65)).scale.size > 1
 
 
 @pytest.mark.parametrize(
@@ -81,7 +69,7 @@ def test_bytes_are_bits_of_codes_and_a_scale_a_block(bits, symmetric):
 @pytest.mark.parametrize(
   ("bits", "symmetric", "rounding"),
   [
-    *itertools.product(range(1, 9), (True, False), ("nearest",)),
+    *itertools.product((1, 2, 5, 8), (True, False), ("nearest",)),
     *itertools.product((1, 5), (True, False), ("stochastic",)),
   ],
 )
@@ -103,13 +91,6 @@ def test_errors_are_within_half_a_step_of_their_block(
   assert (np.abs(y - x) <= most * step + rounded).all()
 
 
-def test_one_bit_is_the_sign_times_the_peak():
-  x = normal(64, 32)
-  _, y = trip(uniform(bits=1, block=32), x)
-  peak = np.abs(x).max(1, keepdims=True)
-  np.testing.assert_allclose(y, np.where(x >= 0, peak, -peak), rtol=2.0**-15)
-
-
 @KINDS
 def test_a_constant_array_comes_back(symmetric):
   x = np.full(200, 0.3, np.float32)
@@ -127,18 +108,6 @@ def test_steps_too_small_decode_to_zero_or_to_the_minimum():
   x = np.full(9, least, np.float32)
   _, y = trip(uniform(bits=8, symmetric=False), x)
   np.testing.assert_array_equal(y, least)
-
-
-@KINDS
-def test_a_non_finite_element_makes_its_block_nan_and_no_other(symmetric):
-  for bad in (np.nan, np.inf, -np.inf):
-    x = normal(64, 32)
-    x[5, 7] = bad
-    _, y = trip(uniform(bits=4, block=32, symmetric=symmetric), x)
-    nan = np.zeros(x.shape, bool)
-    nan[5] = True
-    np.testing.assert_array_equal(np.isnan(y), nan)
-    assert np.isfinite(y[~nan]).all()
 
 
 def test_workers_round_apart_and_a_key_is_required():
@@ -171,11 +140,10 @@ def test_bad_fields_are_named(fields, message):
 def test_a_nan_anywhere_reaches_its_whole_block(shape):
   # XLA:CPU makes vector instructions of a plain minimum over these shapes.
   codec = uniform(bits=8, symmetric=False)
-  trip = jax.jit(lambda x: codec.decode(codec.encode(x)[0], x))
   rng = np.random.default_rng(1)
   for _ in range(5):
     x = rng.normal(size=shape).astype(np.float32)
     place = rng.integers(x.size)
     x.flat[place] = np.nan
-    y = np.asarray(trip(x)).reshape(-1)
+    y = trip(codec, x)[1].reshape(-1)
     assert np.isnan(y[place]) and np.isnan(y).sum() > 100

@@ -4,9 +4,11 @@ import functools
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
-from jaxmotion.kernels import _triton
+from jaxmotion.kernels import _dispatch
 
 GPUS = ("NVIDIA H200", "NVIDIA A100-SXM4-80GB")
 
@@ -22,10 +24,32 @@ def interpret(fn):
 
   @functools.wraps(fn)
   def run(*args, **static):
-    with mock.patch.object(_triton, "INTERPRET", True):
+    with mock.patch.object(_dispatch, "INTERPRETS_KERNELS", True):
       return fn(*args, **static)
 
   return run
+
+
+def check_kernel(triton, reference, op, *args, **static):
+  """Asserts that a kernel returns the reference's bits, and returns them."""
+  wanted, found = (
+    jax.jit(functools.partial(fn, **static))(*args)
+    for fn in (getattr(reference, op), interpret(getattr(triton, op)))
+  )
+  assert jax.tree.structure(wanted) == jax.tree.structure(found)
+  for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(found), strict=True):
+    assert a.dtype == b.dtype and a.shape == b.shape
+    np.testing.assert_array_equal(_bits(b), _bits(a))
+  return wanted
+
+
+def _bits(a):
+  if a.dtype.itemsize == 2 and jnp.issubdtype(a.dtype, jnp.floating):
+    # XLA:CPU does not keep those of a NaN in what it copies.
+    a = np.array(a)
+    with np.errstate(invalid="ignore"):
+      a[np.isnan(a)] = np.nan
+  return np.asarray(a).view(f"u{a.dtype.itemsize}")
 
 
 def lower(fn, *args, gpu="NVIDIA H200"):

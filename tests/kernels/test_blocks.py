@@ -1,7 +1,6 @@
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -9,14 +8,12 @@ from jaxmotion.core import shape_dtype
 from jaxmotion.kernels._block_layout import (
   block_counts,
   block_shape,
-  divisors,
   from_blocks,
   max_element,
   max_magnitude,
   min_element,
   nearest_planes,
   reduce_blocks,
-  row_aligned_width,
   scale_axes,
   sum_magnitudes,
   to_blocks,
@@ -71,20 +68,19 @@ def test_every_value_is_in_one_block_once(shape):
     np.testing.assert_array_equal(y, x)
 
 
-def test_no_block_is_longer_than_asked():
-  for shape in SHAPES + list(many_shapes()):
-    for planes, block in CUTS:
-      p, count, width = block_shape(shape, planes, block)
-      assert p == planes and count >= 1 and 0 <= width <= block
-
-
-def test_padding_is_less_than_a_value_a_block_or_the_stated_share():
+def test_blocks_are_no_longer_than_asked_and_hold_little_padding():
   for shape in SHAPES + list(many_shapes()):
     size = math.prod(shape)
     for planes, block in CUTS:
-      p, count, width = block_shape(shape, planes, block)
-      waste = p * count * width - size
+      cut = block_shape(shape, planes, block)
+      p, count, width = cut
+      assert p == planes and count >= 1 and 0 <= width <= block
+      # Less than a value a block, or the stated share.
+      waste = math.prod(cut) - size
       assert 0 <= waste <= max(p * count - 1, size // 32)
+      filled = (np.arange(math.prod(cut)) < size).reshape(cut)
+      counts = filled.sum(scale_axes(size, block), keepdims=True)
+      np.testing.assert_array_equal(block_counts(shape, planes, block), counts)
 
 
 @pytest.mark.parametrize(
@@ -107,51 +103,6 @@ def test_blocks_and_planes_follow_the_rows(shape, planes, block):
   assert 4 * width >= block
 
 
-@pytest.mark.parametrize("size", [1, 40, 512])
-def test_a_small_array_has_one_block_a_plane_and_one_scale(size):
-  assert block_shape((size,), 8, 512)[1] == 1
-  assert block_shape((1, size), 8, 512) == block_shape((size,), 8, 512)
-  assert scale_axes(size, 512) == (0, 1, 2)
-  assert scale_axes(513, 512) == (2,)
-
-
-@ALL
-def test_counts_are_of_values_and_not_of_padding(shape):
-  size = math.prod(shape)
-  for planes, block in CUTS:
-    cut = block_shape(shape, planes, block)
-    filled = (np.arange(math.prod(cut)) < size).reshape(cut)
-    counts = filled.sum(scale_axes(size, block), keepdims=True)
-    np.testing.assert_array_equal(block_counts(shape, planes, block), counts)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_blocks_are_float32_and_the_dtype_comes_back(dtype):
-  x = jnp.linspace(-1, 1, 11, dtype=dtype)
-  b = to_blocks(x, 4, 3)
-  y = from_blocks(b, shape_dtype(x))
-  assert b.dtype == jnp.float32 and y.dtype == dtype
-  np.testing.assert_array_equal(y, x)
-
-
-def test_divisors_divide_and_none_is_missing():
-  for n in range(1, 200):
-    assert sorted(set(divisors(n))) == [
-      d for d in range(1, n + 1) if n % d == 0
-    ]
-
-
-def test_row_aligned_widths_are_the_largest():
-  for minor in range(1, 60):
-    for block in range(1, 80):
-      fits = [
-        w
-        for w in range(1, block + 1)
-        if w % minor == 0 or (minor > block and minor % w == 0)
-      ]
-      assert row_aligned_width(minor, block) == max(fits)
-
-
 def test_the_nearest_planes_are_close_to_the_target_or_follow_no_row():
   for shape in many_shapes():
     size = math.prod(shape)
@@ -165,20 +116,6 @@ def test_the_nearest_planes_are_close_to_the_target_or_follow_no_row():
       assert planes == plain or max(planes / target, target / planes) <= 1.5
 
 
-@pytest.mark.parametrize("axes", [(2,), (0, 1, 2)])
-def test_reductions_are_those_of_magnitudes(axes):
-  b = np.random.default_rng(0).normal(size=(3, 4, 5)).astype(np.float32)
-  exact = np.abs(b.astype(np.float64))
-  np.testing.assert_array_equal(
-    max_magnitude(jnp.asarray(b), axes), np.abs(b).max(axes, keepdims=True)
-  )
-  total = np.asarray(sum_magnitudes(jnp.asarray(b), axes))
-  # One rounding for each addition.
-  np.testing.assert_allclose(
-    total, exact.sum(axes, keepdims=True), rtol=b.size * 2**-24
-  )
-
-
 @pytest.mark.parametrize("width", [1024, 1000])
 def test_sums_of_large_arrays_are_those_of_magnitudes(width):
   b = np.random.default_rng(0).random((2, 2200, width), np.float32) - 0.5
@@ -189,7 +126,7 @@ def test_sums_of_large_arrays_are_those_of_magnitudes(width):
   )
 
 
-@pytest.mark.parametrize("width", [1, 31, 32, 33, 63, 479, 481, 1001, 4099])
+@pytest.mark.parametrize("width", [1, 31, 32, 33, 63, 481, 4099])
 def test_reductions_take_every_value_of_a_block_of_any_width_once(width):
   # Powers of two of which any sum is exact: a value taken twice, or left out,
   # changes the sum.
@@ -214,15 +151,6 @@ def test_reductions_take_every_value_of_a_block_of_any_width_once(width):
     assert reduce_with(at, 1000.0)[3][0, 0, 0] == 1000.0
     for bad in reduce_with(at, np.nan):
       assert np.isnan(bad).reshape(-1).tolist() == [True, False]
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_non_finite_value_reaches_its_block_and_no_other(bad):
-  b = jnp.ones((2, 3, 4)).at[1, 2, 0].set(bad)
-  for reduce in (max_magnitude, sum_magnitudes):
-    finite = np.isfinite(reduce(b, (2,)))
-    assert not finite[1, 2, 0] and finite.sum() == 5
-  assert np.isnan(max_magnitude(b, (2,))[1, 2, 0]) == np.isnan(bad)
 
 
 @ALL

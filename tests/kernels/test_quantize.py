@@ -9,12 +9,14 @@ from jaxmotion.kernels.pack._reference import num_planes, unpack
 from jaxmotion.kernels.quantize import AbsmaxOp, MinMaxOp
 
 # One bit has levels of its own; the widths between scale by the same code.
-BITS = pytest.mark.parametrize("bits", [1, 2, 5, 8])
 # Blocks of a plane of its own, of rows, and one scale for the whole array.
 CASES = pytest.mark.parametrize(
   ("bits", "shape", "block"),
-  [(b, (37, 29), 16) for b in range(1, 9)]
-  + [(b, s, n) for b in (1, 4, 7) for s, n in (((64, 48), 48), ((150,), 512))],
+  [
+    *((bits, (37, 29), 16) for bits in (1, 2, 3, 5, 8)),
+    *((bits, (64, 48), 48) for bits in (1, 7)),
+    *((bits, (150,), 512) for bits in (1, 4)),
+  ],
 )
 
 
@@ -89,25 +91,6 @@ def test_minmax_codes_are_the_nearest(bits, shape, block):
   assert (scale <= half * (1 + 2.0**-15 + 2.0**-22)).all()
   step = np.where(scale > 0, 2 * scale, 1)[..., None]
   check_codes(codes, (b - low) / step, top)
-
-
-@BITS
-def test_the_ends_of_the_range_have_the_end_codes(bits):
-  x = normal((37, 29)).reshape(-1)
-
-  def trip(op, x):
-    payload = op.encode(x, None)
-    return unpack(payload.words, bits).reshape(-1), op.decode(payload, x)
-
-  trip = jax.jit(trip, static_argnums=0)
-  codes, y = trip(AbsmaxOp(bits=bits, block=2000), x)
-  minmax_codes, z = trip(MinMaxOp(bits=bits, block=2000), x)
-  at = np.abs(x).argmax()
-  steps = max(1, 2 ** (bits - 1) - 1)
-  assert codes[at] == (x[at] > 0) * (1 if bits == 1 else 2 * steps)
-  np.testing.assert_allclose(y[at], x[at], rtol=2.0**-15)
-  assert z[x.argmin()] == x.min()
-  assert minmax_codes[x.argmax()] == 2**bits - 1
 
 
 @pytest.mark.parametrize("kind", [AbsmaxOp, MinMaxOp])

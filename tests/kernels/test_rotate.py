@@ -6,9 +6,7 @@ import pytest
 
 from jaxmotion.kernels.rotate._op import flip_signs, hadamard
 
-HADAMARD = jax.jit(hadamard)
 FLIP_SIGNS = functools.partial(jax.jit, static_argnums=1)(flip_signs)
-LENGTHS = pytest.mark.parametrize("length", [1, 2, 32, 64, 128, 256])
 
 
 def matrix(length: int) -> np.ndarray:
@@ -19,19 +17,11 @@ def matrix(length: int) -> np.ndarray:
   return h / np.sqrt(length)
 
 
-@LENGTHS
+@pytest.mark.parametrize("length", [1, 2, 32, 64, 128, 256])
 def test_it_is_sylvesters_matrix(length):
-  got = HADAMARD(np.eye(length, dtype=np.float32))
+  got = jax.jit(hadamard)(np.eye(length, dtype=np.float32))
   # Each entry is one product: one rounding of the root.
   np.testing.assert_allclose(got, matrix(length), rtol=2**-23)
-
-
-@LENGTHS
-def test_it_is_its_own_inverse(length):
-  x = np.random.default_rng(0).normal(size=(5, length)).astype(np.float32)
-  again = np.asarray(HADAMARD(HADAMARD(x)))
-  norm = np.linalg.norm(x, axis=1, keepdims=True)
-  assert (np.abs(again - x) <= 2**-21 * norm).all()
 
 
 def test_signs_are_balanced_and_flip_back():

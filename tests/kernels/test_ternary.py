@@ -23,16 +23,12 @@ def test_words_spell_numbers_from_end_to_end():
   ).astype(np.uint64)
   codes = codes_of(numbers)
   words = np.asarray(pack_trits(jnp.asarray(codes)))
+  assert words.shape == (1, numbers.size) and words.dtype == np.uint32
   np.testing.assert_array_equal(unpack_trits(jnp.asarray(words)), codes)
   # The fraction of 3^20 in binary, rounded up by less than the next number.
   exact = numbers.astype(object) * 2**32
   above = words[0].astype(object) * 3**20 - exact
   assert (above >= 0).all() and (above < 2**32).all()
-
-
-def test_twenty_codes_take_one_word():
-  words = pack_trits(jnp.zeros((20, 3, 7), jnp.uint32))
-  assert words.shape == (1, 3, 7) and words.dtype == jnp.uint32
 
 
 def test_a_high_word_is_the_high_half_of_the_64_bit_product():

@@ -73,6 +73,7 @@ class uniform(_bases.BlockCodec):
     core.check_choice("rounding", self.rounding, ("nearest", "stochastic"))
 
   def _make_laws(self) -> _laws.Laws:
+    """States the laws of evenly spaced levels, from the width of a step."""
     levels = 2 ** (self.bits - 1) - 1 if self.bits > 1 else 0.5
     # A step, as a share of the block's greatest magnitude. Scales are rounded
     # up to 16 significant bits.
@@ -138,6 +139,7 @@ class sign(_bases.BlockCodec):
     kernels.check_block(self.block)
 
   def _make_laws(self) -> _laws.Laws:
+    """States the laws of signs under a mean magnitude."""
     return _laws.Laws(
       contraction=0.99 / self.block,
       bounds_memory=True,
@@ -191,6 +193,7 @@ class ternary(_bases.BlockCodec):
     core.check_choice("rounding", self.rounding, ("stochastic", "threshold"))
 
   def _make_laws(self) -> _laws.Laws:
+    """States the laws of three levels, drawn or by threshold."""
     by_threshold = self.rounding == "threshold"
     most = _laws.MAX_FLOAT32
     return _laws.Laws(
@@ -255,6 +258,7 @@ class microscaling(_bases.BlockCodec):
     kernels.check_block(self.block)
 
   def _make_laws(self) -> _laws.Laws:
+    """States the laws of narrow floats, from the width of their mantissa."""
     mantissa = FORMATS[self.format].mantissa
     return _laws.Laws(
       keeps_zeros=True,
@@ -337,6 +341,7 @@ class nonnegative(_bases.ArrayCodec):
     return self.rounding == "stochastic"
 
   def _make_laws(self) -> _laws.Laws:
+    """States the laws of values that are never rounded to zero."""
     return _laws.Laws(
       keeps_zeros=True,
       keeps_finite=True,
@@ -430,6 +435,7 @@ class vote(_bases.ArrayCodec):
   )
 
   def __post_init__(self) -> None:
+    """Raises unless the fields are valid."""
     _codec.check_codec("codec", self.codec)
     exact = isinstance(self.codec, sign) or (
       isinstance(self.codec, ternary) and not self.codec.needs_key

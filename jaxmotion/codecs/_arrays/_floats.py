@@ -96,6 +96,7 @@ class cast(ElementCodec):
     core.check_choice("dtype", self.dtype, _FORMATS)
 
   def _make_laws(self) -> _laws.Laws:
+    """States the laws of rounding to a narrow float."""
     info = jnp.finfo(self.dtype)
     relative = 2.0 ** -(info.nmant + 1)
     # Elements below 2^-126 count as zero in arithmetic.
@@ -167,6 +168,7 @@ class truncate(ElementCodec):
     core.check_choice("rounding", self.rounding, ("zero", "nearest"))
 
   def _make_laws(self) -> _laws.Laws:
+    """States the laws of the leading bytes of a float32."""
     # One byte has every other power of two: to nearest is up to twice x.
     relative = (0.75, 2.0**-7, 2.0**-15, 0.0)[self.bytes - 1]
     if self.rounding == "nearest":

@@ -66,6 +66,7 @@ class codebook(_bases.ArrayCodec):
     core.check_number("span", self.span, 0, 1e6, open_low=True)
 
   def _make_laws(self) -> _laws.Laws:
+    """States the laws of bins, whose width decides about error memory."""
     # Some element is a root mean square from the mean, sqrt(2 / 3) s of three.
     spreads = self.span / 2 ** (self.bits + 1) < 0.8
     most = _laws.MAX_FLOAT32
@@ -161,6 +162,7 @@ class lloyd_max(_bases.ArrayCodec):
     kernels.check_block(self.block)
 
   def _make_laws(self) -> _laws.Laws:
+    """States the laws of levels that a normal distribution suits."""
     levels = _normal_levels(self.bits)
     spread = float(levels[-1] / levels[levels.size // 2])
     return _laws.Laws(

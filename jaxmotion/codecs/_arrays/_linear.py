@@ -221,11 +221,11 @@ class dct(TileCodec):
 
   def _mix(self, tiles: Array) -> Array:
     down, across = map(_cosines, tiles.shape[1:])
-    return _multiply(_multiply(down, tiles), across.T)
+    return _multiply_tiles(_multiply_tiles(down, tiles), across.T)
 
   def _unmix(self, tiles: Array) -> Array:
     down, across = map(_cosines, tiles.shape[1:])
-    return _multiply(_multiply(down.T, tiles), across)
+    return _multiply_tiles(_multiply_tiles(down.T, tiles), across)
 
 
 @functools.lru_cache(maxsize=512)
@@ -238,7 +238,7 @@ def _cosines(length: int) -> np.ndarray:
   return rows.astype(np.float32)
 
 
-def _multiply(a: Array | np.ndarray, b: Array | np.ndarray) -> Array:
+def _multiply_tiles(a: Array | np.ndarray, b: Array | np.ndarray) -> Array:
   """Multiplies a matrix and each matrix of a stack, in either order."""
   # Accelerators multiply float32 in fewer bits by default.
   product = "ij,njk->nik" if a.ndim == 2 else "nij,jk->nik"
@@ -277,7 +277,7 @@ def _divisor_side(length: int, chunk: int) -> int:
 
 
 def _cut_tiles(x: Array, layout: TileLayout) -> Array:
-  """Returns float32[tiles, height, width], padded with zeros."""
+  """Cuts a matrix into float32[tiles, height, width], padded with zeros."""
   (down, across), (rows, columns, height, width) = layout.counts, layout
   matrix = x.reshape(rows, columns).astype(jnp.float32)
   below, right = down * height - rows, across * width - columns
@@ -288,7 +288,7 @@ def _cut_tiles(x: Array, layout: TileLayout) -> Array:
 
 
 def _join_tiles(tiles: Array, layout: TileLayout) -> Array:
-  """Returns the matrix of float32[tiles, height, width]."""
+  """Joins float32[tiles, height, width] to a matrix, without padding."""
   (down, across), (_, _, height, width) = layout.counts, layout
   matrix = tiles.reshape(down, across, height, width).transpose(0, 2, 1, 3)
   matrix = matrix.reshape(down * height, across * width)

@@ -67,6 +67,7 @@ class random_k(_bases.ArrayCodec):
     core.check_bool("scaled", self.scaled)
 
   def _make_laws(self) -> _laws.Laws:
+    """States the laws of sampling, from the length of a run."""
     # Most elements of a run of which one is drawn.
     run = math.ceil(1.5 / self.density) if self.density < 1 else 1
     scale = run if self.scaled else 1
@@ -86,6 +87,7 @@ class random_k(_bases.ArrayCodec):
     )
 
   def _encode(self, x: Array, key: core.Key | None) -> Sampled:
+    """Returns the sampled elements, scaled, and the seed of their positions."""
     assert key is not None
     k = self._sample_size(x)
     flat = jnp.ravel(x).astype(jnp.float32)
@@ -96,6 +98,7 @@ class random_k(_bases.ArrayCodec):
     return Sampled(values, key.shared)
 
   def _decode(self, payload: Sampled, like: ShapedLike) -> Array:
+    """Draws the positions again and puts the elements there."""
     size = math.prod(like.shape)
     positions = select.draw_stratified(
       payload.seed, size, self._sample_size(like)
@@ -169,6 +172,7 @@ class threshold(_bases.ArrayCodec):
     core.check_number("capacity", self.capacity, 0, 1, open_low=True)
 
   def _make_laws(self) -> _laws.Laws:
+    """States the laws of elements that are exact or below the threshold."""
     return _laws.Laws(
       keeps_zeros=True,
       keeps_finite=True,
@@ -185,6 +189,7 @@ class threshold(_bases.ArrayCodec):
     return jnp.maximum(payload.count, k) - jnp.uint32(k)
 
   def _encode(self, x: Array, key: core.Key | None) -> Above:
+    """Returns the first elements above the threshold and their positions."""
     k, bits = self._slot_shape(x)
     flat = jnp.ravel(x).astype(jnp.float32)
     bitmap = compact.threshold_bitmap(x, self.value)
@@ -204,6 +209,7 @@ class threshold(_bases.ArrayCodec):
     return Above(values, indices, count.astype(jnp.uint32))
 
   def _decode(self, payload: Above, like: ShapedLike) -> Array:
+    """Puts the elements of filled slots at their positions."""
     k, bits = self._slot_shape(like)
     positions = pack.unpack_flat(payload.indices, bits, k).astype(jnp.int32)
     flat = jnp.zeros(math.prod(like.shape), jnp.float32)

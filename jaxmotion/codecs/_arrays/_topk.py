@@ -191,6 +191,7 @@ class topk(SparseCodec):
   def _divide(
     self, like: ShapedLike, workers: int
   ) -> _division.Division | None:
+    """Divides the blocks between workers if a part has blocks of that shape."""
     # Each worker has the elements of some blocks.
     block, k = self._block_shape(like)
     blocks = kernels.plane_length(tuple(like.shape), block)
@@ -236,6 +237,7 @@ class topk_columns(SparseCodec):
   density: float | None = None
 
   def __post_init__(self) -> None:
+    """Raises unless the fields are valid."""
     if (self.count is None) == (self.density is None):
       raise ValueError(
         "`count` must be given if `density` is not, and only then, got "

@@ -43,6 +43,7 @@ class chain(_codec.Codec):
   codecs: tuple[_codec.Codec, ...]
 
   def __init__(self, *codecs: _codec.Codec) -> None:
+    """Raises unless each codec can encode the values of the one before."""
     if len(codecs) < 2:
       raise ValueError(
         f"`codecs` must be two codecs or more, got {len(codecs)}."
@@ -126,16 +127,22 @@ class chain(_codec.Codec):
       payload = blocks.encode_pass(x, self._last_key(key), op=self._fused_op)
       return _floats.Values(payload), state
     states = state or ((),) * len(self.codecs)
-    payloads, new_states = [], []
-    for i, codec in enumerate(self.codecs):
-      own_key = None if key is None else key.fold(i)
-      payload, s = codec.encode(x, states[i], own_key)
-      payloads.append(payload)
+    outer, new_states, x = self._encode_heads(x, states, key)
+    own_key = self._fold_key(key, len(outer))
+    payload, last = self.codecs[-1].encode(x, states[-1], own_key)
+    return _nest(outer, payload), (*new_states, last) if state else ()
+
+  def _encode_heads(
+    self, x: Array, states: Sequence[PyTree], key: core.Key | None
+  ) -> tuple[list[PyTree], list[PyTree], Array]:
+    """Returns what all codecs but the last make, and what it encodes."""
+    outer, new_states = [], []
+    for i, codec in enumerate(self.codecs[:-1]):
+      payload, s = codec.encode(x, states[i], self._fold_key(key, i))
+      outer.append(payload)
       new_states.append(s)
-      if i + 1 < len(self.codecs):
-        x = _payload_values(codec, payload)
-    *outer, last = payloads
-    return _nest(outer, last), tuple(new_states) if state else ()
+      x = _payload_values(codec, payload)
+    return outer, new_states, x
 
   def _encode_error(
     self,
@@ -145,6 +152,7 @@ class chain(_codec.Codec):
     key: core.Key | None,
     decay: float,
   ) -> tuple[PyTree, Array, PyTree]:
+    """Encodes x plus its error in one pass if a rotation is fused."""
     if self._fused_op is None or not jax.tree.leaves(memory.sent):
       return super()._encode_error(x, memory, state, key, decay)
     self._check_input(x, key)
@@ -178,12 +186,8 @@ class chain(_codec.Codec):
     likes = self._input_likes(x)
     *heads, last = self.codecs
     states = state or ((),) * len(self.codecs)
-    outer = []
-    for i, codec in enumerate(heads):
-      payload, _ = codec.encode(x, (), None if key is None else key.fold(i))
-      outer.append(payload)
-      x = payload.values
-    own_key = None if key is None else key.fold(len(heads))
+    outer, _, x = self._encode_heads(x, states, key)
+    own_key = self._fold_key(key, len(heads))
     reduced = yield from last.reduce_in_rounds(x, states[-1], own_key, workers)
     mean = decode_heads(heads, outer, reduced.mean, likes[:-1])
     new = (*states[:-1], reduced.state) if state else ()
@@ -217,8 +221,12 @@ class chain(_codec.Codec):
     _checks.check_state(self, state, fits)
 
   def _last_key(self, key: core.Key | None) -> core.Key | None:
-    last = len(self.codecs) - 1
-    return key.fold(last) if key and self.codecs[-1].needs_key else None
+    """Returns the last codec's key, None if it needs none."""
+    needs_key = self.codecs[-1].needs_key
+    return self._fold_key(key, len(self.codecs) - 1) if needs_key else None
+
+  def _fold_key(self, key: core.Key | None, i: int) -> core.Key | None:
+    return None if key is None else key.fold(i)
 
   def _input_likes(self, like: ShapedLike) -> list[jax.ShapeDtypeStruct]:
     """Returns the shape and dtype that each codec encodes."""

@@ -62,6 +62,7 @@ class feedback(_bases.MemoryCodec, _bases.TreeCodec):
   form: str = dataclasses.field(default="local", kw_only=True)
 
   def __post_init__(self) -> None:
+    """Raises unless the fields are valid."""
     _codec.check_codec("codec", self.codec, trees=True)
     if not self.codec.laws.bounds_memory:
       raise ValueError(
@@ -212,6 +213,7 @@ class feedback(_bases.MemoryCodec, _bases.TreeCodec):
     return kernels.error_of(self.codec.decode, state.memory)
 
   def _write_part(self, own: Array, mean: Array) -> Feedback:
+    """Returns a state whose error is `own`, in the codec's lazy form."""
     sent: PyTree = ()
     if self.form == "local":
       # A codec that may be in `feedback` loses nothing of zeros, so an encoding

@@ -18,6 +18,7 @@ from jaxmotion.kernels import pack
 # A column that keeps less of its norm than this, after projections onto those
 # before it, holds rounding errors and nothing else.
 _MIN_KEPT = 1e-5
+_OF_MEAN = _laws.MemoryPart("error_of_mean", is_pending=True, row_of="error")
 
 
 class Ef21(NamedTuple):
@@ -64,6 +65,7 @@ class ef21(_bases.MemoryCodec, _bases.MultiRoundCodec):
   _part = _laws.SENT
 
   def __post_init__(self) -> None:
+    """Raises unless the fields are valid."""
     _codec.check_codec("codec", self.codec)
     if not self.codec.laws.bounds_memory:
       raise ValueError(
@@ -128,6 +130,7 @@ class ef21(_bases.MemoryCodec, _bases.MultiRoundCodec):
     return Ef21(own, core.Shared(mean))
 
   def _check_state(self, state: Any, like: ShapedLike | None = None) -> None:
+    """Raises unless a state is one of `ef21`, of an array like this."""
     fits = (
       isinstance(state, Ef21)
       and isinstance(state.mean, core.Shared)
@@ -235,7 +238,7 @@ class low_rank(_bases.MultiRoundCodec):
     matrix = x.reshape(rows, columns).astype(jnp.float32)
     if self.sends == "both":
       q = self._orthonormalize(state.value)
-      total = yield _rounds.Message("sum", _multiply(matrix, q))
+      total = yield _rounds.Message("sum", _matmul(matrix, q))
       p, own, mean, new = yield from self._project(
         matrix, total, state.value, workers
       )
@@ -252,9 +255,9 @@ class low_rank(_bases.MultiRoundCodec):
   def _project(
     self, matrix: Array, columns: Array, old: Array, workers: int
   ) -> _rounds.Rounds[tuple[Array, Array, Array, Array]]:
-    """Sums a factor of the matrices' projections onto some columns."""
+    """Projects each matrix onto columns and sums the other factor."""
     basis = self._orthonormalize(columns)
-    own = _multiply(matrix.T, basis)
+    own = _matmul(matrix.T, basis)
     total = yield _rounds.Message("sum", own)
     mean = total / workers
     # A layer without a gradient must not end the power iteration.
@@ -264,7 +267,7 @@ class low_rank(_bases.MultiRoundCodec):
   def _reduced(
     self, x: Array, sent: Factors, mean: Factors, state: PyTree
   ) -> _rounds.Reduced:
-    product = _multiply(mean.left, mean.right.T)
+    product = _matmul(mean.left, mean.right.T)
     return _rounds.Reduced(product.reshape(x.shape), sent, core.Shared(state))
 
   def _orthonormalize(self, columns: Array) -> Array:
@@ -274,7 +277,7 @@ class low_rank(_bases.MultiRoundCodec):
   def decode(self, payload: Factors, like: ShapedLike) -> Array:
     """Returns the product of the factors."""
     self._check_payload(payload, like)
-    y = _multiply(payload.left, payload.right.T).reshape(like.shape)
+    y = _matmul(payload.left, payload.right.T).reshape(like.shape)
     return core.saturate_cast(y, like.dtype)
 
   def _dimensions(self, like: ShapedLike) -> tuple[int, int, int]:
@@ -284,6 +287,7 @@ class low_rank(_bases.MultiRoundCodec):
     return rows, columns, min(rows, columns, self.rank)
 
   def _check_state(self, state: Any, like: ShapedLike | None = None) -> None:
+    """Raises unless a state is shared factors, as many as are sent."""
     leaves = jax.tree.leaves(state)
     fits = (
       isinstance(state, core.Shared)
@@ -328,7 +332,7 @@ def _norm(c: Array) -> Array:
   return jnp.sqrt(jnp.sum(c * c))
 
 
-def _multiply(a: Array, b: Array) -> Array:
+def _matmul(a: Array, b: Array) -> Array:
   # Accelerators multiply float32 in fewer bits by default.
   return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
@@ -348,9 +352,6 @@ class Onebit(NamedTuple):
   own: Array
   # float32[padded size / workers], that of the mean of its row.
   of_mean: Array
-
-
-_OF_MEAN = _laws.MemoryPart("error_of_mean", is_pending=True, row_of="error")
 
 
 class OneMagnitude(NamedTuple):
@@ -463,6 +464,7 @@ class onebit(_bases.MultiRoundCodec):
   def _check_state(
     self, state: Any, like: ShapedLike | None = None, workers: int = 1
   ) -> None:
+    """Raises unless a state is one of `onebit`, of rows of this length."""
     fits = isinstance(state, Onebit)
     if fits and like is not None:
       row = _row_length(like, workers)

@@ -47,6 +47,7 @@ class contributors(_bases.WrapperCodec):
   """
 
   def __post_init__(self) -> None:
+    """Raises unless the fields are valid."""
     _codec.check_codec("codec", self.codec, stateless=True, one_round=True)
     if not selects_elements(self.codec):
       raise ValueError(
@@ -127,6 +128,7 @@ class momentum_correction(_bases.MemoryCodec):
   masking: bool = dataclasses.field(default=True, kw_only=True)
 
   def __post_init__(self) -> None:
+    """Raises unless the fields are valid."""
     _codec.check_codec("codec", self.codec, one_round=True)
     core.check_number("decay", self.decay, 0, 1, open_high=True)
     core.check_bool("nesterov", self.nesterov)
@@ -232,7 +234,7 @@ def mark_sent(codec: _codec.Codec, payload: PyTree, like: ShapedLike) -> Array:
 def _without_tiles(
   codec: _chain.chain,
 ) -> tuple[list[_codec.Codec], _codec.Codec]:
-  """Returns the permutations at a chain's head, and the codec after them."""
+  """Splits a chain into the tilings at its head and the codec after them."""
   count = 0
   while (
     isinstance(codec.codecs[count], _linear.tiles) and codec.codecs[count + 1 :]

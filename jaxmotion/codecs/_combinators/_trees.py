@@ -62,6 +62,7 @@ class rules(ChoiceCodec):
   rules: tuple[tuple[str, _codec.Codec], ...]
 
   def __post_init__(self) -> None:
+    """Raises unless the fields are valid."""
     rules = core.check_sequence(
       "rules", self.rules, "pairs of pattern and codec"
     )
@@ -235,6 +236,7 @@ class where_smaller(ChoiceCodec):
     ]
 
   def _choose_codec(self, like: ShapedLike) -> _codec.Codec:
+    """Returns the codec of a leaf, by its payload's bytes and its size."""
     size = math.prod(like.shape)
     if size < self.min_size or len(like.shape) < self.min_dimensions:
       return self.otherwise

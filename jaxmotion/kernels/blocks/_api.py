@@ -102,9 +102,7 @@ def payload_like(op: _block_op.BlockOp, like: ShapedLike) -> PyTree:
     >>> payload_like(SignOp(block=8), jnp.ones((8, 32))).words.shape
     (1, 1, 8)
   """
-  core.check_instance("op", op, _block_op.BlockOp, "a BlockOp")
-  core.check_float("like", like)
-  return _block_op.describe_payload(op, like)
+  return _describe_payload(op, like)
 
 
 def decode(op: _block_op.BlockOp, payload: PyTree, like: ShapedLike) -> Array:
@@ -118,10 +116,7 @@ def decode(op: _block_op.BlockOp, payload: PyTree, like: ShapedLike) -> Array:
   Returns:
     The array, in the dtype of `like`.
   """
-  core.check_instance("op", op, _block_op.BlockOp, "a BlockOp")
-  core.check_float("like", like)
-  right = _block_op.describe_payload(op, like)
-  _checks.check_payload("payload", payload, right)
+  _checks.check_payload("payload", payload, _describe_payload(op, like))
   return _reference.decode_pass(payload, op=op, like=like)
 
 
@@ -181,7 +176,11 @@ def _check_array(op: Any, x: Any, key: Any) -> None:
 
 
 def _check_payloads(op: Any, payloads: Any, like: Any) -> None:
+  right = _describe_payload(op, like)
+  _checks.check_payload("payloads", payloads, right, workers=True)
+
+
+def _describe_payload(op: Any, like: Any) -> PyTree:
   core.check_instance("op", op, _block_op.BlockOp, "a BlockOp")
   core.check_float("like", like)
-  right = _block_op.describe_payload(op, like)
-  _checks.check_payload("payloads", payloads, right, workers=True)
+  return _block_op.describe_payload(op, like)

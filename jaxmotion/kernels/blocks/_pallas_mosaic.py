@@ -31,7 +31,7 @@ from jax import lax
 
 from jaxmotion import core
 from jaxmotion.core import Array, PyTree, ShapedLike
-from jaxmotion.kernels import _block_op, _error_memory, _triton
+from jaxmotion.kernels import _block_op, _dispatch, _error_memory
 from jaxmotion.kernels.blocks import _passes
 
 _VECTOR, _LANES, _WARPS = 4, 32, 4
@@ -57,20 +57,13 @@ _Planes = list[Callable[[], Any]]
 
 
 class _Grid(NamedTuple):
-  """Division of an array's blocks into tiles.
-
-  Attributes:
-    layout: the blocks of the array.
-    group: blocks of each plane per tile.
-    span: neighbors of a block that the threads have at a time.
-    payload: leaves of the payload, as ShapeDtypeStructs.
-    first: number of the first block of each plane in the running kernel's tile.
-  """
+  """Division of an array's blocks into tiles."""
 
   layout: _block_op.BlockLayout
-  group: int
-  span: int
-  payload: PyTree
+  group: int  # Blocks of each plane per tile.
+  span: int  # Neighbors of a block that the threads have at a time.
+  payload: PyTree  # Leaves of the payload, as ShapeDtypeStructs.
+  # Number of the first block of each plane in the running kernel's tile.
   first: Any = None
 
   @property
@@ -98,7 +91,7 @@ class _Grid(NamedTuple):
 
   def cast(self, a: Array) -> Array:
     """Spreads an array of [blocks, width] or [blocks] over the threads."""
-    if _triton.INTERPRET:
+    if _dispatch.INTERPRETS_KERNELS:
       return a
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
@@ -182,6 +175,7 @@ def run_pass(spec: _passes.Pass) -> tuple[PyTree, Array | None]:
     )
 
   def kernel(grid: _Grid, *refs: Any) -> None:
+    """Computes one tile: loads its planes, evaluates the pass, stores."""
     arrays, counts, payload, seed, outputs = spec.split_refs(refs)
     sent, decode = _give_payload(spec, payload, grid)
 
@@ -192,6 +186,7 @@ def run_pass(spec: _passes.Pass) -> tuple[PyTree, Array | None]:
       seed: list[Array],
       sent: PyTree,
     ) -> Any:
+      """Returns what the pass writes of a tile, as one expression to trace."""
       tile = _block_op.Tile(position, None, grid.layout.width)
       values = spec.combine(
         lambda: decode(tile, sent),
@@ -258,7 +253,7 @@ def _count_live(spec: _passes.Pass) -> int:
 def _give_payload(
   spec: _passes.Pass, refs: Sequence[Any], grid: _Grid
 ) -> tuple[PyTree, Callable[[_block_op.Tile, PyTree], Array]]:
-  """Returns what is sent as arguments, and the function that decodes it."""
+  """Returns the payload as arguments, and the function that decodes it."""
   if not spec.payload:
     return (), lambda tile, sent: sent
   if spec.workers is None:
@@ -294,29 +289,20 @@ def _add_planes(
 
 
 class _Argument(NamedTuple):
-  """An argument of an expression: its planes, and the array it stands for.
-
-  Attributes:
-    planes: the parts of the array.
-    like: shape and dtype of the array: [planes, blocks, width or 1], or [].
-  """
+  """An argument of an expression: its planes, and the array it stands for."""
 
   planes: _Planes
+  # Shape and dtype of the array: [planes, blocks, width or 1], or [].
   like: jax.ShapeDtypeStruct
 
 
 class _Value(NamedTuple):
-  """A traced array: its planes, and which axes of the tile it has.
+  """A traced array: its planes, and which axes of the tile it has."""
 
-  Attributes:
-    planes: one function for each plane, or one for all.
-    axes: for each axis of the array, the axis of the tile.
-    partial: for each plane the sum of this and earlier ones, if the value is a
-      sum of planes.
-  """
-
-  planes: _Planes
-  axes: tuple[int, ...]
+  planes: _Planes  # One function for each plane, or one for all.
+  axes: tuple[int, ...]  # For each axis of the array, the axis of the tile.
+  # For each plane the sum of this and earlier ones, if the value is a sum
+  # of planes.
   partial: _Planes = []  # noqa: RUF012
 
 
@@ -357,6 +343,7 @@ class _Evaluator:
     return [[part() for part in value.planes] for value in rest]
 
   def _run(self, closed: Any, args: Sequence[_Value]) -> list[_Value]:
+    """Evaluates a jaxpr on values, equation by equation."""
     values: dict[Any, _Value] = {}
 
     def read(atom: Any) -> _Value:
@@ -377,6 +364,7 @@ class _Evaluator:
     return [read(a) for a in jaxpr.outvars]
 
   def _apply(self, eqn: Any, args: list[_Value]) -> list[_Value]:
+    """Applies one equation to each plane of its operands."""
     name, params = eqn.primitive.name, eqn.params
     if name == "jit":
       return self._run(params["jaxpr"], args)
@@ -423,6 +411,7 @@ class _Evaluator:
     return self._widen(a) if np.ndim(a) < rank else a
 
   def _reduce(self, name: str, axes: tuple[int, ...], a: _Value) -> _Value:
+    """Reduces a tile within its blocks, or over its planes."""
     within, across = _REDUCTIONS[name]
     if a.axes == (0, 1, 2) and axes == (2,):
       reduce = lambda part: within(self._expand(part(), 2), axis=1)
@@ -548,7 +537,7 @@ def _call_tiles(
   from jax.experimental.pallas import mosaic_gpu as plgpu
 
   types = [core.shape_varying_like(a.shape, a.dtype, inputs) for a in outputs]
-  if _triton.INTERPRET:
+  if _dispatch.INTERPRETS_KERNELS:
     interpreted = pl.pallas_call(
       lambda *refs: kernel(grid.at_program(pl.program_id(0)), *refs),
       grid=(grid.tiles,),
@@ -589,7 +578,7 @@ def _call_tiles(
 
 def _load(ref: Any, grid: _Grid) -> Array:
   """Loads the tile's part of one plane: [blocks, width] or [blocks]."""
-  if _triton.INTERPRET:
+  if _dispatch.INTERPRETS_KERNELS:
     return ref[grid.rows()]
   from jax.experimental.pallas import mosaic_gpu as plgpu
 
@@ -604,7 +593,7 @@ def _load(ref: Any, grid: _Grid) -> Array:
 
 def _store(ref: Any, grid: _Grid, part: Array) -> None:
   """Stores the tile's part of one plane."""
-  if _triton.INTERPRET or jax.__version_info__ < (0, 11):
+  if _dispatch.INTERPRETS_KERNELS or jax.__version_info__ < (0, 11):
     ref[grid.rows()] = part
     return
   from jax.experimental.pallas import mosaic_gpu

@@ -29,21 +29,13 @@ _MIN_ELEMENTS, _MAX_ELEMENTS = 1 << 11, 1 << 15
 
 
 class _Grid(NamedTuple):
-  """Division of an array's blocks into tiles of power-of-two dimensions.
-
-  Attributes:
-    layout: the blocks of the array.
-    shape: (planes, blocks, width) of a tile.
-    payload: leaves of the payload, as ShapeDtypeStructs.
-    tiles: number of tiles.
-    start: first block of the tile that the running kernel computes.
-  """
+  """Division of an array's blocks into tiles of power-of-two dimensions."""
 
   layout: _block_op.BlockLayout
-  shape: tuple[int, int, int]
-  payload: PyTree
+  shape: tuple[int, int, int]  # (planes, blocks, width) of a tile.
+  payload: PyTree  # Leaves of the payload, as ShapeDtypeStructs.
   tiles: int
-  start: Any = None
+  start: Any = None  # First block of the tile that the running kernel computes.
 
   def at_program(self) -> "_Grid":
     """Returns the grid with the first block of the running program's tile."""
@@ -59,6 +51,7 @@ def run_pass(spec: _passes.Pass) -> tuple[PyTree, Array | None]:
     _block_op.reject_padding(grid.layout)
 
   def kernel(*refs: Any) -> None:
+    """Computes one tile: loads, combines and encodes its inputs, stores."""
     arrays, counts, payload, seed, outputs = spec.split_refs(refs)
     here = grid.at_program()
     tile = _make_tile(here)
@@ -133,6 +126,7 @@ def _trace_tile(
   op: _block_op.BlockOp,
   width: int,
 ) -> tuple[list[Array], ...]:
+  """Encodes a tile by one trace, which arrays of many shapes share."""
   # Arrays of many shapes have tiles of few types, each of which is traced once.
   # From JAX 0.12 on, a tile is traced again for each grid, which is in the key
   # of JAX's cache.
@@ -197,6 +191,7 @@ def _store_payload(
   grid: _Grid,
   leaves: tuple[list[Array], ...],
 ) -> None:
+  """Stores the pieces of a tile's payload where they belong."""
   for ref, leaf, pieces in zip(refs, op.leaf_layouts(), leaves, strict=True):
     for (first, rows), piece in zip(leaf.pieces, pieces, strict=True):
       index, inside = _leaf_index(grid, first, rows, leaf.per_element)
@@ -209,6 +204,7 @@ def _load_payload(
   """Loads a tile's pieces of one worker's payload."""
 
   def load_pieces(ref: Any, leaf: _block_op.LeafLayout) -> list[Array]:
+    """Loads a tile's pieces of one leaf of the payload."""
     pieces = []
     start = worker * math.prod(grid.layout.leaf_shape(leaf))
     for first, rows in leaf.pieces:

@@ -17,36 +17,26 @@ from jaxmotion.kernels import _block_op, _error_memory
 
 
 class Pass(NamedTuple):
-  """A pass over the tiles of an array: its inputs, and what it makes of them.
-
-  Attributes:
-    name: name of the pass.
-    op: the quantizer.
-    like: shape and dtype of the array.
-    combine: (decoded, count, *arrays) -> float32 values of a tile. Each
-      argument is a function that loads its part: the values of the payload, the
-      number of encodings, and each of `arrays`.
-    arrays: arrays of the shape of `like`.
-    counts: int32[1], the number of encodings, or nothing.
-    payload: leaves of the payload that is decoded, or nothing.
-    seed: uint32[1] for an op that draws random numbers, or nothing.
-    workers: number of workers whose payloads are stacked; None for a payload
-      without that axis.
-    writes_values: whether the values are written.
-    writes_payload: whether the payload of the values is written.
-  """
+  """Pass over the tiles of an array: its inputs, and what it makes of them."""
 
   name: str
   op: _block_op.BlockOp
-  like: ShapedLike
+  like: ShapedLike  # Shape and dtype of the array.
+  # (decoded, count, *arrays) -> float32 values of a tile. Each argument is a
+  # function that loads its part: the values of the payload, the number of
+  # encodings, and each of `arrays`.
   combine: Callable[..., Array]
-  arrays: Sequence[Array] = ()
-  counts: Sequence[Array] = ()
+  arrays: Sequence[Array] = ()  # Arrays of the shape of `like`.
+  counts: Sequence[Array] = ()  # int32[1], the number of encodings, or nothing.
+  # Leaves of the payload that is decoded, or nothing.
   payload: Sequence[Array] = ()
+  # uint32[1] for an op that draws random numbers, or nothing.
   seed: Sequence[Array] = ()
+  # Number of workers whose payloads are stacked; None for a payload without
+  # that axis.
   workers: int | None = None
-  writes_values: bool = False
-  writes_payload: bool = True
+  writes_values: bool = False  # Whether the values are written.
+  writes_payload: bool = True  # Whether the payload of the values is written.
 
   @property
   def kernel_name(self) -> str:
@@ -130,6 +120,7 @@ class Passes(NamedTuple):
       x: Callable[[], Array],
       value: Callable[[], Array],
     ) -> Array:
+      """Adds the error of the last payload to a tile; 0 before the first."""
       y = decoded()
       error = _error_memory.clear_error(value() - y)
       error = jnp.where(count() > 0, error, 0.0)

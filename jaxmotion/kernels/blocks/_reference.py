@@ -22,7 +22,7 @@ _MAX_APART, _CHUNK = 1 << 22, 1 << 19
 def find_chunk(
   op: _block_op.BlockOp, payloads: PyTree, like: ShapedLike
 ) -> tuple[_block_op.BlockLayout, int] | None:
-  """Returns the layout of an array, and the blocks of a plane in one chunk."""
+  """Returns how a mean is cut: the array's layout and a chunk's blocks."""
   # None if the mean must be encoded as a whole. This is so if blocks are
   # padded, depend on where they stand, or would be cut otherwise without their
   # neighbors.
@@ -70,6 +70,7 @@ def encode_chunks(
     return (total / workers).astype(like.dtype)
 
   def encode_next(number: Any, done: list[Array]) -> list[Array]:
+    """Encodes the mean of one chunk and writes it among those done."""
     # The last blocks may overlap those before: the same bits again.
     start = jnp.minimum(number * blocks, layout.blocks - blocks)
     part = [

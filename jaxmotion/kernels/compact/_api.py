@@ -1,5 +1,7 @@
 """Public functions of compaction, which choose an implementation."""
 
+import functools
+
 import jax.numpy as jnp
 
 from jaxmotion import core
@@ -10,6 +12,7 @@ from jaxmotion.kernels.compact import _pallas_triton, _reference
 # Kernels are preferred: XLA:GPU searches for every slot what a kernel's threads
 # just count, and scatters all that is dropped to one place.
 _TABLE = {"reference": _reference, "pallas_triton": _pallas_triton}
+_run = functools.partial(_dispatch.dispatch, _TABLE, prefers_kernel=True)
 _MAX_TILE = 1024
 _MAX_FLOAT = float(jnp.finfo(jnp.float32).max)
 
@@ -35,13 +38,8 @@ def threshold_bitmap(
   """
   core.check_float("x", x)
   core.check_number("threshold", threshold, 0, _MAX_FLOAT, open_low=True)
-  return _dispatch.dispatch(
-    _TABLE,
-    "threshold_bitmap",
-    x,
-    prefers_kernel=True,
-    implementation=implementation,
-    threshold=threshold,
+  return _run(
+    "threshold_bitmap", x, implementation=implementation, threshold=threshold
   )
 
 
@@ -75,12 +73,10 @@ def bitmap_positions(
     raise TypeError(f"`before` must be int32[words + 1], got {before!r:.200}.")
   _checks.check_shape("before", before, (bitmap.size + 1,), "int32")
   core.check_int("capacity", capacity, 0, 32 * bitmap.size)
-  return _dispatch.dispatch(
-    _TABLE,
+  return _run(
     "bitmap_positions",
     bitmap,
     before,
-    prefers_kernel=True,
     implementation=implementation,
     capacity=capacity,
   )
@@ -114,11 +110,9 @@ def compact_tiles(
     raise ValueError(f"`tile` must be a multiple of 32, got {tile}.")
   core.check_int("capacity", capacity, 1, tile)
   _checks.check_words("words", words, ("n",))
-  return _dispatch.dispatch(
-    _TABLE,
+  return _run(
     "compact_tiles",
     words,
-    prefers_kernel=True,
     implementation=implementation,
     tile=tile,
     capacity=capacity,
@@ -149,11 +143,4 @@ def expand_tiles(
   _checks.check_words("tiles.words", tiles.words, (count, "capacity"))
   _checks.check_words("tiles.count", tiles.count, (count,), 32)
   core.check_int("size", size, 0, 32 * tiles.mask.size)
-  return _dispatch.dispatch(
-    _TABLE,
-    "expand_tiles",
-    tiles,
-    prefers_kernel=True,
-    implementation=implementation,
-    size=size,
-  )
+  return _run("expand_tiles", tiles, implementation=implementation, size=size)

@@ -27,6 +27,7 @@ def threshold_bitmap(x: Array, *, threshold: float) -> Array:
   rows = min(_WORDS_MARKED, _triton.power_of_two(words))
 
   def kernel(x_ref: Any, bitmap_ref: Any) -> None:
+    """Writes the bitmap words of one tile of elements."""
     start = _triton.tile_index() * rows
     row, lane = _entry_places(rows)
     index = (start + row) * _FAN + lane
@@ -59,6 +60,7 @@ def bitmap_positions(bitmap: Array, before: Array, *, capacity: int) -> Array:
   tile = min(_WORDS_SEARCHED, _triton.power_of_two(size))
 
   def kernel(bitmap_ref: Any, before_ref: Any, position_ref: Any) -> None:
+    """Writes the positions of the marks in one tile of bitmap words."""
     index = _triton.tile_index() * tile + lax.iota(jnp.int32, tile)
     inside = _triton.inside_limit(index, size, tile)
     words = _triton.load(bitmap_ref, index, inside)
@@ -66,6 +68,7 @@ def bitmap_positions(bitmap: Array, before: Array, *, capacity: int) -> Array:
     count = _triton.load(before_ref, index + 1, inside) - first
 
     def store_lowest(nth: Array, left: Array) -> Array:
+      """Stores the place of each word's lowest mark, and clears that mark."""
       slot = first + nth
       _triton.store(
         position_ref,
@@ -95,6 +98,7 @@ def compact_tiles(
   rows = _triton.power_of_two(per_tile)
 
   def kernel(x_ref: Any, mask_ref: Any, words_ref: Any, count_ref: Any) -> None:
+    """Packs one tile: its mask, its non-zero words and their number."""
     number = _triton.tile_index()
     row, lane = _entry_places(rows)
     index = number * tile + row * _FAN + lane
@@ -139,6 +143,7 @@ def expand_tiles(tiles: _reference.NonZeros, *, size: int) -> Array:
   rows = _triton.power_of_two(per_tile)
 
   def kernel(mask_ref: Any, words_ref: Any, y_ref: Any) -> None:
+    """Unpacks one tile: each marked entry loads the word of its rank."""
     number = _triton.tile_index()
     row, lane = _entry_places(rows)
     word = lax.iota(jnp.int32, rows)

@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from jaxmotion.core import Array
+from jaxmotion.kernels import _block_layout
 
 # Bits of a word, and children of a node of the tree.
 _FAN = 32
@@ -151,15 +152,14 @@ def _count_bits(words: Array) -> Array:
 
 
 def _pack_bits(keep: Array) -> Array:
-  padding = -keep.size % _FAN
-  keep = jnp.pad(keep, (0, padding)) if padding else keep
+  keep = _block_layout.pad_to_multiple(keep, _FAN)
   lane = jnp.asarray(np.arange(_FAN, dtype=np.uint32))
   bits = keep.reshape(-1, _FAN).astype(jnp.uint32) << lane[None]
   return jnp.sum(bits, axis=1, dtype=jnp.uint32)
 
 
 def _tree_counts(bitmap: Array) -> list[Array]:
-  """Returns the marks before each node, int32, one array per level."""
+  """Counts the marks before each node of the tree, int32, level by level."""
   # The levels go from the root's children to the words. Sums go up the tree,
   # then prefix sums go down. Each level adds the counts before a node's earlier
   # siblings to the count before its parent.
@@ -189,13 +189,11 @@ def _sum_before(rows: Array, start: Array | None = None) -> Array:
 
 
 def _rows_of_fan(counts: Array) -> Array:
-  padding = -counts.size % _FAN
-  counts = jnp.pad(counts, (0, padding)) if padding else counts
-  return counts.reshape(-1, _FAN)
+  return _block_layout.pad_to_multiple(counts, _FAN).reshape(-1, _FAN)
 
 
 def _search_words(before: Array, slot: Array) -> Array:
-  """Returns the last word with at most `slot` marks before it, int32."""
+  """Finds the last word with at most `slot` marks before it, by bisection."""
   words = before.size - 1
   word = jnp.zeros_like(slot)
   for step in reversed(range(max(1, words - 1).bit_length())):
@@ -205,7 +203,7 @@ def _search_words(before: Array, slot: Array) -> Array:
 
 
 def _send_words(bitmap: Array, before: Array, capacity: int) -> Array:
-  """Returns the word of each slot's mark, int32[capacity]."""
+  """Finds the word of each slot's mark by a scatter of all words."""
   # Words that are not kept go to one extra slot, which is cut off: dropping
   # indices that are out of bounds costs 4x.
   first = jnp.where(bitmap != 0, jnp.minimum(before[:-1], capacity), capacity)

@@ -15,7 +15,7 @@ from jax import lax
 
 from jaxmotion import core
 from jaxmotion.core import Array, ShapedLike
-from jaxmotion.kernels import _block_op, _checks
+from jaxmotion.kernels import _block_layout, _block_op, _checks
 from jaxmotion.kernels.pack import _reference as packing
 
 _MAGNITUDE = 0x7FFFFFFF
@@ -23,19 +23,12 @@ _NAN_SCALE = 255
 
 
 class Format(NamedTuple):
-  """Bit layout of a narrow float: a sign, an exponent and a mantissa.
+  """Bit layout of a narrow float: a sign, an exponent and a mantissa."""
 
-  Attributes:
-    mantissa: number of bits of the mantissa.
-    bias: number added to an exponent before it is stored.
-    most: code of the greatest finite magnitude.
-    bits: width of a code.
-  """
-
-  mantissa: int
-  bias: int
-  most: int
-  bits: int
+  mantissa: int  # Number of bits of the mantissa.
+  bias: int  # Number added to an exponent before it is stored.
+  most: int  # Code of the greatest finite magnitude.
+  bits: int  # Width of a code.
 
 
 FORMATS = {
@@ -49,14 +42,10 @@ FORMATS = {
 
 
 class Scaled(NamedTuple):
-  """Payload of packed elements and the exponents of their blocks.
+  """Payload of packed elements and the exponents of their blocks."""
 
-  Attributes:
-    words: uint32[rows, columns], codes of the elements, flat and packed.
-    scale: uint8[blocks], s for a scale of 2^(s - 127); 255 for NaN (E8M0).
-  """
-
-  words: Array
+  words: Array  # uint32[rows, columns], codes of the elements, flat and packed.
+  # uint8[blocks], s for a scale of 2^(s - 127); 255 for NaN (E8M0).
   scale: Array
 
 
@@ -97,9 +86,7 @@ class MicroscalingOp(_block_op.BlockOp):
     scale = _scale_of(peak, self.form)
     codes = _codes_of(rows, scale[:, None], self.form)
     # Not `pack_flat`, which recomputes the codes for each field (6x, 6 bits).
-    padding = -codes.size % self.planes
-    flat = codes.reshape(-1)
-    flat = jnp.pad(flat, (0, padding)) if padding else flat
+    flat = _block_layout.pad_to_multiple(codes.reshape(-1), self.planes)
     planes = flat.reshape(self.planes, -1)
     words = packing.pack(planes, self.form.bits, follows_blocks=False)
     return Scaled(words, scale.astype(jnp.uint8))
@@ -188,9 +175,7 @@ def _to_rows(x: Array, block: int) -> Array:
   """Returns f32[blocks, width], with zeros filling the last block."""
   width = _block_width(x.size, block)
   flat = x.reshape(-1).astype(jnp.float32)
-  padding = -x.size % width
-  flat = jnp.pad(flat, (0, padding)) if padding else flat
-  return flat.reshape(-1, width)
+  return _block_layout.pad_to_multiple(flat, width).reshape(-1, width)
 
 
 def round_codes(v: Array, form: Format) -> Array:

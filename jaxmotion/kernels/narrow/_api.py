@@ -3,6 +3,7 @@
 No implementation is preferred on a GPU, since XLA makes one pass of each op.
 """
 
+import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from jaxmotion.kernels import _checks, _dispatch
 from jaxmotion.kernels.narrow import _pallas_triton, _reference
 
 _TABLE = {"reference": _reference, "pallas_triton": _pallas_triton}
+_run = functools.partial(_dispatch.dispatch, _TABLE)
 _FORMATS = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 
 
@@ -42,9 +44,7 @@ def cast_encode(
   """
   core.check_float("x", x)
   core.check_choice("dtype", dtype, _FORMATS)
-  return _dispatch.dispatch(
-    _TABLE, "cast_encode", x, implementation=implementation, dtype=dtype
-  )
+  return _run("cast_encode", x, implementation=implementation, dtype=dtype)
 
 
 def cast_decode(
@@ -63,13 +63,8 @@ def cast_decode(
     implementation: name of the only implementation to try; None chooses one.
   """
   _check_cast(words, like, dtype)
-  return _dispatch.dispatch(
-    _TABLE,
-    "cast_decode",
-    words,
-    implementation=implementation,
-    like=like,
-    dtype=dtype,
+  return _run(
+    "cast_decode", words, implementation=implementation, like=like, dtype=dtype
   )
 
 
@@ -92,13 +87,8 @@ def cast_sum(
     The sum in the order of workers, in float32 or the wider dtype of `like`.
   """
   _check_cast(words, like, dtype, "workers")
-  return _dispatch.dispatch(
-    _TABLE,
-    "cast_sum",
-    words,
-    implementation=implementation,
-    like=like,
-    dtype=dtype,
+  return _run(
+    "cast_sum", words, implementation=implementation, like=like, dtype=dtype
   )
 
 
@@ -133,8 +123,7 @@ def truncate_encode(
   core.check_float("x", x)
   core.check_int("bytes", bytes, 1, 4)
   core.check_choice("rounding", rounding, ("zero", "nearest"))
-  return _dispatch.dispatch(
-    _TABLE,
+  return _run(
     "truncate_encode",
     x,
     implementation=implementation,
@@ -157,8 +146,8 @@ def truncate_decode(
     implementation: name of the only implementation to try; None chooses one.
   """
   _check_planes(planes, like)
-  return _dispatch.dispatch(
-    _TABLE, "truncate_decode", planes, implementation=implementation, like=like
+  return _run(
+    "truncate_decode", planes, implementation=implementation, like=like
   )
 
 
@@ -179,9 +168,7 @@ def truncate_sum(
     The sum in the order of workers, in float32 or the wider dtype of `like`.
   """
   _check_planes(planes, like, "workers")
-  return _dispatch.dispatch(
-    _TABLE, "truncate_sum", planes, implementation=implementation, like=like
-  )
+  return _run("truncate_sum", planes, implementation=implementation, like=like)
 
 
 def _check_cast(words: Any, like: Any, dtype: Any, *lead: str) -> None:
@@ -192,6 +179,7 @@ def _check_cast(words: Any, like: Any, dtype: Any, *lead: str) -> None:
 
 
 def _check_planes(planes: Any, like: Any, *lead: str) -> None:
+  """Raises unless `planes` are one to four uint8 arrays like `like`."""
   core.check_float("like", like)
   found = core.check_sequence("planes", planes, "1 to 4 uint8 arrays")
   if not 1 <= len(found) <= 4:

@@ -94,18 +94,19 @@ def _map_tiles(
     return fn(inputs)
 
   outputs = jax.eval_shape(apply_to_one, inputs)
-  for a in (*leaves, *jax.tree.leaves(outputs)):
-    if jnp.dtype(a.dtype).itemsize > 4:
-      raise NotImplementedError(f"values must have 32 bits, got {a.dtype}")
+  _triton.reject_wide(*leaves, *jax.tree.leaves(outputs))
   if workers is not None:
     outputs = jax.ShapeDtypeStruct(outputs.shape, jnp.float32)
 
   tiles = -(-size // tile)
 
   def kernel(*refs: Any) -> None:
+    """Applies the function to one tile, with a mask in the last one alone."""
     index = _triton.tile_index() * tile + lax.iota(jnp.int32, tile)
 
     def compute_tile(inside: Array | None) -> None:
+      """Loads a tile of every input, applies the function and stores."""
+
       def apply_to_worker(worker: Any) -> Any:
         where = index + worker * size
         values = [
@@ -116,7 +117,11 @@ def _map_tiles(
       if workers is None:
         result = apply_to_worker(0)
       else:
-        result = _add_workers(apply_to_worker, workers)
+        result = _error_memory.add_in_order(
+          lambda worker: apply_to_worker(worker).astype(jnp.float32),
+          workers,
+          _error_memory.MAX_UNROLL_IN_KERNEL,
+        )
       targets = refs[len(leaves) :]
       for ref, y in zip(targets, jax.tree.leaves(result), strict=True):
         _triton.store(ref, index, y, inside)
@@ -131,10 +136,3 @@ def _map_tiles(
       _triton.run_if(~last, lambda: compute_tile(None))
 
   return _triton.call_kernel(kernel, name, tiles, tile, leaves, outputs)
-
-
-def _add_workers(apply: Callable[[Any], Array], workers: int) -> Array:
-  term = lambda worker: apply(worker).astype(jnp.float32)
-  return _error_memory.add_in_order(
-    term, workers, _error_memory.MAX_UNROLL_IN_KERNEL
-  )

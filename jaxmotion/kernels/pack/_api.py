@@ -4,12 +4,15 @@ An op that computes codes, or reads them, calls the functions of the reference
 inside its own expression, so that both are one pass.
 """
 
+import functools
+
 from jaxmotion import core
 from jaxmotion.core import Array
 from jaxmotion.kernels import _checks, _dispatch
 from jaxmotion.kernels.pack import _pallas_triton, _reference
 
 _TABLE = {"reference": _reference, "pallas_triton": _pallas_triton}
+_run = functools.partial(_dispatch.dispatch, _TABLE)
 
 
 def pack_flat(
@@ -31,8 +34,7 @@ def pack_flat(
     [[197121]]
   """
   _checks.check_words("codes", codes, ("...",), 32)
-  return _dispatch.dispatch(
-    _TABLE,
+  return _run(
     "pack_flat",
     codes,
     # XLA:GPU reads the codes once for each field, the kernel once in all.
@@ -61,11 +63,6 @@ def unpack_flat(
   """
   _checks.check_words("words", words, (_reference.word_rows(bits), "..."), 32)
   core.check_int("size", size, 0, words.size * 32 // bits)
-  return _dispatch.dispatch(
-    _TABLE,
-    "unpack_flat",
-    words,
-    implementation=implementation,
-    bits=bits,
-    size=size,
+  return _run(
+    "unpack_flat", words, implementation=implementation, bits=bits, size=size
   )

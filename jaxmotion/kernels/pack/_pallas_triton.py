@@ -26,6 +26,7 @@ def pack_flat(codes: Array, *, bits: int) -> Array:
   width = _tile_width(columns)
 
   def kernel(codes_ref: Any, words_ref: Any) -> None:
+    """Packs the codes of some columns of every plane."""
     index, inside = _column_index(
       0, _reference.num_planes(bits), columns, width, size
     )
@@ -47,6 +48,7 @@ def unpack_flat(words: Array, *, bits: int, size: int) -> Array:
   width = _tile_width(columns)
 
   def kernel(words_ref: Any, codes_ref: Any) -> None:
+    """Unpacks the words of some columns to codes of every plane."""
     pieces = [
       _triton.load(words_ref, *_column_index(row, 1, columns, width))
       for row in range(rows)

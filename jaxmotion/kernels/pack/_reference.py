@@ -16,6 +16,7 @@ from jax import lax
 
 from jaxmotion import core
 from jaxmotion.core import Array
+from jaxmotion.kernels import _block_layout
 
 # Planes added by one sum, and by one sum of 32 planes: see `sum_planes`.
 _MAX_SUM, _MAX_SUM_OF_MANY = 4, 8
@@ -180,9 +181,7 @@ def unpack_to_float(words: Array, bits: int) -> Array:
 def pack_flat(codes: Array, bits: int) -> Array:
   """Packs codes of any shape; zeros fill the last column."""
   count = num_planes(bits)
-  flat = codes.reshape(-1)
-  padding = -codes.size % count
-  flat = jnp.pad(flat, (0, padding)) if padding else flat
+  flat = _block_layout.pad_to_multiple(codes.reshape(-1), count)
   return _pack_fields(flat.reshape(count, -1), bits)
 
 

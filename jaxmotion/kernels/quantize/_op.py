@@ -7,7 +7,9 @@ significant bits, so that code * scale is exact and may be fused with a sum
 a normalized scale (`_normalize`).
 """
 
+import abc
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
@@ -32,29 +34,20 @@ _POINT = 22
 
 
 class Symmetric(NamedTuple):
-  """Payload of packed codes around zero and their scales.
+  """Payload of packed codes around zero and their scales."""
 
-  Attributes:
-    words: uint32[rows, blocks, width].
-    scale: float32[planes, blocks], the step; [1, 1] for an array of one block.
-  """
-
-  words: Array
+  words: Array  # uint32[rows, blocks, width].
+  # float32[planes, blocks], the step; [1, 1] for an array of one block.
   scale: Array
 
 
 class MinMax(NamedTuple):
-  """Payload of packed codes between the minimum and maximum of a block.
+  """Payload of packed codes between the minimum and maximum of a block."""
 
-  Attributes:
-    words: uint32[rows, blocks, width].
-    scale: float32[planes, blocks], half the step (a whole one could overflow).
-    low: float32[planes, blocks], the value of code 0.
-  """
-
-  words: Array
+  words: Array  # uint32[rows, blocks, width].
+  # float32[planes, blocks], half the step (a whole one could overflow).
   scale: Array
-  low: Array
+  low: Array  # float32[planes, blocks], the value of code 0.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,12 +84,28 @@ class UniformOp(_block_op.ScaledOp):
     """Whether rounding is stochastic."""
     return self.stochastic
 
-  def _cut(self, x: Array, key: core.Key | None) -> list[tuple[slice, Array]]:
-    """Returns numbers of planes and their blocks, as `pack_cut` takes codes."""
+  @abc.abstractmethod
+  def _codes(self, y: Array, words: Array | None) -> Array:
+    """Returns codes, uint32, of elements in steps; `words` are random."""
+
+  def _pack_codes(
+    self,
+    x: Array,
+    key: core.Key | None,
+    measure: Callable[[Array, slice], Array],
+  ) -> Array:
+    """Returns words of the codes of an array, which `measure` puts in steps."""
     if key is None and len(packing.field_widths(self.bits)) == 1:
-      return _block_layout.cut_planes(x, self.planes, self.block)
-    b = _block_layout.to_blocks(x, self.planes, self.block)
-    return [(slice(0, self.planes), b)]
+      parts = _block_layout.cut_planes(x, self.planes, self.block)
+    else:
+      b = _block_layout.to_blocks(x, self.planes, self.block)
+      parts = [(slice(0, self.planes), b)]
+    codes = []
+    for planes, b in parts:
+      y = measure(b, planes)
+      drawn = None if key is None else core.random_words(key.worker, b.shape)
+      codes.append((planes, self._codes(y, drawn)))
+    return packing.pack_cut(codes, self.bits)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,14 +121,10 @@ class AbsmaxOp(UniformOp):
       x, self.planes, self.block, _block_layout.max_magnitude
     )
     scale = self._scale(peak)
-    codes = [
-      (
-        planes,
-        self._codes(_divide(b, _scale_of(scale, planes)), _draw_words(key, b)),
-      )
-      for planes, b in self._cut(x, key)
-    ]
-    return Symmetric(packing.pack_cut(codes, self.bits), scale[..., 0])
+    words = self._pack_codes(
+      x, key, lambda b, planes: _divide(b, _scale_of(scale, planes))
+    )
+    return Symmetric(words, scale[..., 0])
 
   def decode(self, payload: Symmetric, like: ShapedLike) -> Array:
     """Returns the levels of the codes."""
@@ -185,17 +190,12 @@ class MinMaxOp(UniformOp):
       for reduce in (_block_layout.min_element, _block_layout.max_element)
     )
     low, scale = self._low_and_scale(least, greatest)
-    codes = [
-      (
-        planes,
-        self._codes(
-          _divide(0.5 * b - _scale_of(low, planes), _scale_of(scale, planes)),
-          _draw_words(key, b),
-        ),
-      )
-      for planes, b in self._cut(x, key)
-    ]
-    words = packing.pack_cut(codes, self.bits)
+
+    def measure(b: Array, planes: slice) -> Array:
+      above = 0.5 * b - _scale_of(low, planes)
+      return _divide(above, _scale_of(scale, planes))
+
+    words = self._pack_codes(x, key, measure)
     return MinMax(words, scale[..., 0], 2 * low[..., 0])
 
   def decode(self, payload: MinMax, like: ShapedLike) -> Array:
@@ -239,9 +239,9 @@ class MinMaxOp(UniformOp):
     least = jnp.where(jnp.isnan(least), jnp.nan, least)
     # Halved first: the range of finite floats is not a finite float.
     low, high = 0.5 * least, 0.5 * greatest
-    share = jnp.float32(1 / (2**self.bits - 1))
-    most = (0.5 * _MOST - low) * share * (1 - 2.0**-16)
-    return low, _round_scale((high - low) * share, _clear_low_bits(most, 0))
+    inverse = jnp.float32(1 / (2**self.bits - 1))
+    most = (0.5 * _MOST - low) * inverse * (1 - 2.0**-16)
+    return low, _round_scale((high - low) * inverse, _clear_low_bits(most, 0))
 
   def _codes(self, y: Array, words: Array | None) -> Array:
     """Returns codes, uint32, of elements in steps above the minimum."""
@@ -252,11 +252,6 @@ def _add_steps(codes: Array, scale: Array, low: Array) -> Array:
   """Returns the values of float32 codes above `low`."""
   half = codes * scale
   return low + half + half
-
-
-def _draw_words(key: core.Key | None, b: Array) -> Array | None:
-  """Returns the random words of blocks, None without a key."""
-  return None if key is None else core.random_words(key.worker, b.shape)
 
 
 def _draw_tile_words(seed: Array | None, tile: _block_op.Tile) -> Array | None:

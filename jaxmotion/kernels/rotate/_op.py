@@ -11,7 +11,7 @@ from jax import lax
 
 from jaxmotion import core, hosts
 from jaxmotion.core import Array, PyTree, ShapedLike
-from jaxmotion.kernels import _block_op
+from jaxmotion.kernels import _block_layout, _block_op
 
 _LENGTHS = tuple(2**i for i in range(17))
 
@@ -176,9 +176,7 @@ def _to_rows(x: Array, block: int) -> Array:
   """Divides an array into rows, float32, with zeros filling the last."""
   blocks, width = _row_shape(x.size, block)
   flat = x.reshape(-1).astype(jnp.float32)
-  padding = blocks * width - x.size
-  flat = jnp.pad(flat, (0, padding)) if padding else flat
-  return flat.reshape(blocks, width)
+  return _block_layout.pad_to_multiple(flat, width).reshape(blocks, width)
 
 
 def _row_shape(size: int, block: int) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """Public functions of top-k selection, which choose an implementation."""
 
+import functools
 from typing import Any
 
 from jaxmotion import core
@@ -10,6 +11,7 @@ from jaxmotion.kernels.select import _pallas_triton, _reference
 # XLA:GPU makes a loop of kernels of each value kept, and loads a sum's payloads
 # for each element of the result. Scattering is one pass and prefers no kernel.
 _TABLE = {"reference": _reference, "pallas_triton": _pallas_triton}
+_run = functools.partial(_dispatch.dispatch, _TABLE)
 _MAX_PLANES = 2**31 - 1
 
 
@@ -47,8 +49,7 @@ def topk_select(
   core.check_int("planes", planes, 1, _MAX_PLANES)
   core.check_int("k", k, 1, planes)
   core.check_float("x", x)
-  return _dispatch.dispatch(
-    _TABLE,
+  return _run(
     "topk_select",
     x,
     prefers_kernel=True,
@@ -83,8 +84,7 @@ def topk_scatter(
     [0.0, -3.0, 2.0, 0.0]
   """
   _check_selected(values, places, like, planes)
-  return _dispatch.dispatch(
-    _TABLE,
+  return _run(
     "topk_scatter",
     values,
     places,
@@ -123,8 +123,7 @@ def topk_sum(
     [1.0, -2.0, 2.0, 0.0]
   """
   _check_selected(values, places, like, planes, "workers")
-  return _dispatch.dispatch(
-    _TABLE,
+  return _run(
     "topk_sum",
     values,
     places,
@@ -138,6 +137,7 @@ def topk_sum(
 def _check_selected(
   values: Any, places: Any, like: Any, planes: Any, *lead: str
 ) -> None:
+  """Raises unless values and places are those that a selection returns."""
   core.check_int("planes", planes, 1, _MAX_PLANES)
   core.check_float("like", like)
   core.check_float("values", values)

@@ -22,6 +22,8 @@ from jaxmotion.kernels.select import _reference
 # Elements per tile, four per thread: 16 bytes per load or store.
 _TILE = 512
 _WIDE = 4
+# Elements per thread for which `call_kernel` counts warps.
+_PER_THREAD = 16
 # Loads of a thread that are in flight together.
 _IN_FLIGHT = 8
 # With fewer lanes than this, too few loads are in flight to keep a GPU's memory
@@ -47,6 +49,7 @@ def topk_select(x: Array, *, k: int, planes: int) -> tuple[Array, Array]:
   _check_size(x, padded)
 
   def kernel(x_ref: Any, values_ref: Any, places_ref: Any) -> None:
+    """Selects in the lanes of one tile, walking down their planes."""
     start = _triton.tile_index() * tile
     group, lane = (
       lax.broadcasted_iota(jnp.int32, (groups, tile), axis) for axis in (0, 1)
@@ -55,6 +58,7 @@ def topk_select(x: Array, *, k: int, planes: int) -> tuple[Array, Array]:
     def add_planes(
       best: Sequence[_Entry], first: Any, count: int
     ) -> list[_Entry]:
+      """Merges the elements of some planes into each thread's best ones."""
       some = []
       for step in range(count):
         plane = (first + step) * groups + group
@@ -90,7 +94,7 @@ def topk_select(x: Array, *, k: int, planes: int) -> tuple[Array, Array]:
     kernel,
     f"topk_select_{k}",
     -(-lanes // tile),
-    _tile_elements(groups * tile, _WIDE),
+    _PER_THREAD * groups * tile // _WIDE,
     [x],
     (
       jax.ShapeDtypeStruct((k, lanes), jnp.float32),
@@ -135,6 +139,7 @@ def _scatter_sum(
   size = math.prod(like.shape)
 
   def kernel(values_ref: Any, places_ref: Any, y_ref: Any) -> None:
+    """Writes the lanes of one tile, plane by plane."""
     lane = _triton.tile_index() * tile + lax.iota(jnp.int32, tile)
     inside = _triton.inside_limit(lane, lanes, tile)
     entries = []
@@ -145,6 +150,8 @@ def _scatter_sum(
       entries.append((value, place))
 
     def store_plane(plane: Array, _: None) -> None:
+      """Stores the sum of the values that workers have in one plane."""
+
       def decode_worker(worker: int) -> Array:
         y = jnp.zeros((tile,), jnp.float32)
         for value, place in entries[worker * k : worker * k + k]:
@@ -161,7 +168,7 @@ def _scatter_sum(
     kernel,
     name,
     -(-lanes // tile),
-    _tile_elements(tile, wide),
+    _PER_THREAD * tile // wide,
     payload,
     jax.ShapeDtypeStruct(like.shape, dtype),
   )
@@ -195,7 +202,7 @@ def _insert_entry(
 def _pop_first(
   best: Sequence[_Entry], none: int
 ) -> tuple[Array, Array, list[_Entry]]:
-  """Takes the first entry of all groups, of each lane."""
+  """Takes each lane's greatest entry out of the lists of its threads."""
   # `best`: (keys, places) [groups, lanes], sorted in every group.
   # Returns its key and place, and the lists without it.
   keys, places = best[0]
@@ -218,16 +225,9 @@ def _existing(
 
 
 def _check_size(x: ShapedLike, padded: int) -> None:
-  if jnp.dtype(x.dtype).itemsize > 4:
-    raise NotImplementedError(
-      f"values must have 32 bits, got {jnp.dtype(x.dtype).name}"
-    )
+  """Raises NotImplementedError for wide values or too many elements."""
+  _triton.reject_wide(x)
   if padded >= 2**31:
     raise NotImplementedError(
       f"places must be below 2**31, padding included, got {padded}"
     )
-
-
-def _tile_elements(tile: int, wide: int) -> int:
-  """Returns `tile_elements` for `call_kernel`, for `wide` lanes per thread."""
-  return tile * 16 // wide

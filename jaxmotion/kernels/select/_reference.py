@@ -79,6 +79,7 @@ def topk_sum(
 def _scatter(
   payload: tuple[Array, Array], like: ShapedLike, planes: int
 ) -> Array:
+  """Puts the selected values of one payload among zeros."""
   values, places = payload
   k, lanes = values.shape
   minor = like.shape[-1] if len(like.shape) > 1 else 1
@@ -139,7 +140,7 @@ def _next_largest(
   last: Array | None,
   after: tuple[Array, Array] | None,
 ) -> tuple[Array, Array]:
-  """Returns the first (key, plane) of each lane, or the first after another."""
+  """Returns the greatest entry of each lane, or the one after another."""
   # Entries are ordered by falling key, then by rising plane.
   # `take`: function from the number of a plane to its elements, f32[lanes].
   # `after`: (keys, planes) [lanes] found last; None looks for the first.
@@ -151,6 +152,7 @@ def _next_largest(
   def add_group(
     number: Array, best: tuple[Array, Array]
   ) -> tuple[Array, Array]:
+    """Compares some neighboring planes with the best entry so far."""
     # The last group may overlap the one before: to see a plane twice changes
     # nothing, and code for fewer planes would be repeated for each of its uses.
     start = jnp.minimum(number * group, planes - group).astype(jnp.uint32)
@@ -160,6 +162,7 @@ def _next_largest(
     return _best_pair([best, *pairs], after is not None)
 
   def make_pair(x: Array, place: Array) -> tuple[Array, Array]:
+    """Returns a plane's entries, the least key for those found before."""
     key = to_keys(x)
     plane = jnp.broadcast_to(place, key.shape)
     if after is not None:
@@ -185,7 +188,7 @@ def _next_largest(
 def _best_pair(
   pairs: list[tuple[Array, Array]], masked: bool
 ) -> tuple[Array, Array]:
-  """Returns the largest key and its least plane, of pairs in plane order."""
+  """Returns the largest key of each lane and the first plane that has it."""
   # `pairs`: keys and planes, [lanes] each.
 
   def earlier_of(

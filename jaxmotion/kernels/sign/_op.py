@@ -14,15 +14,10 @@ _PLANES = 32
 
 
 class Signs(NamedTuple):
-  """Payload of packed signs and mean magnitudes.
+  """Payload of packed signs and mean magnitudes."""
 
-  Attributes:
-    words: uint32[1, blocks, width], bit i of a word from plane i.
-    scale: float32[32, blocks], the mean magnitude; [1, 1] for one block.
-  """
-
-  words: Array
-  scale: Array
+  words: Array  # uint32[1, blocks, width], bit i of a word from plane i.
+  scale: Array  # float32[32, blocks], the mean magnitude; [1, 1] for one block.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,21 +45,16 @@ class SignOp(_block_op.ScaledOp):
 
   def encode(self, x: Array, key: core.Key | None) -> Signs:
     """Returns signs (zero counts as positive) and one scale per block."""
-    scale = self._mean_magnitude(x)
-    codes = [
-      (s, (b < 0).astype(jnp.uint32))
-      for s, b in _block_layout.cut_planes(x, _PLANES, self.block)
-    ]
-    return Signs(packing.pack_cut(codes, 1), scale[..., 0])
-
-  def _mean_magnitude(self, x: Array) -> Array:
-    """Returns the mean |b| under each scale, without the padding."""
     cut = _PLANES, self.block
-    counts = _block_layout.block_counts(x.shape, *cut)
     total = _block_layout.reduce_blocks(
       x, *cut, _block_layout.sum_magnitudes, past_end=0.0
     )
-    return total / counts.clip(1)
+    scale = total / _block_layout.block_counts(x.shape, *cut).clip(1)
+    codes = [
+      (s, (b < 0).astype(jnp.uint32))
+      for s, b in _block_layout.cut_planes(x, *cut)
+    ]
+    return Signs(packing.pack_cut(codes, 1), scale[..., 0])
 
   def decode(self, payload: Signs, like: ShapedLike) -> Array:
     """Returns plus or minus the scale of the block."""

@@ -32,15 +32,11 @@ _TINY = 2.0**-126
 
 
 class Trits(NamedTuple):
-  """Payload of packed codes -1, 0 and 1 and their magnitude.
+  """Payload of packed codes -1, 0 and 1 and their magnitude."""
 
-  Attributes:
-    words: uint32[1, blocks, width], a trit of a word from each of 20 planes.
-    scale: float32[20, blocks]; [1, 1] for an array of one block.
-  """
-
+  # uint32[1, blocks, width], a trit of a word from each of 20 planes.
   words: Array
-  scale: Array
+  scale: Array  # float32[20, blocks]; [1, 1] for an array of one block.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,8 +95,9 @@ class TernaryOp(_block_op.ScaledOp):
   ) -> tuple[list[Array], ...]:
     """Encodes one tile to the pieces of each leaf."""
     if seed is None:
+      add_up = lambda y: jnp.sum(jnp.abs(y), axis=2, keepdims=True)
       mean = _block_op.tile_mean(x, tile)
-      bound, scale = _bound_by_mean(x, mean, _sum_tile)
+      bound, scale = _bound_by_mean(x, mean, add_up)
     else:
       words = core.random_words_at(seed, tile.position)
       bound, scale = _draw_bound(_block_op.tile_peak(x), words)
@@ -172,7 +169,7 @@ def _draw_bound(peak: Array, words: Array) -> tuple[Array, Array]:
 def _bound_blocks(
   b: Array, shape: tuple[int, ...], block: int
 ) -> tuple[Array, Array]:
-  """Returns the magnitude up to which elements become 0, and the scale."""
+  """Returns the threshold and the scale of each block, without padding."""
   size = math.prod(shape)
   axes = _block_layout.scale_axes(size, block)
   if b.size != size:
@@ -188,17 +185,13 @@ def _bound_blocks(
 def _bound_by_mean(
   b: Array, mean: Array, total: Callable[[Array], Array]
 ) -> tuple[Array, Array]:
-  """Returns the magnitude up to which elements become 0, and the scale."""
+  """Returns 0.7 of the mean |b|, and the mean of the magnitudes above."""
   bound = 0.7 * mean
   above = jnp.abs(b) > bound
   taken = total(jnp.where(above, b, 0.0))
   number = total(above.astype(jnp.float32))
   scale = taken / jnp.maximum(number, 1.0)
   return bound, jnp.where(jnp.isfinite(mean), scale, jnp.nan)
-
-
-def _sum_tile(x: Array) -> Array:
-  return jnp.sum(jnp.abs(x), axis=2, keepdims=True)
 
 
 def _plane_powers(codes: Array) -> Array:

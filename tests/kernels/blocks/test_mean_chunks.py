@@ -16,7 +16,6 @@ from tests.kernels.blocks.passes import check, payloads_of
 
 OPS = {
   "absmax8": AbsmaxOp(bits=8, block=32),
-  "absmax4": AbsmaxOp(bits=4, block=32),
   "minmax3": MinMaxOp(bits=3, block=32),
   "sign": SignOp(block=32),
   "mx6": MicroscalingOp(format="float6_e3m2fn", block=32),

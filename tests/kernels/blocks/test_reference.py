@@ -20,8 +20,11 @@ OPS = [
 ]
 
 
-@pytest.mark.parametrize("shape", [(40003,), (3, 20001)], ids=str)
-@pytest.mark.parametrize("op", OPS, ids=lambda op: type(op).__name__)
+@pytest.mark.parametrize(
+  ("op", "shape"),
+  [*zip(OPS, [(40003,), (3, 20001)] * 2, strict=True)],
+  ids=str,
+)
 def test_values_written_apart_are_those_that_the_op_decodes(op, shape):
   assert is_read_slowly(shape, *op.decoded_shape(shape))
   x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)

@@ -14,9 +14,8 @@ from jaxmotion.kernels.compact import (
 from tests.kernels.compact.tiles import TILES
 
 # One word, one level of the tree, two levels, three.
-SIZES = pytest.mark.parametrize("size", [0, 1, 32, 33, 1024, 1100, 40000])
+SIZES = [0, 1, 32, 33, 1024, 1100, 40000]
 DENSITIES = (0.0, 0.02, 0.5, 1.0)
-CASES = pytest.mark.parametrize("case", TILES)
 
 
 def keep_of(size, density):
@@ -44,7 +43,7 @@ def test_magnitudes_from_the_least_on_and_nan_are_marked(case, least):
   np.testing.assert_array_equal(got, packed(keep))
 
 
-@SIZES
+@pytest.mark.parametrize("size", SIZES)
 def test_prefix_counts_are_of_the_marks_before_each_word(size):
   program = jax.jit(prefix_counts)
   for density in DENSITIES:
@@ -55,8 +54,10 @@ def test_prefix_counts_are_of_the_marks_before_each_word(size):
 
 
 # Below one slot in 8 words a search finds their words, above it a scatter.
-@SIZES
-@pytest.mark.parametrize("share", [0.002, 0.01, 0.5])
+@pytest.mark.parametrize(
+  ("size", "share"),
+  [*((size, 0.5) for size in SIZES), (1100, 0.01), (40000, 0.01), (40000, 0.1)],
+)
 def test_positions_are_those_of_the_first_marks(size, share):
   capacity = int(share * size)
   program = jax.jit(lambda b: bitmap_positions(b, prefix_counts(b), capacity))
@@ -68,11 +69,17 @@ def test_positions_are_those_of_the_first_marks(size, share):
     np.testing.assert_array_equal(got[: found.size], found)
 
 
-@CASES
-def test_words_of_a_tile_are_packed_in_order(case):
+@pytest.mark.parametrize("case", TILES)
+def test_words_of_a_tile_are_packed_in_order_and_given_back(case):
   make, tile, capacity = TILES[case]
   words = make()
-  got = jax.jit(lambda w: compact_tiles(w, tile, capacity))(words)
+
+  @jax.jit
+  def trip(words):
+    tiles = compact_tiles(words, tile, capacity)
+    return tiles, tiles.overflow, expand_tiles(tiles, words.size)
+
+  got, overflow, back = trip(words)
   rows = np.pad(words, (0, -words.size % tile)).reshape(-1, tile)
   np.testing.assert_array_equal(got.mask.reshape(-1), packed(rows.ravel() != 0))
   np.testing.assert_array_equal(got.count, (rows != 0).sum(1))
@@ -83,24 +90,10 @@ def test_words_of_a_tile_are_packed_in_order(case):
     np.testing.assert_array_equal(
       kept, np.pad(nonzero, (0, capacity - nonzero.size))
     )
-
-
-@CASES
-def test_expansion_gives_back_what_was_not_dropped(case):
-  make, tile, capacity = TILES[case]
-  words = make()
-
-  @jax.jit
-  def trip(words):
-    tiles = compact_tiles(words, tile, capacity)
-    return tiles.overflow, expand_tiles(tiles, words.size)
-
-  overflow, got = trip(words)
-  rows = np.pad(words, (0, -words.size % tile)).reshape(-1, tile)
   held = (rows != 0).cumsum(1) <= capacity
   wanted = np.where(held, rows, 0).reshape(-1)[: words.size]
-  assert got.dtype == words.dtype
-  np.testing.assert_array_equal(got, wanted)
+  assert back.dtype == words.dtype
+  np.testing.assert_array_equal(back, wanted)
   dropped = np.count_nonzero(words) - np.count_nonzero(wanted)
   assert int(overflow) == dropped
 
