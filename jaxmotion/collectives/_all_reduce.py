@@ -112,10 +112,11 @@ def _init_states(
   """Returns the state of one codec, in the form of levels if `canonical`."""
   arrays = partition(codec, x)
   # Without state, no shape depends on the number of workers.
-  if not _has_state(arrays) and not core.axis_is_bound(axis_name):
-    return _make_empty(arrays)
+  empty = _find_empty(arrays)
+  if empty is not None and not core.axis_is_bound(axis_name):
+    return empty
   workers = core.axis_size(axis_name)
-  plans = _layout.plan_arrays(arrays, workers, method, by_rows=canonical)
+  plans = _layout.plan_arrays(arrays, workers, method, needs_rows=canonical)
   states = list(map(_states.init_state, plans))
   states = core.settle_state(states, axis_name)
   if canonical:
@@ -393,12 +394,10 @@ def _reduce_arrays(
   return _arguments.straight_through(reference_op, x, y), states
 
 
-def _has_state(arrays: Partition) -> bool:
-  return any(group.codec.has_state for group in arrays.leaf_groups)
-
-
-def _make_empty(arrays: Partition) -> list[_states.ReduceState]:
-  """Returns the states of codecs without state."""
+def _find_empty(arrays: Partition) -> list[_states.ReduceState] | None:
+  """Returns the states of codecs that all have none; None if one has some."""
+  if any(group.codec.has_state for group in arrays.leaf_groups):
+    return None
   return [_states.ReduceState((), ()) for _ in arrays.leaf_groups]
 
 
@@ -410,18 +409,21 @@ def _plan_tree(
   workers: int,
   method: str | None,
   op: str,
-  by_rows: bool,
+  needs_rows: bool,
 ) -> tuple[list[_layout.ArrayPlan], PyTree, PyTree]:
   """Returns plans of arrays, shapes of their states and of canonical ones."""
-  # by_rows: whether there are several levels. Their codecs all encode rows, and
-  # share one state in canonical form, which has the same arrays for all.
-  plans = _layout.plan_arrays(arrays, workers, method, op=op, by_rows=by_rows)
-  if not _has_state(arrays):
-    return plans, _make_empty(arrays), None
+  # needs_rows: whether there are several levels. Their codecs all encode rows,
+  # and share one state in canonical form, which has the same arrays for all.
+  plans = _layout.plan_arrays(
+    arrays, workers, method, op=op, needs_rows=needs_rows
+  )
+  empty = _find_empty(arrays)
+  if empty is not None:
+    return plans, empty, None
 
   def make_states() -> tuple[PyTree, PyTree]:
     states = core.name_axes(list(map(_states.init_state, plans)), axis_name)
-    if not by_rows:
+    if not needs_rows:
       return states, None
     return states, list(map(_states.canonical_state, plans, states))
 

@@ -11,6 +11,8 @@ from jax import lax
 from jaxmotion import codecs, core
 from jaxmotion.core import Array, AxisName, PyTree
 
+NONFINITE_POLICIES = ("propagate", "skip", "zero")
+
 
 def check_state(
   expected: PyTree, state: PyTree | None, canonical: PyTree = None
@@ -44,9 +46,9 @@ def check_weight(weight: Any) -> None:
     return
   # The value of a traced weight is not known. Where it is not finite, it makes
   # the result not finite on all workers.
-  traced = isinstance(weight, jax.core.Tracer)
+  is_traced = isinstance(weight, jax.core.Tracer)
   try:
-    value = weight if traced else np.asarray(weight)
+    value = weight if is_traced else np.asarray(weight)
   except ValueError as error:  # A list of lists of unequal lengths.
     raise TypeError(f"`weight` must be a scalar, got {weight!r}.") from error
   kinds = (jnp.floating, jnp.integer)
@@ -56,17 +58,16 @@ def check_weight(weight: Any) -> None:
     raise ValueError(
       f"`weight` must be a scalar, got an array {core.shape_string(value)}."
     )
-  if not traced and not np.isfinite(np.float64(value)):
+  if not is_traced and not np.isfinite(np.float64(value)):
     raise ValueError(f"`weight` must be finite, got {weight!r}.")
 
 
 def apply_weight(
   x: PyTree, weight: Any, axis_name: AxisName, op: str
 ) -> PyTree:
-  """Returns `x` times this worker's share of the mean, or weight in the sum."""
+  """Returns `x` times this worker's fraction of the mean, or its weight."""
   if weight is None:
     return x
-  check_weight(weight)
   w = core.to_varying(jnp.asarray(weight, jnp.float32), axis_name)
   if op == "mean":
     # The mean of the weights, and not their sum, which may overflow.
@@ -83,9 +84,6 @@ def apply_weight(
     return a.astype(wide) * w.astype(wide)
 
   return jax.tree.map(scale_leaf, x)
-
-
-NONFINITE_POLICIES = ("propagate", "skip", "zero")
 
 
 def all_finite(tree: PyTree, axis_name: AxisName) -> Array:
@@ -148,15 +146,6 @@ def check_key(key: Any) -> None:
   if key is not None:
     noun = "a jaxmotion.Key (make one with jaxmotion.make_key(seed)) or None"
     core.check_instance("key", key, core.Key, noun)
-
-
-def check_shaped(name: str, like: Any) -> None:
-  """Raises unless an argument has the shape and dtype of an array."""
-  core.check_arrays(name, like)
-  if not hasattr(like, "shape") or not hasattr(like, "dtype"):
-    raise TypeError(
-      f"`{name}` must be an array or a ShapeDtypeStruct, got {like!r:.200}."
-    )
 
 
 def check_position(name: str, axis: Any, ndim: int) -> int:
@@ -272,24 +261,16 @@ def with_gradient(
 ) -> PyTree:
   """Returns `y` with the gradient that `pull_back` makes of its own."""
 
-  @jax.custom_vjp
-  def through(x: PyTree, y: PyTree, key: core.Key | None) -> PyTree:
-    del x, key
-    return y
-
-  def forward(
-    x: PyTree, y: PyTree, key: core.Key | None
-  ) -> tuple[PyTree, core.Key | None]:
-    del x
-    return y, key
+  through = jax.custom_vjp(lambda x, y, key: y)
 
   def backward(
     key: core.Key | None, ct: PyTree
   ) -> tuple[PyTree, PyTree, core.Key | None]:
+    """Returns cotangents of `x`, of `y` and of the key, two of them zeros."""
     zeros = jax.custom_derivatives.zero_from_primal(key)
     return pull_back(ct, key), jax.tree.map(jnp.zeros_like, ct), zeros
 
-  through.defvjp(forward, backward)
+  through.defvjp(lambda x, y, key: (y, key), backward)
   return through(x, y, key)
 
 

@@ -31,6 +31,8 @@ _BYTES_PER_PADDING = 16
 # Largest summable array, in elements, that is joined with others: joining is a
 # copy.
 _MAX_JOINED_ELEMENTS = 1 << 16
+# Fewer values are padded as a whole, by one kernel less.
+_MIN_PARTED = 1 << 16
 
 
 def is_sharded(like: ShapedLike, workers: int) -> bool:
@@ -82,6 +84,7 @@ def find_division(
 def _find_division(
   codec: codecs.Codec, like: jax.ShapeDtypeStruct, workers: int
 ) -> Division | None:
+  """Returns the codec's division unless its parts are padded much."""
   division = codec.division(like, workers)
   if division is None:
     return None
@@ -124,12 +127,8 @@ def choose_methods(
   if method is None:
     few = workers <= _GATHER_MAX_WORKERS
     method = "gather" if few else "two_phase"
-  arrays = [
-    (group.codec, like)
-    for group, like in zip(
-      partition.leaf_groups, partition.array_likes(), strict=True
-    )
-  ]
+  own_codecs = [group.codec for group in partition.leaf_groups]
+  arrays = list(zip(own_codecs, partition.array_likes(), strict=True))
   all_summed = all(is_summed(codec, like) for codec, like in arrays)
   methods = []
   for codec, like in arrays:
@@ -175,10 +174,10 @@ def plan_arrays(
   method: str | None,
   *,
   op: str = "mean",
-  by_rows: bool = False,
+  needs_rows: bool = False,
 ) -> list[ArrayPlan]:
   """Returns how each array of a tree is reduced."""
-  # by_rows: whether two phases encode rows, whatever the codec.
+  # needs_rows: whether two phases encode rows, whatever the codec.
   plans = []
   for group, like, chosen in zip(
     partition.leaf_groups,
@@ -188,14 +187,10 @@ def plan_arrays(
   ):
     codec, division = group.codec, None
     like = jax.ShapeDtypeStruct(like.shape, encode_dtype(codec, like.dtype))
-    if chosen == "two_phase" and not by_rows:
+    if chosen == "two_phase" and not needs_rows:
       division = find_division(codec, like, workers)
     plans.append(ArrayPlan(codec, like, chosen, workers, division, op))
   return plans
-
-
-# Fewer values are padded as a whole, by one kernel less.
-_MIN_PARTED = 1 << 16
 
 
 def to_rows(x: Array, axis: int, workers: int) -> Array:
@@ -235,11 +230,12 @@ def encode_shards(
   left = hosts.pad_apart(flat[start:], padding, jnp.zeros((), x.dtype))
   encode = jax.vmap(lambda x, key: codec.encode(x, state, key)[0])
   keys = _fold_rows(key, workers)
+  parts = (slice(full), flat[:start]), (slice(full, workers), left)
   payloads = [
     encode(
-      part.reshape(-1, *row.shape), jax.tree.map(lambda a, i=i: a[i], keys)
+      rows.reshape(-1, *row.shape), jax.tree.map(lambda a, i=i: a[i], keys)
     )
-    for i, part in ((slice(full), flat[:start]), (slice(full, workers), left))
+    for i, rows in parts
   ]
   return jax.tree.map(lambda *a: jnp.concatenate(a), *payloads), state
 

@@ -25,13 +25,12 @@ from jaxmotion.collectives._layout import ArrayPlan
 from jaxmotion.collectives._states import ReduceState
 from jaxmotion.core import Array, AxisName, PyTree
 
+# The kinds of messages that a method sends, in order.
 _KINDS = {
   "sum": ("sum",),
   "gather": ("gather",),
   "two_phase": ("all_to_all", "gather"),
 }
-
-
 # Where a stack of arrays has its axis: behind that of the workers.
 _PAYLOAD_AXES = {"all_to_all": 1, "gather": 0}
 _REPLY_AXES = {"all_to_all": 1, "gather": 1}
@@ -61,7 +60,8 @@ def reduce_arrays(
       else _reduce_array(reductions[stack[0]])
       for stack in stacks
     ],
-    [_round_kinds(plan.codec, plan.method) for plan in plans],
+    # A codec of rounds says itself what it sends.
+    [_KINDS.get(plan.method, plan.codec.round_kinds) for plan in plans],
     axis_name,
     sending,
   )
@@ -90,11 +90,6 @@ def find_stacks(
   return list(found.values())
 
 
-def _round_kinds(codec: codecs.Codec, method: str) -> tuple[str, ...]:
-  """Returns the kinds of messages that a method sends, in order."""
-  return codec.round_kinds if method == "rounds" else _KINDS[method]
-
-
 def plan_messages(plan: ArrayPlan) -> list[codecs.Message]:
   """Returns the messages that one worker sends to reduce an array."""
   # Nothing is computed: payloads have shapes in place of arrays. A codec's own
@@ -117,6 +112,7 @@ def _trace_rounds(
   """Runs a codec's rounds on shapes, with stand-in replies."""
 
   def send_all(x: Array, state: PyTree) -> list[PyTree]:
+    """Returns the payload of each round."""
     rounds = codec.reduce_in_rounds(x, state, core.make_key(0), workers)
     reply, payloads = None, []
     for _ in codec.round_kinds:
@@ -131,9 +127,7 @@ def _trace_rounds(
   return tuple(map(codecs.Message, codec.round_kinds, payloads))
 
 
-def _reduce_array(
-  reduction: Reduction,
-) -> Rounds[tuple[Array, ReduceState]]:
+def _reduce_array(reduction: Reduction) -> Rounds[tuple[Array, ReduceState]]:
   """Returns the rounds that reduce one array."""
   plan = reduction.plan
   if plan.method == "rounds":
@@ -152,7 +146,8 @@ def _reduce_stack(
   # Values and bytes are those of arrays that are reduced one by one. The
   # program encodes and decodes once, whatever the number of arrays: it compiles
   # faster, and a device starts fewer kernels.
-  stacked = hosts.write_apart(_stack, *(r[1:] for r in stack))
+  stack_all = lambda *trees: jax.tree.map(lambda *a: jnp.stack(a), *trees)
+  stacked = hosts.write_apart(stack_all, *(r[1:] for r in stack))
   axes = [(_PAYLOAD_AXES[kind], 0) for kind in kinds] + [(0, 0)]
   # XLA:CPU would otherwise decode in the update of each array, and compile that
   # as often.
@@ -170,11 +165,6 @@ def _reduce_stack(
     jax.tree.unflatten(treedef, [lax.squeeze(a, (0,)) for a in part])
     for part in parts
   ]
-
-
-def _stack(*trees: PyTree) -> PyTree:
-  """Returns a tree whose arrays have a new leading axis."""
-  return jax.tree.map(lambda *arrays: jnp.stack(arrays), *trees)
 
 
 _Stage = Callable[..., tuple[PyTree, PyTree]]
@@ -199,6 +189,7 @@ def _run_stages(
 def _encode_whole(
   plan: ArrayPlan, inputs: tuple[Array, ReduceState, core.Key | None]
 ) -> tuple[PyTree, PyTree]:
+  """Encodes an array for all workers; carries the codec's new state."""
   x, state, key = inputs
   return plan.codec.encode(x, state.first, key)
 
@@ -206,6 +197,7 @@ def _encode_whole(
 def _decode_sum(
   plan: ArrayPlan, state: PyTree, reply: PyTree
 ) -> tuple[Array, ReduceState]:
+  """Decodes all payloads, or their sum, to the result and the new state."""
   is_added = plan.method == "sum"
   decode = plan.codec.decode if is_added else plan.codec.sum_decoded
   total = decode(reply, plan.like)
@@ -223,6 +215,7 @@ def _decode_sum(
 def _encode_parts(
   plan: ArrayPlan, inputs: tuple[Array, ReduceState, core.Key | None]
 ) -> tuple[PyTree, PyTree]:
+  """Encodes an array in parts, one for each worker; carries state and key."""
   x, state, key = inputs
   if plan.division is None:
     parts, first = _layout.encode_shards(
@@ -238,6 +231,7 @@ def _encode_parts(
 def _encode_mean(
   plan: ArrayPlan, carry: tuple[ReduceState, core.Key | None], received: PyTree
 ) -> tuple[PyTree, ReduceState]:
+  """Encodes the mean of this worker's part for all; carries the new state."""
   state, key = carry
   codec, part = plan.codec, plan.part
   key = None if key is None else key.fold(plan.workers)
@@ -250,6 +244,7 @@ def _encode_mean(
 def _decode_parts(
   plan: ArrayPlan, state: ReduceState, payloads: PyTree
 ) -> tuple[Array, ReduceState]:
+  """Decodes the means of all parts to the result and the new state."""
   codec = plan.codec
   if plan.division is None:
     rows = jax.vmap(lambda p: codec.decode(p, plan.part))(payloads)
@@ -277,9 +272,8 @@ the end, the new state.
 """
 
 
-def _reduce_by_codec(
-  reduction: Reduction,
-) -> Rounds[tuple[Array, ReduceState]]:
+def _reduce_by_codec(reduction: Reduction) -> Rounds[tuple[Array, ReduceState]]:
+  """Returns the rounds of a codec that says itself what it sends."""
   plan, x, state, key = reduction
   reduced = yield from plan.codec.reduce_in_rounds(
     x, state.first, key, plan.workers

@@ -23,6 +23,9 @@ from jaxmotion.collectives import (
 )
 from jaxmotion.core import Array, AxisName, PyTree, ShapedLike
 
+# (source, destination) of each transfer.
+Pairs = tuple[tuple[int, int], ...]
+
 
 def all_gather_init(
   x: ShapedLike, axis_name: AxisName, codec: codecs.Codec
@@ -50,7 +53,7 @@ def all_gather_init(
     >>> jax.eval_shape(f, jnp.ones(4)).shape
     (1, 4)
   """
-  _arguments.check_shaped("x", x)
+  core.check_float("x", x)
   _arguments.count_workers(axis_name)
   check_codec("codec", codec, one_round=True)
   return core.to_varying(codec.init(x), axis_name)
@@ -103,8 +106,8 @@ def all_gather(
   axis = _arguments.check_position("axis", axis, x.ndim + (not tiled))
   expected = jax.eval_shape(lambda: all_gather_init(x, axis_name, codec))
   state = _arguments.check_state(expected, state)
-  own = core.to_varying(lax.stop_gradient(x), axis_name)
-  rounds = _rounds.gather_array(codec, own, state, key)
+  x = core.to_varying(x, axis_name)
+  rounds = _rounds.gather_array(codec, lax.stop_gradient(x), state, key)
   sending = hosts.check_sending(sending)
   rows, state = _rounds.run_one(rounds, "gather", axis_name, sending)
   join = jnp.concatenate if tiled else jnp.stack
@@ -112,9 +115,7 @@ def all_gather(
   reference_op = functools.partial(
     core.gather_replicated, axis_name=axis_name, axis=axis, tiled=tiled
   )
-  return _arguments.straight_through(
-    reference_op, core.to_varying(x, axis_name), y
-  ), state
+  return _arguments.straight_through(reference_op, x, y), state
 
 
 def reduce_scatter_init(
@@ -202,7 +203,8 @@ def reduce_scatter(
     lambda: reduce_scatter_init(x, axis_name, codec, axis=axis)
   )
   state = _arguments.check_state(expected, state)
-  rows = _own_rows(x, codec, axis, workers, axis_name)
+  x = core.to_varying(x, axis_name)
+  rows = _split_rows(x, codec, axis, workers)
   row = jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
   kind = "scatter" if _layout.is_summed(codec, x) else "all_to_all"
   rounds = _rounds.sum_rows(codec, rows, row, state, key, kind)
@@ -213,9 +215,7 @@ def reduce_scatter(
     return y / workers if op == "mean" else y
 
   y = core.saturate_cast(total / workers if op == "mean" else total, x.dtype)
-  return _arguments.straight_through(
-    reference_op, core.to_varying(x, axis_name), y
-  ), state
+  return _arguments.straight_through(reference_op, x, y), state
 
 
 def all_to_all(
@@ -273,7 +273,8 @@ def all_to_all(
     lambda: reduce_scatter_init(x, axis_name, codec, axis=split_axis)
   )
   state = _arguments.check_state(expected, state)
-  rows = _own_rows(x, codec, split_axis, workers, axis_name)
+  x = core.to_varying(x, axis_name)
+  rows = _split_rows(x, codec, split_axis, workers)
   rounds = _rounds.exchange_rows(codec, rows, state, key)
   slices, state = _rounds.run_one(rounds, "all_to_all", axis_name)
   y = core.saturate_cast(
@@ -284,27 +285,16 @@ def all_to_all(
     return lax.all_to_all(x, axis_name, split_axis, concat_axis, tiled=True)
 
   def send_back(ct: Array, key: core.Key | None) -> Array:
+    """Returns the gradient's slices, back at the workers they came from."""
     # Another key than that of the forward pass.
     own = None if key is None else key.fold(workers)
-    back, _ = all_to_all(
-      ct,
-      axis_name,
-      backward,
-      key=own,
-      split_axis=concat_axis,
-      concat_axis=split_axis,
-    )
-    return back
+    axes: Any = dict(split_axis=concat_axis, concat_axis=split_axis)
+    return all_to_all(ct, axis_name, backward, key=own, **axes)[0]
 
-  x = core.to_varying(x, axis_name)
   if backward is None:
     return _arguments.straight_through(reference_op, x, y), state
-  return _arguments.with_gradient(
-    send_back, x, y, core.to_varying(key, axis_name)
-  ), state
-
-
-Pairs = tuple[tuple[int, int], ...]
+  own_key = core.to_varying(key, axis_name)
+  return _arguments.with_gradient(send_back, x, y, own_key), state
 
 
 def permute(
@@ -422,7 +412,6 @@ def _check_input(
   """Returns the codec of an array; raises unless both fit a move."""
   codec = codecs.identity() if codec is None else codec
   check_codec("codec", codec, stateless=stateless, one_round=True)
-  _arguments.check_shaped("x", x)
   core.check_float("x", x)
   _arguments.check_key(key)
   return codec
@@ -433,7 +422,7 @@ def _check_rows(
 ) -> tuple[int, int]:
   """Returns the number of workers and the non-negative axis that they cut."""
   workers = _arguments.count_workers(axis_name)
-  _arguments.check_shaped("x", x)
+  core.check_float("x", x)
   axis = _arguments.check_position(name, axis, len(x.shape))
   if x.shape[axis] % workers:
     raise ValueError(
@@ -443,10 +432,9 @@ def _check_rows(
   return workers, axis
 
 
-def _own_rows(
-  x: Array, codec: codecs.Codec, axis: int, workers: int, axis_name: AxisName
+def _split_rows(
+  x: Array, codec: codecs.Codec, axis: int, workers: int
 ) -> Array:
   """Returns this worker's rows, (workers, ...), as they are encoded."""
-  own = core.to_varying(lax.stop_gradient(x), axis_name)
-  own = _layout.to_encode_dtype(codec, own)
+  own = _layout.to_encode_dtype(codec, lax.stop_gradient(x))
   return _layout.to_rows(own, axis, workers)

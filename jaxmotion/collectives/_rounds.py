@@ -35,17 +35,17 @@ def schedule_rounds(kinds: tuple[tuple[str, ...], ...]) -> tuple[Round, ...]:
   # So the number of collectives of a kind is that of the array that needs most
   # of them. It is larger if two arrays need two kinds in opposite orders.
   # kinds: for each array, the kinds of its rounds in order.
-  left = list(map(list, kinds))
+  remaining = list(map(list, kinds))
   rounds = []
-  while any(left):
-    first = {own[0] for own in left if own}
-    awaited = {kind for own in left for kind in own[1:] if kind != own[0]}
+  while any(remaining):
+    first = {own[0] for own in remaining if own}
+    awaited = {kind for own in remaining for kind in own[1:] if kind != own[0]}
     kind = min(first - awaited or first, key=list(_SEND).index)
-    ready = [i for i, own in enumerate(left) if own and own[0] == kind]
-    most = max([left[i].count(kind) for i in ready])
-    members = tuple([i for i in ready if left[i].count(kind) == most])
+    due = [i for i, own in enumerate(remaining) if own[:1] == [kind]]
+    most = max([remaining[i].count(kind) for i in due])
+    members = tuple([i for i in due if remaining[i].count(kind) == most])
     for i in members:
-      left[i].pop(0)
+      remaining[i].pop(0)
     rounds.append(Round(kind, members))
   return tuple(rounds)
 
@@ -64,6 +64,7 @@ def run_rounds(
   # kinds: of the messages of each array, in order. send: how some kinds travel,
   # if not as in `_SEND`.
   send = _SEND | dict(send or {})
+  # The message that each array sends next, once it has started.
   ahead: list[Message | None] = [None] * len(rounds)
   results: list[Any] = [None] * len(rounds)
   for kind, members in schedule_rounds(tuple(map(tuple, kinds))):
@@ -269,6 +270,7 @@ def gather_shards(
   def gather(
     payloads: list[PyTree], _: AxisName, sending: hosts.Sending
   ) -> list[PyTree]:
+    """Returns every worker's payloads, gathered along one axis or two."""
     for axis in (senders, devices) if devices else (senders,):
       payloads = _transport.gather_payloads(payloads, axis, sending)
       payloads = mark(payloads, axis)

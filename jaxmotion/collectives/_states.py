@@ -84,7 +84,7 @@ def convert_states(
   new = write_memory(memory, x, target, op=op, reset_memory=reset_memory)
 
   def list_keys(layout: StateLayout) -> list[tuple[Any, ...]]:
-    # Equal where the codec and its array are.
+    """Returns a key of each array, equal where its codec and shape are."""
     arrays = partition(layout.codec, _shard_likes(x, layout.devices))
     likes = map(core.shape_string, arrays.array_likes())
     return [
@@ -216,7 +216,7 @@ def _plan_kept(
 ) -> list[_layout.ArrayPlan]:
   """Returns how each array is reduced whose state workers keep."""
   return _layout.plan_arrays(
-    arrays, layout.workers, layout.method, by_rows=layout.canonical
+    arrays, layout.workers, layout.method, needs_rows=layout.canonical
   )
 
 
@@ -352,12 +352,14 @@ def mix_rows(rows: Array, count: int) -> Array:
     return rows
 
   def mix(new: int) -> Array:
+    """Returns the average of the old rows that one new row covers."""
     terms = []
     for r in range(old):
-      # In units of 1 / (old * count), so that shares are exact.
-      share = min((new + 1) * old, (r + 1) * count) - max(new * old, r * count)
-      if share > 0:
-        terms.append(rows[r] * (share / old))
+      # In units of 1 / (old * count), so that overlaps are exact.
+      end = min((new + 1) * old, (r + 1) * count)
+      overlap = end - max(new * old, r * count)
+      if overlap > 0:
+        terms.append(rows[r] * (overlap / old))
     while len(terms) > 1:  # In pairs: a mean of 2^n copies has no rounding.
       pairs = [a + b for a, b in zip(terms[::2], terms[1::2], strict=False)]
       terms = pairs + terms[2 * len(pairs) :]

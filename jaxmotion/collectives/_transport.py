@@ -29,11 +29,22 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion import core, hosts
-from jaxmotion.collectives import _arguments
 from jaxmotion.core import Array, AxisName, PyTree
 
 # Between two workers, arrays of fewer elements are joined and summed together.
 MIN_ELEMENTS_ALONE = 1 << 16
+# Smaller payloads are sent in one piece: a second collective would cost more
+# round trips than it hides.
+_MIN_SPLIT_BYTES = 1 << 23
+# Between two hosts a sum of fewer bytes takes longer than a gather: it has
+# twice as many messages.
+_MAX_GATHER_BYTES = 1 << 18
+# What each of two workers sends to the other.
+_SWAP = ((0, 1), (1, 0))
+# Fewer words are computed where they are joined.
+_MIN_APART = 1 << 12
+# Of three hosts, fewer bytes of a host are exchanged faster by an all-to-all.
+_MIN_TURNS_BYTES = 3 << 20
 
 
 def sum_payloads(
@@ -115,36 +126,17 @@ def scatter_payloads(
   return jax.tree.map(scatter_leaf, payloads)
 
 
-# Smaller payloads are sent in one piece: a second collective would cost more
-# round trips than it hides.
-_MIN_SPLIT_BYTES = 1 << 23
-# Between two hosts a sum of fewer bytes takes longer than a gather: it has
-# twice as many messages.
-_MAX_GATHER_BYTES = 1 << 18
-# What each of two workers sends to the other.
-_SWAP = ((0, 1), (1, 0))
-# Fewer words are computed where they are joined.
-_MIN_APART = 1 << 12
-# Of three hosts, fewer bytes of a host are exchanged faster by an all-to-all.
-_MIN_TURNS_BYTES = 3 << 20
-
-
 def gather_payloads(
   payloads: list[PyTree],
   axis_name: AxisName,
-  sending: hosts.Sending | None = None,
+  sending: hosts.Sending = hosts.AT_ONCE,
 ) -> list[PyTree]:
   """Returns every worker's payloads: each leaf gains a leading worker axis."""
-  # payloads: in the order of the tree. sending: None sends as one program.
-  core.check_instance("payloads", payloads, list, "a list of payloads")
-  sending = hosts.check_sending(sending)
-  core.check_arrays("payloads", payloads)
-  _arguments.count_workers(axis_name)
+  # payloads: in the order of the tree.
   rows = jax.tree.map(lambda a: a[None], core.to_varying(payloads, axis_name))
   split = sending.split_in_pieces if sending.has_pieces else _split_in_halves
   halves = [half for half in split(rows) if jax.tree.leaves(half)]
   buffers = [_pack_words(half)[0] for half in halves]
-
   if sending.has_pieces:
     received = [
       _gather_words([own], axis_name, sending)[0] for own in buffers[::-1]
@@ -171,15 +163,11 @@ def _gather_words(
     )
 
   nbytes = core.tree_bytes(buffers)
-  by_swap = sending.are_swapped(nbytes)
-  gather_pair = functools.partial(
-    _gather_pair,
-    axis_name=axis_name,
-    by_swap=by_swap,
-    has_pieces=sending.has_pieces,
-  )
+  by_swap = nbytes <= sending.swap_bytes
   if nbytes <= _MAX_GATHER_BYTES and not by_swap:
     return all_gather(*buffers)
+  options = dict(by_swap=by_swap, has_pieces=sending.has_pieces)
+  gather_pair = functools.partial(_gather_pair, axis_name=axis_name, **options)
   return _send_by_platform(all_gather, gather_pair, buffers, axis_name)
 
 
@@ -272,10 +260,7 @@ def _send_by_platform(
 
 
 def _gather_pair(
-  *buffers: Array,
-  axis_name: AxisName,
-  by_swap: bool,
-  has_pieces: bool,
+  *buffers: Array, axis_name: AxisName, by_swap: bool, has_pieces: bool
 ) -> tuple[tuple[Array, ...], ...]:
   """Gathers between two workers by a sum of their words, or by a swap."""
   # Unsigned words wrap around, so the sum less a worker's own words is the
@@ -294,9 +279,7 @@ def _gather_pair(
   def send(buffers: Sequence[Array]) -> list[Array]:
     return [send_one(own) for own in buffers[::-1]][::-1]
 
-  def select_rows(
-    rows: tuple[Array, Array], _: tuple[Any, ...]
-  ) -> tuple[Array, Array]:
+  def select_rows(rows: tuple[Array, Array], _: Any) -> tuple[Array, Array]:
     own, received = rows
     return _order_rows(rank, own, received if by_swap else received - own)
 
@@ -331,14 +314,11 @@ def _swap_by_sum(words: Array, axis_name: AxisName) -> tuple[Array, ...]:
   # The bytes are those of an all-to-all; see `_gather_pair`.
   rank = lax.axis_index(axis_name)
 
-  def select_rows(
-    rows: tuple[Array, ...], _: tuple[Any, ...]
-  ) -> tuple[Array, Array]:
+  def select_rows(rows: tuple[Array, Array], _: Any) -> tuple[Array, Array]:
     return _order_rows(rank, *rows)
 
-  kept, sent = hosts.update_in_place(
-    select_rows, (words[0], words[1]), (), rank
-  )
+  rows = words[0], words[1]
+  kept, sent = hosts.update_in_place(select_rows, rows, (), rank)
   other = core.to_varying(lax.psum(sent, axis_name), axis_name) - sent
   return hosts.update_in_place(select_rows, (kept, other), (), rank)
 

@@ -91,7 +91,6 @@ def unshard(
     >>> jax.jit(grad)(jnp.ones(3), jnp.ones((4, 3))).tolist()
     [1.0, 1.0, 1.0]
   """
-  _arguments.check_shaped("x", x)
   core.check_float("x", x)
   workers = core.flatten_axes("axis_name", axis_name)
   _arguments.check_local_codec(axis_name, local_codec)
@@ -110,7 +109,6 @@ def unshard(
   remembered = list(x.shape)
   remembered[axis] *= rows
   if error is not None:
-    _arguments.check_shaped("error", error)
     core.check_float("error", error)
     if error.shape != tuple(remembered):
       raise ValueError(

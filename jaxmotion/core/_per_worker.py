@@ -80,6 +80,7 @@ def settle_state(tree: _tree.PyTree, axis_name: _tree.AxisName) -> _tree.PyTree:
   axes = _tree.axis_names(axis_name)
 
   def settle_shared(node: Shared) -> Shared:
+    """Types a part as equal on its axes; raises if it varies over them."""
     for leaf in jax.tree.leaves(node.value):
       if _compat.is_varying(leaf, node.axes):
         raise ValueError(
@@ -133,6 +134,7 @@ class Split:
     """
 
     def spec_of(dimension: int | None, shard: PartitionSpec) -> PartitionSpec:
+      """Returns the spec of one leaf, without axes that may not be named."""
       entries = list(map(_compat.spec_axes, shard))
       if dimension is not None:
         entries += [()] * (dimension + 1 - len(entries))
@@ -182,6 +184,7 @@ def unpack_worker(state: PerWorker) -> _tree.PyTree:
   """Returns one worker's own state, without the leading axis."""
 
   def squeeze_leaf(a: Any) -> Any:
+    """Drops the leading axis of a leaf, or raises unless its length is 1."""
     if a.ndim == 0 or a.shape[0] != 1:
       raise ValueError(
         "`state` must be one worker's view with a leading axis of 1: pass "
@@ -221,18 +224,20 @@ def state_specs(state: _tree.PyTree, axis_name: _tree.AxisName) -> _tree.PyTree:
 
   axis_name = _tree.flatten_axes("axis_name", axis_name)
   _checks.check_arrays("state", state)
+  names = _tree.axis_names(axis_name)
 
   def spec_shared(node: Shared) -> Any:
-    others = tuple(n for n in _tree.axis_names(axis_name) if n not in node.axes)
+    others = tuple(name for name in names if name not in node.axes)
     spec = PartitionSpec(others) if others else PartitionSpec()
     return jax.tree.map(lambda _: spec, node)
 
   def spec_of(node: Any) -> Any:
+    """Returns the spec of a leaf, or those of what a marker holds."""
     if isinstance(node, PerWorker):
       own = PartitionSpec(axis_name)
       return PerWorker(map_shared(lambda _: own, spec_shared, node.value))
     if isinstance(node, Split):
-      return node.specs({*node.axes, *_tree.axis_names(axis_name)})
+      return node.specs({*node.axes, *names})
     return PartitionSpec()
 
   return jax.tree.map(

@@ -47,6 +47,7 @@ class HostAxes:
   devices: _Names
 
   def __post_init__(self) -> None:
+    """Raises unless both are names, and gives equal axes one form."""
     for field in ("hosts", "devices"):
       names = getattr(self, field)
       check_axis_name(field, names)
@@ -212,6 +213,7 @@ class PathRules(Generic[Value]):
     name: str = "rules",
     value: str = "value",
   ):
+    """Compiles the patterns; raises unless each rule is a valid pair."""
     # name: the caller's argument; value: noun for its values.
     self._name = name
     self._pairs: list[tuple[re.Pattern[str], Value]] = []

@@ -58,10 +58,6 @@ class Sending:
     """Whether payloads are sent in pieces."""
     return self.most_pieces > 0
 
-  def are_swapped(self, nbytes: int) -> bool:
-    """Says whether two CPU workers swap a piece of so many bytes."""
-    return nbytes <= self.swap_bytes
-
   def wait_for(self, made: PyTree) -> "Sending":
     """Lets branches wait for the sums among arrays; others need no wait."""
     sums = [
@@ -118,11 +114,11 @@ def check_sending(sending: Sending | None) -> Sending:
 
 
 def mark_received(tree: PyTree) -> PyTree:
-  """Returns arrays, which the program that sends computes from what it got."""
+  """Marks arrays that a sending program computes from what it received."""
   return jax.tree.map(lambda a: checkpoint_name(a, RECEIVED), tree)
 
 
 def mark_computed(tree: PyTree) -> PyTree:
-  """Returns arrays, which no program that sends beside a step computes."""
+  """Marks arrays that no program computes which sends beside a step."""
   # It would read what the next step writes to, which would wait for it.
   return jax.tree.map(lambda a: checkpoint_name(a, COMPUTED), tree)

@@ -15,6 +15,7 @@ the second one all else. That may be in flight when the step returns.
 import collections
 import concurrent.futures
 import functools
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -58,7 +59,8 @@ class Sender:
   # an error or the end of the process does not wait for it.
 
   def __init__(self, mesh: Mesh, queue: int = 0):
-    # 0, or the number of another thread, which may only send over connections
+    """Compiles the program by which this thread's work is waited for."""
+    # queue: 0, or that of another thread, which may only send over connections
     # that no other queue uses.
     self._queue = queue
     # This process has one CPU device of the mesh.
@@ -88,6 +90,7 @@ class Sender:
 
 @functools.cache
 def _start_thread(queue: int) -> concurrent.futures.ThreadPoolExecutor:
+  """Returns the one thread of a queue in this process."""
   name = f"jaxmotion-sender-{queue}"
   return concurrent.futures.ThreadPoolExecutor(1, name)
 
@@ -113,6 +116,7 @@ def choose_overlap(mesh: Mesh, axis_name: AxisName, overlap: str | None) -> str:
 
 
 def _own_devices(mesh: Mesh) -> list[jax.Device]:
+  """Returns the devices of a mesh that belong to this process."""
   process = jax.process_index()
   return [d for d in mesh.devices.flat if d.process_index == process]
 
@@ -139,6 +143,7 @@ def measure_swap_bytes(mesh: Mesh, sender: Sender) -> float:
     return np.asarray(total.addressable_data(0))
 
   def time_sum(nbytes: int) -> float:
+    """Returns the least seconds that a sum takes, the mean of both hosts."""
     words, times = np.zeros(nbytes // 4, np.float32), []
     for _ in range(_WARM_UP + _REPEATS):
       begin = time.perf_counter()
@@ -217,6 +222,7 @@ class StagedStep:
     donated: int,
     own: Callable[[Any], Any] | None = None,
   ):
+    """Opens the queues; programs are made when the step is called."""
     # step: to be traced; it takes `sending=`, a `Sending`. jitted: the same as
     # one program, for one that sends nothing.
     self._step, self._jitted = step, jitted
@@ -232,9 +238,8 @@ class StagedStep:
     self._meshes = [mesh]
     if mesh.size == 2 and own is None:
       devices = mesh.devices.reshape(-1)[::-1].reshape(mesh.devices.shape)
-      self._meshes.append(
-        Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
-      )
+      types = mesh.axis_types
+      self._meshes.append(Mesh(devices, mesh.axis_names, axis_types=types))
     self._senders = [Sender(mesh, q) for q in range(len(self._meshes))]
     self._plans: dict[Any, _Plan | None] = {}
 
@@ -274,6 +279,7 @@ class StagedStep:
     return jax.tree.unflatten(plan.treedef, outputs)
 
   def _dispatch(self, program: _Program, operands: list[Any]) -> Any:
+    """Returns the results of a program, which its sender dispatches."""
     queue = program.queue
     if queue is None:
       return program.run(*operands)
@@ -286,6 +292,7 @@ class StagedStep:
   def _make_plan(
     self, args: tuple[Any, ...], kwargs: dict[str, Any]
   ) -> _Plan | None:
+    """Returns the programs of a step for such arguments; None if it is one."""
     if self._own is None:
       kwargs = kwargs | {"sending": self._in_pieces}
     trace = jax.make_jaxpr(self._step, return_shape=True)
@@ -300,37 +307,36 @@ class StagedStep:
     if stages is None:
       return None
     count = len(jax.tree.leaves(args[: self._donated]))
-    programs = self._jit_all(stages, _find_heirs(stages, count))
+    programs = self._jit_all(stages, _match_buffers(stages, count))
     return _Plan(stages, programs, treedef)
 
   @functools.cached_property
   def _in_pieces(self) -> _sending.Sending:
-    # The link is measured before the first step, because short messages over a
-    # slow round trip are swapped and not added.
-    return _sending.Sending(
-      _MOST_PIECES, measure_swap_bytes(self._mesh, self._senders[0])
-    )
+    """Pieces and swaps of a step, once the link is measured."""
+    # Short messages over a slow round trip are swapped and not added.
+    swap_bytes = measure_swap_bytes(self._mesh, self._senders[0])
+    return _sending.Sending(_MOST_PIECES, swap_bytes)
 
   def _jit_all(
-    self, stages: _stages.Stages, heirs: dict[Any, Any]
+    self, stages: _stages.Stages, taken_by: dict[Any, Any]
   ) -> tuple[_Program, ...]:
+    """Returns the jitted programs, which donate what nobody reads again."""
     last: dict[Any, int] = {}
     for index, stage in enumerate(stages.programs):
       last.update(dict.fromkeys(stage.reads, index))
     programs: list[_Program] = []
-    turn = 0
+    queues = itertools.cycle(range(len(self._senders)))
     for index, stage in enumerate(stages.programs):
       ends = [
         v for v in stage.reads if last[v] == index and v not in stages.outputs
       ]
-      queue = None
-      if stage.sends:
-        queue = turn % len(self._senders) if stage.is_symmetric else 0
-        turn += 1
+      turn = next(queues) if stage.sends else None
+      # Only what has no order of the devices may use the second queue.
+      queue = 0 if turn and not stage.is_symmetric else turn
       given = [
         position
         for position, v in enumerate(stage.reads)
-        if v in ends and heirs.get(v) in stage.makes
+        if v in ends and taken_by.get(v) in stage.makes
       ]
       on_mesh = functools.partial(stage.run, mesh=self._meshes[queue or 0])
       run = jax.jit(on_mesh, donate_argnums=given)
@@ -338,18 +344,18 @@ class StagedStep:
     return tuple(programs)
 
 
-def _find_heirs(stages: _stages.Stages, donated: int) -> dict[Any, Any]:
+def _match_buffers(stages: _stages.Stages, donated: int) -> dict[Any, Any]:
   """Returns the result that takes each donated argument's buffer."""
   # Those of `jax.jit`: the next result of the same shape and dtype, in order.
   # So a parameter's buffer goes to the new value of that parameter.
   free: dict[Any, list[Any]] = {}
   for v in stages.outputs:
     free.setdefault((v.shape, v.dtype), []).append(v)
-  heirs = {}
+  taken_by = {}
   for v in stages.inputs[:donated]:
     if results := free.get((v.shape, v.dtype)):
-      heirs[v] = results.pop(0)
-  return heirs
+      taken_by[v] = results.pop(0)
+  return taken_by
 
 
 def _move(x: jax.Array, mesh: Mesh) -> jax.Array:

@@ -54,8 +54,8 @@ class Map(NamedTuple):
     return tuple(name for name in params["mesh"].axis_names if name in axes)
 
 
-class Leave(NamedTuple):
-  """Describes a result of a map, as the inside and the outside see it."""
+class MapResult(NamedTuple):
+  """Describes a result of a map, as seen inside and outside of it."""
 
   position: int
   inner: program.Operand
@@ -65,31 +65,31 @@ class Leave(NamedTuple):
 class Node(NamedTuple):
   """Describes a step of a program, or a result that a map hands out."""
 
-  home: Map | None  # The map that it is in; None outside of maps.
+  own_map: Map | None  # The map that it is in; None outside of maps.
   step: program.Step  # The map itself if the node hands out a result.
-  leave: Leave | None = None
+  result: MapResult | None = None
 
   @property
   def reads(self) -> tuple[program.Value, ...]:
     """Values that the node reads."""
-    if self.leave is None:
+    if self.result is None:
       return self.step.reads
-    inner = self.leave.inner
+    inner = self.result.inner
     return (inner,) if isinstance(inner, program.Value) else ()
 
   @property
   def outs(self) -> tuple[program.Value, ...]:
     """Values that it makes."""
-    return self.step.outs if self.leave is None else (self.leave.outer,)
+    return self.step.outs if self.result is None else (self.result.outer,)
 
   @property
   def sends(self) -> bool:
     """Whether it is a collective, or holds one."""
-    return self.leave is None and program.is_sending(self.step.eqn)
+    return self.result is None and program.is_sending(self.step.eqn)
 
   def is_marked(self, name: str) -> bool:
     """Says whether it marks its result by a name."""
-    return self.leave is None and self.step.params.get("name") == name
+    return self.result is None and self.step.params.get("name") == name
 
 
 @dataclasses.dataclass(eq=False)
@@ -101,7 +101,7 @@ class Stage:
   makes: list[program.Value]  # Results, in their order.
   sends: bool  # Whether a thread that sends dispatches it.
   # What each argument of a map's function is outside.
-  origin: dict[program.Value, program.Operand]
+  outer_of: dict[program.Value, program.Operand]
 
   @property
   def is_symmetric(self) -> bool:
@@ -111,64 +111,67 @@ class Stage:
   def run(self, *arrays: Any, mesh: Mesh | None = None) -> list[Any]:
     """Returns what it makes, on the mesh of its maps or on another order."""
     env: dict[program.Value, Any] = dict(zip(self.reads, arrays, strict=True))
-    for _, group in itertools.groupby(self.nodes, lambda n: id(n.home)):
+    for _, group in itertools.groupby(self.nodes, lambda n: id(n.own_map)):
       nodes = list(group)
-      home = nodes[0].home
-      if home is None:
+      own_map = nodes[0].own_map
+      if own_map is None:
         program.evaluate([node.step for node in nodes], env)
       else:
-        self._run_map(home, nodes, env, mesh or home.step.params["mesh"])
+        self._run_map(own_map, nodes, env, mesh or own_map.step.params["mesh"])
     return [env[value] for value in self.makes]
 
   def _run_map(
     self,
-    home: Map,
+    own_map: Map,
     nodes: Sequence[Node],
     env: dict[program.Value, Any],
     mesh: Mesh,
   ) -> None:
     """Runs steps of one map, and adds what they make to `env`."""
-    params = home.step.params
-    steps = [node.step for node in nodes if node.leave is None]
-    leaves = [node.leave for node in nodes if node.leave is not None]
+    params = own_map.step.params
+    steps = [node.step for node in nodes if node.result is None]
+    map_results = [node.result for node in nodes if node.result is not None]
     made = {v for step in steps for v in step.outs}
     read = dict.fromkeys(v for n in nodes for v in n.reads if v not in made)
-    specs = dict(zip(home.body.inputs, params["in_specs"], strict=True))
-    specs |= dict.fromkeys(home.body.constants, P())
+    specs = dict(zip(own_map.body.inputs, params["in_specs"], strict=True))
+    specs |= dict.fromkeys(own_map.body.constants, P())
     handed = [v for v in self.makes if v in made]
 
     def spec_of(value: program.Value) -> P:
-      axes = home.stacked_axes(value)
+      axes = own_map.stacked_axes(value)
       return P(axes) if axes else P()
 
     def run_own(*own: Any) -> tuple[list[Any], list[Any]]:
+      """Returns the map's results, and rows for later programs."""
       inner: dict[program.Value, Any] = {}
       for value, x in zip(read, own, strict=True):
-        is_row = value not in specs and home.stacked_axes(value)
+        is_row = value not in specs and own_map.stacked_axes(value)
         inner[value] = jnp.squeeze(x, 0) if is_row else x
       program.evaluate(steps, inner)
-      results = [program.read_operand(inner, leave.inner) for leave in leaves]
+      results = [
+        program.read_operand(inner, result.inner) for result in map_results
+      ]
       rows = [
-        jnp.expand_dims(inner[v], 0) if home.stacked_axes(v) else inner[v]
+        jnp.expand_dims(inner[v], 0) if own_map.stacked_axes(v) else inner[v]
         for v in handed
       ]
       return results, rows
 
-    outside = {v: self.origin.get(v, v) for v in read}
+    outside = {v: self.outer_of.get(v, v) for v in read}
     operands = [program.read_operand(env, outside[v]) for v in read]
     results, rows = jax.shard_map(
       run_own,
       mesh=mesh,
       in_specs=tuple(specs[v] if v in specs else spec_of(v) for v in read),
       out_specs=(
-        [params["out_specs"][leave.position] for leave in leaves],
+        [params["out_specs"][result.position] for result in map_results],
         [spec_of(v) for v in handed],
       ),
-      axis_names=home.axis_names,
+      axis_names=own_map.axis_names,
       check_vma=params["check_vma"],
     )(*operands)
     env.update(
-      (leave.outer, x) for leave, x in zip(leaves, results, strict=True)
+      (result.outer, x) for result, x in zip(map_results, results, strict=True)
     )
     env.update(zip(handed, rows, strict=True))
 
@@ -213,28 +216,30 @@ class _Cut:
   """Assigns each node of a step to a stage."""
 
   def __init__(self, closed: Any):
+    """Lists the nodes of a traced step; no stage has any yet."""
     self._top = program.flatten(closed)
     self._constants = dict(self._top.constants)
     self._nodes: list[Node] = []
-    self._origin: dict[program.Value, program.Operand] = {}
+    self._outer_of: dict[program.Value, program.Operand] = {}
     for step in self._top.steps:
       if step.name == "shard_map":
         self._add_map(step)
       else:
         self._nodes.append(Node(None, step))
+    # Positions of nodes, by the values that they make.
     self._maker = {v: i for i, n in enumerate(self._nodes) for v in n.outs}
     # As they are outside of maps.
     self._reads = [
       [v for v in map(self._resolve, n.reads) if isinstance(v, program.Value)]
       for n in self._nodes
     ]
-    self._is_free = self._find_free()
+    self._is_repeated = self._find_repeated()
     self._stage_of: dict[int, int] = {}
     self._sending: Sequence[int] = ()
     outputs = self._top.outputs
     self._outputs = [v for v in outputs if isinstance(v, program.Value)]
-    effects = any(program.has_effects(n.step.eqn) for n in self._nodes)
-    self._is_possible = len(self._outputs) == len(outputs) and not effects
+    has_effects = any(program.has_effects(n.step.eqn) for n in self._nodes)
+    self._is_possible = len(self._outputs) == len(outputs) and not has_effects
 
   def make_stages(self) -> Stages:
     """Returns the programs of the stages that have any node."""
@@ -242,7 +247,9 @@ class _Cut:
     last = max(self._stage_of.values())
     stages: dict[int, Stage] = {}
     made_last = [
-      v for v in outputs if v in self._maker and self._is_free[self._maker[v]]
+      v
+      for v in outputs
+      if v in self._maker and self._is_repeated[self._maker[v]]
     ]
     in_order = _place_first(self._top.inputs)
     for number in sorted(set(self._stage_of.values())):
@@ -255,7 +262,7 @@ class _Cut:
       # where another one is still read, and be copied before.
       reads.sort(key=in_order)
       stages[number] = Stage(
-        nodes, reads, list(wanted), number in self._sending, self._origin
+        nodes, reads, list(wanted), number in self._sending, self._outer_of
       )
     asked = [v for stage in stages.values() for v in stage.reads]
     for value in dict.fromkeys(asked + outputs):
@@ -270,39 +277,38 @@ class _Cut:
   def _add_map(self, step: program.Step) -> None:
     """Adds the steps of a map, and one that hands out each of its results."""
     body = program.flatten(step.params["jaxpr"], calls="sending", backend="cpu")
-    home = Map(step, body)
-    self._origin.update(zip(body.inputs, step.ins, strict=True))
+    own_map = Map(step, body)
+    self._outer_of.update(zip(body.inputs, step.ins, strict=True))
     self._constants |= body.constants
-    self._nodes += [Node(home, inner) for inner in body.steps]
+    self._nodes += [Node(own_map, inner) for inner in body.steps]
     pairs = zip(body.outputs, step.outs, strict=True)
     self._nodes += [
-      Node(home, step, Leave(i, inner, outer))
+      Node(own_map, step, MapResult(i, inner, outer))
       for i, (inner, outer) in enumerate(pairs)
     ]
 
   def _resolve(self, operand: program.Operand) -> program.Operand:
-    while isinstance(operand, program.Value) and operand in self._origin:
-      operand = self._origin[operand]
+    """Returns what an operand is outside of maps."""
+    while isinstance(operand, program.Value) and operand in self._outer_of:
+      operand = self._outer_of[operand]
     return operand
 
-  def _find_free(self) -> list[bool]:
-    """Tells which nodes whoever needs them runs anew."""
-    free: list[bool] = []
-    for i, node in enumerate(self._nodes):
-      if node.leave is not None or self._nodes[i].sends:
-        free.append(False)
+  def _find_repeated(self) -> list[bool]:
+    """Tells which nodes each program that needs their results runs anew."""
+    repeated: list[bool] = []
+    for node, reads in zip(self._nodes, self._reads, strict=True):
+      if node.result is not None or node.sends:
+        repeated.append(False)
         continue
-      name, reads = node.step.name, self._reads[i]
+      name = node.step.name
       is_small = all(v.size <= _MAX_SMALL for v in (*reads, *node.outs))
       makers = [self._maker.get(v) for v in reads]
-      is_known = all(m is None or free[m] for m in makers)
+      is_known = all(m is None or repeated[m] for m in makers)
       # A worker has another index in another order of the devices.
       is_plain = name not in (*program.LOOPS, *program.CALLS, "axis_index")
-      free.append(
-        name in _NAMES
-        or (is_known and is_plain and (is_small or name in _FILLS))
-      )
-    return free
+      is_cheap = is_small or name in _FILLS
+      repeated.append(name in _NAMES or (is_known and is_plain and is_cheap))
+    return repeated
 
   def _group_collectives(self) -> list[list[int]]:
     """Returns the collectives that are sent together, in order."""
@@ -310,19 +316,21 @@ class _Cut:
     # sent first: a delayed gradient, beside the computation of the next one.
     is_late = self._is_late
     groups: list[list[int]] = []
-    self._dep = [0] * len(self._nodes)
+    # The last group that a node waits for; groups count from 1.
+    self._last_group = [0] * len(self._nodes)
     sizes: list[int] = []
     for i in sorted(range(len(self._nodes)), key=is_late.__getitem__):
       makers = [self._maker.get(v) for v in self._reads[i]]
-      self._dep[i] = max([self._dep[m] for m in makers if m is not None] + [0])
+      self._last_group[i] = max(
+        [self._last_group[m] for m in makers if m is not None] + [0]
+      )
       if not self._nodes[i].sends:
         continue
-      nbytes = sum(
-        program.array_bytes(v.aval) for v in self._nodes[i].step.reads
-      )
+      reads = self._nodes[i].step.reads
+      nbytes = sum(program.array_bytes(v.aval) for v in reads)
       joins = (
         bool(groups)
-        and self._dep[i] < len(groups)
+        and self._last_group[i] < len(groups)
         and min(sizes[-1], nbytes) < _MIN_GROUP_BYTES
         and is_late[i] == is_late[groups[-1][0]]
       )
@@ -331,15 +339,14 @@ class _Cut:
         sizes.append(0)
       groups[-1].append(i)
       sizes[-1] += nbytes
-      self._dep[i] = len(groups)
+      self._last_group[i] = len(groups)
     return groups
 
   def _find_late(self) -> list[bool]:
     """Tells which nodes are of a map that sends nothing, or depend on one."""
-    sends = {id(node.home) for node in self._nodes if node.sends}
-    return self._find_followers(
-      [n.home is not None and id(n.home) not in sends for n in self._nodes]
-    )
+    sends = {id(node.own_map) for node in self._nodes if node.sends}
+    sends.add(id(None))  # What is outside of maps is of no map.
+    return self._find_followers(id(n.own_map) not in sends for n in self._nodes)
 
   def assign_turns(self) -> bool:
     """Assigns a step to stages that send in turn; says whether it sends."""
@@ -355,32 +362,36 @@ class _Cut:
     count = len(self._groups)
     self._sending = range(3, 2 * count + 2, 2)
     stage_of = self._stage_of
+    # A delayed gradient: the first group waits for no map of this step.
     has_delay = not self._is_late[self._groups[0][0]]
     for g, members in enumerate(self._groups, 1):
       for i in members:
         stage_of[i] = 2 * g + 1
       for i in self._leading_to(v for m in members for v in self._reads[m]):
-        if not self._is_free[i]:
+        if not self._is_repeated[i]:
           stage_of.setdefault(i, 2 * g)
     self._assign_received()
     alive = self._leading_to(self._outputs)
     early = self._leading_to(
-      v for v in self._outputs if not self._dep[self._maker[v]]
+      v for v in self._outputs if not self._last_group[self._maker[v]]
     )
     after = 2 * count + 2
     for i in sorted(alive):
-      if i in stage_of or self._is_free[i]:
+      if i in stage_of or self._is_repeated[i]:
         continue
-      if self._dep[i]:
-        stage_of[i] = self._find_home(i, after) or after + self._dep[i]
+      if self._last_group[i]:
+        stage_of[i] = (
+          self._find_map_stage(i, after) or after + self._last_group[i]
+        )
       elif i in early:
         before = [stage_of[m] for m in self._real_makers(i)]
         stage_of[i] = max([2, *before])
         if has_delay and self._is_late[i]:
           stage_of[i] = after
+    # What is left is computed for its first reader.
     readers: dict[int, int] = {}
     for i in sorted(alive, reverse=True):
-      if not self._is_free[i] and i not in stage_of:
+      if not self._is_repeated[i] and i not in stage_of:
         stage = readers.get(i, after + count)
         # What a program that sends reads besides is computed before it.
         sending = stage % 2 and stage < after
@@ -390,10 +401,10 @@ class _Cut:
           readers[m] = min(readers.get(m, stage_of[i]), stage_of[i])
     return True
 
-  def _find_home(self, index: int, after: int) -> int | None:
+  def _find_map_stage(self, index: int, after: int) -> int | None:
     """Returns the program that makes a result of a map before others follow."""
     # Another program would copy it, and none could write it in place.
-    if self._nodes[index].leave is None:
+    if self._nodes[index].result is None:
       return None
     makers = [self._stage_of.get(m, after) for m in self._real_makers(index)]
     last = max(makers, default=after)
@@ -405,8 +416,11 @@ class _Cut:
       if not node.is_marked(_sending.RECEIVED):
         continue
       for j in self._leading_to(node.outs):
-        if self._dep[j] == self._dep[i] and not self._is_free[j]:
-          self._stage_of.setdefault(j, 2 * self._dep[i] + 1)
+        if (
+          self._last_group[j] == self._last_group[i]
+          and not self._is_repeated[j]
+        ):
+          self._stage_of.setdefault(j, 2 * self._last_group[i] + 1)
 
   def assign_flight(self, own: Sequence[int]) -> bool:
     """Assigns a step to three stages; says whether that is possible."""
@@ -427,24 +441,28 @@ class _Cut:
     for i in alive:
       # Another program would copy a result of a map that is made already.
       makers = set(self._real_makers(i))
-      if self._nodes[i].leave is not None and makers and makers <= needed:
+      if self._nodes[i].result is not None and makers and makers <= needed:
         needed.add(i)
     self._sending = (1, 2)
     self._stage_of = {
       i: 0 if i in needed else 1 if i in early else 2
       for i in sorted(alive)
-      if not self._is_free[i]
+      if not self._is_repeated[i]
     }
     sends = any(self._nodes[i].sends for i in needed)
     return self._is_possible and bool(self._stage_of) and not sends
 
   def _find_argument(self, value: program.Value) -> program.Value:
     """Returns the argument that a map hands out as it is, or the value."""
-    home, step, leave = self._nodes[self._maker[value]]
-    if home is None or leave is None or leave.inner not in home.body.inputs:
+    own_map, step, result = self._nodes[self._maker[value]]
+    if (
+      own_map is None
+      or result is None
+      or result.inner not in own_map.body.inputs
+    ):
       return value
-    index = home.body.inputs.index(leave.inner)
-    out_spec = step.params["out_specs"][leave.position]
+    index = own_map.body.inputs.index(result.inner)
+    out_spec = step.params["out_specs"][result.position]
     outer = step.ins[index]
     is_same = step.params["in_specs"][index] == out_spec
     return outer if is_same and isinstance(outer, program.Value) else value
@@ -458,7 +476,7 @@ class _Cut:
     return found
 
   def _real_makers(self, index: int) -> Iterator[int]:
-    """Yields the nodes whose results a node reads, free ones seen through."""
+    """Yields the nodes whose results a node reads, through repeated ones."""
     todo = list(self._reads[index])
     seen = set()
     while todo:
@@ -466,7 +484,7 @@ class _Cut:
       if maker is None or maker in seen:
         continue
       seen.add(maker)
-      if self._is_free[maker]:
+      if self._is_repeated[maker]:
         todo += self._reads[maker]
       else:
         yield maker
@@ -494,7 +512,7 @@ class _Cut:
       maker = self._maker.get(value)
       if maker is not None and maker in nodes:
         continue
-      if maker is not None and self._is_free[maker]:
+      if maker is not None and self._is_repeated[maker]:
         nodes.add(maker)
         todo += self._reads[maker]
       elif maker is None or self._stage_of[maker] != stage:

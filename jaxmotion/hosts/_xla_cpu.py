@@ -93,6 +93,7 @@ def update_in_place(
   # count: int32[], at least 0, not known when the program is compiled.
 
   def in_place(target: PyTree, spent: PyTree, count: Array) -> PyTree:
+    """Runs `fn` as the body of a loop, whose carry is updated in place."""
     # The loop has one iteration for any count, but the compiler cannot tell.
     iterations = jnp.minimum(count, 0) + 1
     # The loop overwrites `spent` with zeros. Otherwise XLA would compute
@@ -100,21 +101,16 @@ def update_in_place(
     # memory.
     erased = jax.tree.map(jnp.zeros_like, spent)
 
-    def run_once(
-      carry: tuple[Array, PyTree, PyTree],
-    ) -> tuple[Any, ...]:
+    def run_once(carry: tuple[Array, PyTree, PyTree]) -> tuple[Any, ...]:
       left, value, spent = carry
       return left - 1, fn(value, spent), erased
 
     carry = (iterations, target, spent)
     return lax.while_loop(lambda c: c[0] > 0, run_once, carry)[1]
 
-  def call_directly(target: PyTree, spent: PyTree, count: Array) -> PyTree:
-    return fn(target, spent)
-
-  return choose_by_platform(
-    target, spent, count, cpu=in_place, default=call_directly
-  )
+  call_directly = lambda target, spent, count: fn(target, spent)
+  args = target, spent, count
+  return choose_by_platform(*args, cpu=in_place, default=call_directly)
 
 
 def schedule_after(x: Array, token: Array) -> Array:
@@ -124,13 +120,13 @@ def schedule_after(x: Array, token: Array) -> Array:
   # so, so they do not prevent that. The order is therefore made a data
   # dependency. On other backends `x` is returned as it is: they have schedulers
   # of their own.
-  # x, token: of any integer or floating dtype. A zero that is computed from
-  # `token` is added to the first element of `x`.
+  # x, token: of any integer or floating dtype.
   if not x.size or not token.size:
     # Without an element there is nothing to wait with, or for.
     return x
 
   def add_dependency(x: Array, token: Array) -> Array:
+    """Adds a zero that is computed from the token to the first element."""
     word = core.to_bits(token.reshape(-1)[0]).astype(jnp.uint32)
     # This is zero for any token, because half of an unsigned number is not
     # negative as a signed one. The compiler cannot tell.

@@ -28,9 +28,7 @@ from jaxmotion.program._hlo import (
   HloModule as HloModule,
   Instruction as Instruction,
   device_bytes as device_bytes,
-  parse_arrays as parse_arrays,
   parse_hlo as parse_hlo,
-  split_operands as split_operands,
 )
 from jaxmotion.program._primitives import (
   ARITHMETIC as ARITHMETIC,

@@ -20,6 +20,18 @@ import jax.numpy as jnp
 from jaxmotion import core
 from jaxmotion.program import _primitives
 
+# Their results are equal on all workers of the axes that they name.
+_EQUALIZING = frozenset(
+  """
+  all_gather all_gather_invariant assert_replicated pmax pmin psum psum2
+  psum_invariant
+  """.split()
+)
+# Their results differ between workers, whatever the operands are.
+_DISTINCT = frozenset("all_to_all axis_index ppermute reduce_scatter".split())
+# They write to a reference, which is their first operand.
+_WRITES = frozenset("addupdate swap".split())
+
 
 class Value:
   """Describes one array of a program."""
@@ -227,9 +239,10 @@ class _Flattener:
   def _callee(self, eqn: core.jax_core.JaxprEqn) -> Any:
     """Returns the jaxpr that an equation calls and that is to be inlined."""
     name = eqn.primitive.name
-    if name in _primitives.TRANSPARENT_CALLS and (
-      self._calls == "all" or not _is_kept_apart(eqn)
-    ):
+    # A compiler may be told not to inline a call.
+    metadata = eqn.ctx.xla_metadata or {}
+    is_inlined = self._calls == "all" or metadata.get("inlineable") != "false"
+    if name in _primitives.TRANSPARENT_CALLS and is_inlined:
       return eqn.params["jaxpr" if "jaxpr" in eqn.params else "call_jaxpr"]
     if self._calls == "transparent":
       return None
@@ -256,12 +269,6 @@ class _Flattener:
     if name not in _primitives.CALLS:
       self.guessed.append(name)
     return call
-
-
-def _is_kept_apart(eqn: core.jax_core.JaxprEqn) -> bool:
-  """Says whether a compiler is told not to inline a call."""
-  metadata = eqn.ctx.xla_metadata or {}
-  return metadata.get("inlineable") == "false"
 
 
 def _as_seen(aval: Any, operand: Operand) -> Operand:
@@ -464,16 +471,6 @@ def read_operand(env: dict[Value, Any], operand: Operand) -> Any:
 Marks = frozenset[Any]
 # (step, marks of its operands) -> marks of its results.
 Rule = Callable[[Step, Sequence[Marks]], Sequence[Marks]]
-# Their results are equal on all workers of the axes that they name.
-_EQUALIZING = frozenset(
-  """
-  all_gather all_gather_invariant assert_replicated pmax pmin psum psum2
-  psum_invariant
-  """.split()
-)
-# Their results differ between workers, whatever the operands are.
-_DISTINCT = frozenset("all_to_all axis_index ppermute reduce_scatter".split())
-_WRITES = frozenset("addupdate swap".split())
 
 
 def find_varying(
@@ -489,6 +486,7 @@ def find_varying(
   # all workers, whatever they were computed from.
 
   def mark_results(step: Step, ins: Sequence[Marks]) -> list[Marks]:
+    """Returns the axes over which a step's results may differ."""
     name, count = _primitives.collective_name(step.name), len(step.outs)
     if name == "name" and step.params["name"] in equal_names:
       return [frozenset()]
@@ -546,12 +544,23 @@ def _follow_scan(step: Step, ins: Sequence[Marks], rule: Rule) -> list[Marks]:
   """Follows a loop's body until the marks of its carry stop growing."""
   body, num_consts, num_carry = core.scan_parts(step.params)
   consts, xs = ins[:num_consts], ins[num_consts + num_carry :]
-  carry = list(ins[num_consts : num_consts + num_carry])
+
+  def run_body(carry: list[Marks]) -> list[Marks]:
+    return follow_marks(body, [*consts, *carry, *xs], rule)
+
+  return _grow_carry(ins[num_consts : num_consts + num_carry], run_body)
+
+
+def _grow_carry(
+  carry: Sequence[Marks], run_body: Callable[[list[Marks]], list[Marks]]
+) -> list[Marks]:
+  """Returns the marks of a loop's results, once those of its carry are all."""
+  # Results begin with the carry, and marks only grow.
   while True:
-    outs = follow_marks(body, [*consts, *carry, *xs], rule)
-    grown = [a | b for a, b in zip(carry, outs[:num_carry], strict=True)]
-    if grown == carry:
-      return carry + outs[num_carry:]
+    outs = run_body(list(carry))
+    grown = [a | b for a, b in zip(carry, outs, strict=False)]
+    if grown == list(carry):
+      return grown + outs[len(grown) :]
     carry = grown
 
 
@@ -560,17 +569,15 @@ def _follow_while(step: Step, ins: Sequence[Marks], rule: Rule) -> list[Marks]:
   num_cond = step.params["cond_nconsts"]
   num_body = num_cond + step.params["body_nconsts"]
   cond_consts, consts = ins[:num_cond], ins[num_cond:num_body]
-  carry = list(ins[num_body:])
-  while True:
-    (goes_on,) = follow_marks(
-      step.params["cond_jaxpr"], [*cond_consts, *carry], rule
-    )
-    outs = follow_marks(step.params["body_jaxpr"], [*consts, *carry], rule)
+  condition, body = step.params["cond_jaxpr"], step.params["body_jaxpr"]
+
+  def run_body(carry: list[Marks]) -> list[Marks]:
+    (goes_on,) = follow_marks(condition, [*cond_consts, *carry], rule)
     # Workers that count to different numbers have different results.
-    grown = [a | b | goes_on for a, b in zip(carry, outs, strict=True)]
-    if grown == carry:
-      return carry
-    carry = grown
+    outs = follow_marks(body, [*consts, *carry], rule)
+    return [out | goes_on for out in outs]
+
+  return _grow_carry(ins[num_body:], run_body)
 
 
 _CONTROL = {

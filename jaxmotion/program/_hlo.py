@@ -80,7 +80,7 @@ class Instruction(NamedTuple):
     """Names of the operands."""
     if self.opcode in ("constant", "parameter"):
       return []
-    parts = [part.rpartition(" ")[2] for part in split_operands(self.operands)]
+    parts = [part.rpartition(" ")[2] for part in _split_operands(self.operands)]
     return [part.removeprefix("%") for part in parts if part]
 
   @property
@@ -134,10 +134,10 @@ def parse_arrays(type_text: str) -> list[HloArray]:
   ]
 
 
-def split_operands(operands: str) -> Iterator[str]:
+def _split_operands(operands: str) -> Iterator[str]:
   """Splits a list of operands, whose types may have commas in them.
 
-  >>> list(split_operands("f32[2,3] %x, (s32[], u8[2]) %y"))
+  >>> list(_split_operands("f32[2,3] %x, (s32[], u8[2]) %y"))
   ['f32[2,3] %x', '(s32[], u8[2]) %y']
   """
   depth = 0
@@ -153,6 +153,7 @@ def split_operands(operands: str) -> Iterator[str]:
 def _parse_instruction(
   name: str, definition: str, is_root: bool
 ) -> Instruction:
+  """Splits what is behind "%name = " in a line of a computation."""
   if definition.startswith("("):
     end = _closing_end(definition)
   else:

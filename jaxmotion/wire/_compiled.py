@@ -16,13 +16,7 @@ from jax.sharding import Mesh
 from jaxmotion import core, program
 from jaxmotion.wire import _ledger
 
-_OPS = {
-  "all-reduce": "all_reduce",
-  "all-gather": "all_gather",
-  "reduce-scatter": "reduce_scatter",
-  "all-to-all": "all_to_all",
-  "collective-permute": "collective_permute",
-}
+_OPS = {op.replace("_", "-"): op for op in _ledger.OPS}
 _UNCOUNTABLE = ("ragged-all-to-all", "collective-broadcast", "send")
 
 _PAIRS = re.compile(r"source_target_pairs=\{(.*?\})\}")
@@ -112,6 +106,7 @@ class _MoveCounter:
     return math.prod(map(int, re.findall(said, self.module.header)))
 
   def count_computation(self, name: str) -> list[_ledger.Move]:
+    """Returns the moves of one run of a computation."""
     if name not in self.counted:
       body = self.module.computations[name]
       self.counted[name] = [
@@ -126,6 +121,7 @@ class _MoveCounter:
     instruction: program.Instruction,
     body: Mapping[str, program.Instruction],
   ) -> list[_ledger.Move]:
+    """Returns the moves of an instruction of `body`, and of what it calls."""
     base = instruction.opcode.removesuffix("-start")
     if base in _OPS:
       return self._count_collective(instruction, _OPS[base], body)
@@ -147,13 +143,13 @@ class _MoveCounter:
   def _count_while(
     self, instruction: program.Instruction
   ) -> list[_ledger.Move]:
+    """Returns the moves of all trips of a loop."""
     called, stated = instruction.called, instruction.known_trips
     trips = self.while_trips if stated is None else stated
     body = self.count_computation(called["body"][0])
     condition = self.count_computation(called["condition"][0])
-    return _ledger.repeat_loop(
-      body, condition, trips, f"loop %{instruction.name}"
-    )
+    said = f"loop %{instruction.name}"
+    return _ledger.repeat_loop(body, condition, trips, said)
 
   def _count_collective(
     self,
@@ -161,13 +157,13 @@ class _MoveCounter:
     op: str,
     body: Mapping[str, program.Instruction],
   ) -> list[_ledger.Move]:
-    axes, workers = _parse_group(
-      instruction.attributes, self.devices, self.mesh
-    )
+    """Returns a move for each operand of a collective in `body`."""
+    attributes = instruction.attributes
+    axes, workers = _parse_group(attributes, self.devices, self.mesh)
     operands = [
       (array.dtype, array.element_bits * array.size)
-      for operand in program.split_operands(instruction.operands)
-      for array in program.parse_arrays(_operand_type(operand, body))
+      for name in instruction.operand_names
+      for array in body[name].arrays
     ]
     if op == "all_to_all" and operands:
       # The tuple form has one operand for each worker to send to.
@@ -179,6 +175,7 @@ class _MoveCounter:
 
 
 def _check_countable(instruction: program.Instruction, base: str) -> None:
+  """Raises if an instruction sends bytes that its text does not tell."""
   # Counting what cannot be counted as 0 bytes would be a silent lie.
   on_host = "is_host_transfer=true" in instruction.attributes
   if base in _UNCOUNTABLE and not on_host:
@@ -186,15 +183,6 @@ def _check_countable(instruction: program.Instruction, base: str) -> None:
       "`compiled` must use collectives of known size, got"
       f" {instruction.opcode} in %{instruction.name}."
     )
-
-
-def _operand_type(operand: str, body: Mapping[str, program.Instruction]) -> str:
-  """Returns the type before the operand's name, or where it is defined."""
-  written, _, name = operand.rpartition(" ")
-  if written:
-    return written
-  defined = body.get(name.removeprefix("%"))
-  return "" if defined is None else defined.type
 
 
 def _parse_group(
@@ -224,6 +212,7 @@ def _parse_group(
 
 
 def _integers(text: str) -> list[int]:
+  """Returns the numbers between commas."""
   return [int(n) for n in text.split(",") if n]
 
 
@@ -252,6 +241,7 @@ def _find_axes(groups: _Groups, mesh: Mesh) -> tuple[str, ...]:
 
 
 def _parse_mesh_group(mesh: str, group: str) -> tuple[tuple[str, ...], int]:
+  """Returns the axes and the size of a group that is written by a mesh."""
   sizes = {name: int(n) for name, n in re.findall(r"'([^']*)'=(\d+)", mesh)}
   # A part of an axis is written with its own size: 'data':(2)4.
   parts = re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", group)

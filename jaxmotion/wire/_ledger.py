@@ -7,18 +7,15 @@ import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Self
 
-from jaxmotion import core
+from jaxmotion import core, program
 
-_OPS = (
-  "all_reduce",
-  "all_gather",
-  "reduce_scatter",
-  "all_to_all",
-  "collective_permute",
-)
+# In the order of errors, which name them all.
+OPS = tuple(dict.fromkeys(program.COLLECTIVES.values()))
 
 
 class _MoveFields(NamedTuple):
+  """Fields of a `Move`, which a NamedTuple itself could not check."""
+
   op: str
   axes: tuple[str, ...]
   workers: int
@@ -69,7 +66,8 @@ class Move(_MoveFields):
     payload_bytes: int,
     count: int,
   ) -> Self:
-    core.check_choice("op", op, _OPS)
+    """Returns a move whose fields are checked."""
+    core.check_choice("op", op, OPS)
     _check_axes(axes)
     core.check_int("workers", workers, 0)
     core.check_text("dtype", dtype)
@@ -81,7 +79,8 @@ class Move(_MoveFields):
   def _make(  # type: ignore[override]  # mypy names the first argument _cls.
     cls, iterable: Iterable[Any]
   ) -> Self:
-    return cls(*iterable)  # `_replace` makes moves by this: it checks as well.
+    """Makes a move of its fields; `_replace` calls it, and so checks them."""
+    return cls(*iterable)
 
   @property
   def wire_bytes(self) -> float:
@@ -166,22 +165,20 @@ class Ledger:
       12.0
     """
     if op is not None:
-      core.check_choice("op", op, _OPS)
+      core.check_choice("op", op, OPS)
     if dtype is not None:
       core.check_text("dtype", dtype)
     if axes is not None:
       _check_axes(axes)
-    return Ledger(
-      tuple(
-        move
-        for move in self.moves
-        if (op is None or move.op == op)
-        and (dtype is None or move.dtype == dtype)
-        and (axes is None or move.axes == axes)
-      )
-    )
+    wanted = {"op": op, "dtype": dtype, "axes": axes}
+    moves = self.moves
+    for field, value in wanted.items():
+      if value is not None:
+        moves = tuple(m for m in moves if getattr(m, field) == value)
+    return Ledger(moves)
 
   def __str__(self) -> str:
+    """Returns a table with one line for each move, and the total."""
     header = (*Move._fields, "wire_bytes")
     rows = [header, *(_format_cells(move) for move in self.moves)]
     blanks = ("",) * (len(header) - 2)
@@ -191,6 +188,7 @@ class Ledger:
 
 
 def _check_axes(axes: tuple[str, ...]) -> None:
+  """Raises unless `axes` is a tuple of strings."""
   core.check_instance("axes", axes, tuple, "a tuple of names of mesh axes")
   for i, name in enumerate(axes):
     core.check_text(f"axes[{i}]", name)
@@ -199,15 +197,16 @@ def _check_axes(axes: tuple[str, ...]) -> None:
 def _wire_factor(op: str, workers: int) -> float:
   """Returns the bytes that one worker sends per byte of payload."""
   others = max(workers - 1, 0)
-  share = others / max(workers, 1)
+  fraction = others / max(workers, 1)
   if op == "all_gather":
     return float(others)
   if op == "collective_permute":
     return float(others > 0)
-  return 2 * share if op == "all_reduce" else share
+  return 2 * fraction if op == "all_reduce" else fraction
 
 
 def _merge_moves(moves: Iterable[Move]) -> tuple[Move, ...]:
+  """Returns moves of which no two are equal but for their counts."""
   counts: dict[Move, int] = {}
   for move in moves:
     kind = move._replace(count=0)

@@ -86,11 +86,12 @@ def step_bytes(
     1536.0
   """
   core.check_callable("fn", fn)
-  if not isinstance(fn, jax.stages.Wrapped):  # It may have static arguments.
-    core.check_arrays("args", args)
   _ledger.check_choices(branch, while_trips)
-  traceable = fn if isinstance(fn, jax.stages.Wrapped) else jax.jit(fn)
-  jaxpr = traceable.trace(*args).jaxpr
+  if not isinstance(fn, jax.stages.Wrapped):
+    # A function that is jitted already may have static arguments.
+    core.check_arrays("args", args)
+    fn = jax.jit(fn)
+  jaxpr = fn.trace(*args).jaxpr
   context = _Context({}, branch, while_trips)
   return _ledger.Ledger(tuple(_count_moves(jaxpr, None, context)))
 
@@ -118,6 +119,7 @@ def _count_moves(
 def _count_step(
   step: Step, live: set[int], context: _Context
 ) -> list[_ledger.Move]:
+  """Returns the moves of one step, of whose results the `live` are used."""
   eqn, name = step.eqn, collective_name(step.name)
   used = [id(v) in live for v in step.outs]
   if name in COLLECTIVES:
@@ -147,6 +149,7 @@ def _count_step(
 def _count_scan(
   step: Step, used: list[bool], context: _Context
 ) -> list[_ledger.Move]:
+  """Returns the moves of all trips of a scan with these outputs in use."""
   body = open_jaxpr(step.params["jaxpr"])
   # A carry that is not returned may still feed an output that is. An output
   # that is stacked has one more dimension outside the loop than inside.
@@ -160,6 +163,7 @@ def _count_scan(
 
 
 def _count_while(step: Step, context: _Context) -> list[_ledger.Move]:
+  """Returns the moves of all trips of a while loop."""
   body = _count_moves(step.params["body_jaxpr"], None, context)
   condition = _count_moves(step.params["cond_jaxpr"], None, context)
   said = describe_equation(step.eqn, "a loop")
@@ -167,6 +171,7 @@ def _count_while(step: Step, context: _Context) -> list[_ledger.Move]:
 
 
 def _count_collective(step: Step, op: str) -> list[_ledger.Move]:
+  """Returns a move for each operand of a collective."""
   axes = step.axis_names
   names = [axis for axis in axes if not isinstance(axis, int)]
   if not names:  # `vmap` has turned the collective into a local reduction.
@@ -192,6 +197,7 @@ def _count_collective(step: Step, op: str) -> list[_ledger.Move]:
 
 
 def _check_no_collective(step: Step) -> None:
+  """Raises if a step that is not in the table names bound mesh axes."""
   # An unknown collective must be an error: silence would count as 0 bytes.
   name = collective_name(step.name)
   axes = [axis for axis in step.sizes if axis in step.axis_names]
@@ -226,7 +232,6 @@ def payload_bytes(codec: codecs.Codec, like: PyTree) -> int:
     core.check_float(f"like/{path}" if path else "like", leaf)
   cut = partition(codec, like)
   return sum(
-    math.prod(a.shape) * a.dtype.itemsize
+    core.tree_bytes(part.codec.payload_like(array))
     for part, array in zip(cut.leaf_groups, cut.array_likes(), strict=True)
-    for a in jax.tree.leaves(part.codec.payload_like(array))
   )

@@ -53,9 +53,6 @@ CALLS = {
   ),
   "collectives.all_gather_planes": Call(TREE, "data", np.int32(0), mesh=DATA),
   "collectives.broadcast_planes": Call(TREE, "data", np.int32(0), mesh=DATA),
-  "collectives.extend.gather_payloads": Call(
-    [TREE], "data", mesh=DATA, varying=["payloads"]
-  ),
 }
 UNCALLED = {
   "collectives.extend.*": "internal: public functions check what they give it"
@@ -69,10 +66,5 @@ ACCEPTED = {
   ("*", "split_axis"): FROM_END,
   ("*", "concat_axis"): FROM_END,
   ("*", "workers"): ANY_COUNT,
-  ("collectives.extend.gather_payloads", "payloads"): {
-    "empty": "nothing is sent",
-    "wrapped": "a payload is any tree",
-    "reshaped": "a payload has arrays of any shape",
-  },
 }
 KNOWN_BAD = set()

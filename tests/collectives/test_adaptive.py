@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +25,7 @@ def program(level_of=lambda level: level):
   return bind(local, 4, (P("data"), P()))
 
 
-def test_one_program_serves_every_level():
+def test_one_program_serves_every_level_and_sends_only_its_bytes():
   f = program()
   levels = [jnp.int32(i) for i in range(len(LEVELS))]
   before = compilations()
@@ -31,14 +33,10 @@ def test_one_program_serves_every_level():
   assert compilations() - before == 1
   errors = [np.abs(mean - X.mean(0)).max() for mean in means]
   assert errors[0] > errors[1] > errors[2]
-
-
-def test_a_level_sends_only_its_own_bytes():
-  f = program()
-  compiled = f.lower(X, jnp.int32(0)).compile()
+  compiled = f.lower(X, levels[0]).compile()
   for i, codec in enumerate(LEVELS):
     said = 3 * wire.payload_bytes(codec, X[0])
-    traced = wire.step_bytes(f, X, jnp.int32(0), branch=i).total_bytes
+    traced = wire.step_bytes(f, X, levels[0], branch=i).total_bytes
     real = wire.compiled_bytes(compiled, branch=i).total_bytes
     assert said == traced == real
 
@@ -48,37 +46,13 @@ def test_a_level_that_differs_between_workers_is_an_error():
     program(lambda level: level + lax.axis_index("data"))(X, 0)
 
 
-def test_workers_can_agree_on_the_highest():
+def test_workers_agree_on_the_highest():
+  highest = program()(X, jnp.int32(2))
   agree = lambda level: collectives.max_over_workers(
     level + lax.axis_index("data") - 1, "data"
   )
-  y = program(agree)(X, jnp.int32(0))
-  np.testing.assert_array_equal(y, program()(X, jnp.int32(2)))
-
-
-@pytest.mark.parametrize(
-  ("level", "error", "message"),
-  [
-    (1.0, TypeError, r"`level` must be an integer scalar, got float32\[\]"),
-    (3, ValueError, r"`level` must be in \[0, 2\], got 3"),
-    (jnp.array([0, 1]), TypeError, r"`level` must be an integer scalar"),
-  ],
-)
-def test_bad_levels_are_named(level, error, message):
-  def local(x):
-    return collectives.all_reduce(x, "data", LEVELS, level=level)[0]
-
-  with pytest.raises(error, match=message):
-    run(local, X, 4)
-
-
-def test_codecs_that_do_not_share_a_state_are_named():
-  mixed = [codecs.uniform(bits=2), codecs.feedback(codecs.uniform(bits=4))]
-  with pytest.raises(ValueError, match="must have codecs with states of the"):
-    run(lambda x: collectives.all_reduce(x, "data", mixed, level=0)[0], X, 4)
-
-
-def test_under_pmap_workers_agree_instead_of_waiting_for_ever():
+  np.testing.assert_array_equal(program(agree)(X, jnp.int32(0)), highest)
+  # Under `pmap` they agree by themselves instead of waiting for ever.
   f = jax.pmap(
     lambda x, level: collectives.all_reduce(
       x, "data", LEVELS, level=level, method="gather"
@@ -86,5 +60,19 @@ def test_under_pmap_workers_agree_instead_of_waiting_for_ever():
     axis_name="data",
     devices=jax.devices()[:4],
   )
-  y = np.asarray(f(X, jnp.array([0, 2, 1, 0])))
-  np.testing.assert_array_equal(y[0], program()(X, jnp.int32(2)))
+  np.testing.assert_array_equal(f(X, jnp.array([0, 2, 1, 0]))[0], highest)
+
+
+def test_bad_levels_and_codecs_are_named():
+  two = [codecs.uniform(bits=2), codecs.feedback(codecs.uniform(bits=4))]
+  for levels, level, error, message in (
+    (LEVELS, 1.0, TypeError, r"`level` must be an integer scalar, got float32"),
+    (LEVELS, 3, ValueError, r"`level` must be in \[0, 2\], got 3"),
+    (LEVELS, jnp.array([0, 1]), TypeError, r"`level` must be an integer scala"),
+    (two, 0, ValueError, "must have codecs with states of the"),
+  ):
+    call = functools.partial(
+      collectives.all_reduce, axis_name="data", codec=levels, level=level
+    )
+    with pytest.raises(error, match=message):
+      run(lambda x, call=call: call(x)[0], X, 4)

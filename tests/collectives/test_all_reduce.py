@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, PartitionSpec as P
 
 from jaxmotion import codecs, collectives, make_key, state_specs, wire
 from jaxmotion.collectives import extend
@@ -41,39 +41,34 @@ def reduce(x, codec=None, **options):
   return y
 
 
-@pytest.mark.parametrize(
-  ("dtype", "op"),
-  [("float32", "mean"), ("float32", "sum"), ("bfloat16", "sum")],
-)
-def test_identity_is_the_uncompressed_collective_bit_for_bit(dtype, op):
-  x = jax.tree.map(lambda a: a.astype(dtype), tree(4))
-  reference_op = lax.pmean if op == "mean" else lax.psum
-  ours = run(lambda x: reduce(x, op=op), x, 4)
-  theirs = run(lambda x: reference_op(x, "data"), x, 4)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_identity_is_the_uncompressed_collective_bit_for_bit(dtype):
+  def both(x):
+    theirs = lax.pmean(x, "data"), lax.psum(x, "data")
+    return [reduce(x, op=op) for op in ("mean", "sum")], theirs
+
+  ours, theirs = run(both, jax.tree.map(lambda a: a.astype(dtype), tree(4)), 4)
   for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+    # Only float16 is added up in float32.
     assert a.dtype == b.dtype
     assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
 @pytest.mark.parametrize("method", ["gather", "two_phase"])
 def test_the_sum_is_the_mean_times_the_workers(method):
-  codec, x = codecs.uniform(bits=8), tree(4)
-  total, mean = (
-    run(lambda x, op=op: reduce(x, codec, op=op, method=method), x, 4)
-    for op in ("sum", "mean")
-  )
-  for a, b in zip(jax.tree.leaves(total), jax.tree.leaves(mean), strict=True):
-    np.testing.assert_allclose(a, 4 * b, rtol=1e-6)
+  call = functools.partial(reduce, codec=codecs.uniform(bits=8), method=method)
+  total, mean = run(lambda x: (call(x, op="sum"), call(x)), tree(4), 4)
+  for name in mean:
+    np.testing.assert_allclose(total[name], 4 * mean[name], rtol=1e-6)
 
 
-@pytest.mark.parametrize("weight", [None, 2.0])
-def test_no_tracer_outlives_the_trace(weight):
+def test_no_tracer_outlives_the_trace():
   def loss(x):
-    mean = reduce(x, codecs.uniform(bits=8), weight=weight)
+    mean = reduce(x, codecs.uniform(bits=8), weight=2.0)
     return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(mean))
 
   with jax.checking_leaks():
-    run(jax.grad(loss), tree(2), 2, P("data"))
+    jax.eval_shape(over(jax.grad(loss), 2, P("data")), tree(2))
 
 
 @functools.cache
@@ -97,12 +92,13 @@ def compiled(name, method, workers=4):
   return program(name, method, workers).lower(tree(workers)["w"]).compile()
 
 
-# Arithmetic that is compiled as users do is in the tests below.
-@pytest.mark.unoptimized
-@pytest.mark.parametrize(
-  ("name", "workers"),
-  [*((name, 4) for name in KINDS), ("topk", 3), ("int8_stochastic", 3)],
-)
+# The tests of scatter and gather compile every codec; these all methods: of
+# floats, of words, with memory, with a seed that is not summed, with keys.
+COMPILED = ("identity", "int4", "topk_feedback", "random_k", "int8_stochastic")
+
+
+@pytest.mark.parametrize("workers", [3, 4])
+@pytest.mark.parametrize("name", COMPILED)
 def test_the_mean_of_what_was_decoded_is_on_every_worker(name, workers):
   codec = CODECS[name]
   y, own = compiled(name, "gather", workers)(tree(workers)["w"])
@@ -113,51 +109,39 @@ def test_the_mean_of_what_was_decoded_is_on_every_worker(name, workers):
   np.testing.assert_allclose(y, mean, rtol=2e-6, atol=1e-6)
 
 
-# Every codec is compiled under one method; these under both.
-BOTH = ("identity", "int4", "topk_feedback", "random_k")
-
-
-@pytest.mark.unoptimized
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("method", ["gather", "two_phase"])
-def test_bytes_said_traced_and_compiled_are_equal(name, method):
+def test_bytes_said_traced_and_compiled_are_equal(name):
   codec = CODECS[name]
   workers = 4
   x = tree(workers)["w"]
-  traced = wire.step_bytes(program(name, method), x).total_bytes
   whole = wire.payload_bytes(codec, x[0])
   part = wire.payload_bytes(codec, extend.part_like(codec, x[0], workers))
+  said = dict(gather=(workers - 1) * whole, two_phase=2 * (workers - 1) * part)
   if codec.summable:
     words = 4 if name.startswith("random_k") else 0  # seeds are not summed
-    said = 2 * (workers - 1) / workers * (whole - words)
-  elif method == "gather":
-    said = (workers - 1) * whole
-  else:
-    said = 2 * (workers - 1) * part
-  assert said == traced
-  if method == "gather" or name in BOTH:
-    assert said == wire.compiled_bytes(compiled(name, method)).total_bytes
+    said["two_phase"] = 2 * (workers - 1) / workers * (whole - words)
+    said["gather"] = said["two_phase"]
+  for method in said if name in COMPILED else ["two_phase"]:
+    traced = wire.step_bytes(program(name, method), x).total_bytes
+    assert traced == said[method]
+    if name in COMPILED:
+      read = wire.compiled_bytes(compiled(name, method))
+      assert read.total_bytes == traced
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
 def test_two_phases_add_one_quantization_for_any_number_of_workers(workers):
-  x = tree(workers)
+  # A matrix whose rows workers do not divide stays one.
+  matrix = RNG.normal(size=(workers, 128, 64)).astype(np.float32)
+  assert extend.row_like(matrix[0], 3).shape == (43, 64)
+  x = tree(workers) | {"m": matrix}
   codec = codecs.uniform(bits=8, block=64)
   y = run(lambda x: reduce(x, codec, method="two_phase"), x, workers)
   for name in x:
     exact = np.asarray(x[name], np.float64).mean(0)
     bound = np.abs(x[name]).max() / 127 / 2 + np.abs(exact).max() / 127 / 2
-    assert len(copies(y[name])) == 1
+    assert y[name].shape == exact.shape and len(copies(y[name])) == 1
     assert np.abs(y[name] - exact).max() <= bound * 1.01
-
-
-def test_a_matrix_whose_rows_workers_do_not_divide_stays_one():
-  x = np.random.default_rng(0).normal(size=(3, 128, 64)).astype(np.float32)
-  codec = codecs.uniform(bits=8, block=64)
-  assert extend.row_like(x[0], 3).shape == (43, 64)
-  y = run(lambda x: reduce(x, codec, method="two_phase"), x, 3)
-  assert y.shape == (128, 64)
-  np.testing.assert_allclose(y, x.mean(0), atol=2 * np.abs(x).max() / 127)
 
 
 def test_methods_are_chosen_by_the_number_of_workers():
@@ -177,66 +161,45 @@ def step_ledger(codec, x, workers=4, method=None):
   return wire.step_bytes(program, x)
 
 
-def test_no_float_travels_through_a_lossy_codec():
+def test_only_words_of_a_lossy_codec_travel_in_one_collective_a_phase():
+  x = {f"leaf{i}": jnp.ones((4, 1000 + i)) for i in range(7)}
   codec = codecs.feedback(codecs.uniform(bits=4))
-  x = tree(4)["w"]
-  for method in ("gather", "two_phase"):
+  for method, phases in dict(gather=1, two_phase=2).items():
     moves = step_ledger(codec, x, 4, method).moves
     assert {m.dtype for m in moves} == {"uint32"}
-
-
-def test_many_leaves_travel_in_one_collective_a_phase():
-  x = {f"leaf{i}": jnp.ones((4, 1000 + i)) for i in range(7)}
-  ledger = step_ledger(codecs.uniform(bits=8), x)
-  assert sum(m.count for m in ledger.moves) == 2
-
-
-def test_weights_are_exact_shares_of_what_a_lossy_codec_sends():
-  x, w = tree(4)["w"], jnp.array([1.0, 0.0, 2.0, 5.0])
-  codec = codecs.uniform(bits=8)
-  y = run(lambda a: reduce(a[0], codec, weight=a[1]), (x, w), 4)
-  exact = np.asarray(w / w.sum()) @ np.asarray(x)
-  np.testing.assert_allclose(y, exact, atol=8 * 4 / 127)
+    assert sum(m.count for m in moves) == phases
 
 
 def test_the_gradient_is_the_uncompressed_collectives():
-  x = tree(4)["w"]
-  codec = codecs.topk(density=0.1)
-
-  def grads(reduce):
+  def grads_and_sum(sum_of):
     def local(x):
-      return jax.grad(lambda x: (reduce(x) ** 3).sum())(x)[None]
+      grad = jax.grad(lambda x: (sum_of(x) ** 3).sum())(x)
+      return grad[None], sum_of(x)
 
-    return run(local, x, 4, P("data"))
+    return run(local, tree(4, 70)["w"], 4, (P("data"), P()))
 
-  def sum_codec(x):
-    return reduce(x, codec, op="sum")
-
-  y = run(sum_codec, x, 4)
+  codec = codecs.topk(density=0.1)
+  ours, y = grads_and_sum(lambda x: reduce(x, codec, op="sum"))
+  uncompressed, s = grads_and_sum(lambda x: lax.psum(x, "data"))
   # d/dx_r of sum(s^3) with s = psum(x) is 3 s^2 on every worker, times the
   # workers that each hold a copy of the loss, as for the uncompressed psum.
-  ours = np.asarray(grads(sum_codec))
-  uncompressed = np.asarray(grads(lambda x: lax.psum(x, "data")))
-  s = np.asarray(run(lambda x: lax.psum(x, "data"), x, 4))
-  factor = uncompressed / (3 * s**2)
-  np.testing.assert_allclose(ours, factor * 3 * np.asarray(y) ** 2, rtol=2e-4)
+  factor = np.median(np.asarray(uncompressed) / (3 * np.asarray(s) ** 2))
+  np.testing.assert_allclose(ours, [factor * 3 * y**2] * 4, rtol=2e-4)
 
 
-def test_local_feedback_sends_everything_in_the_end():
+def test_local_feedback_sends_or_remembers_everything():
   codec = codecs.feedback(codecs.topk(density=0.1))
   x = tree(4)["w"]
-
-  state = None
-  sent = np.zeros(700)
+  state, sent = None, np.zeros(700)
   step = stepper(codec, x)
-  for _ in range(60):
+  for _ in range(12):
     y, state = step(x, state)
     sent += np.asarray(y, np.float64)
-  exact = 60 * np.asarray(x, np.float64).mean(0)
   error = jax.jit(jax.vmap(codec.error))(state.value[0].first)
   left = np.asarray(error, np.float64).mean(0)
+  exact = 12 * np.asarray(x, np.float64).mean(0)
   np.testing.assert_allclose(sent + left, exact, rtol=1e-4, atol=1e-4)
-  assert np.abs(left).max() < 30
+  assert np.abs(sent).max() > np.abs(left).max()
 
 
 def stepper(codec, x, method="gather"):
@@ -262,79 +225,44 @@ def stepper(codec, x, method="gather"):
   return lambda x, state: program(x, first if state is None else state)
 
 
-def test_global_feedback_gives_the_same_sum_with_its_own_memory():
+def test_global_feedback_remembers_what_the_mean_left_out():
   x = tree(4)["w"]
-  local = stepper(codecs.feedback(codecs.identity()), x)
   codec = codecs.feedback(codecs.topk(density=0.1), form="global")
-  step = stepper(codec, x)
-  y, state = step(x, None)
+  y, state = stepper(codec, x)(x, None)
   error = jax.jit(jax.vmap(codec.error))(state.value[0].first)
   np.testing.assert_allclose(error, np.asarray(x) - np.asarray(y), atol=1e-6)
-  y, _ = local(x, None)
-  np.testing.assert_allclose(y, np.asarray(x).mean(0), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-  ("kwargs", "message"),
-  [
-    (dict(op="median"), "`op` must be one of 'mean', 'sum', got 'median'"),
-    (dict(method="ring"), "`method` must be one of"),
-    (dict(weight=jnp.ones(3)), "`weight` must be a scalar, got an array"),
-    (dict(state=[]), "`state` must be made for this codec"),
-    (dict(state=None), "`state` must be given for a codec that has one"),
-  ],
-)
-def test_bad_arguments_are_named(kwargs, message):
+def test_wrong_states_and_leaves_are_named():
   codec = codecs.feedback(codecs.uniform(bits=4))
-
-  def local(x):
-    kw = dict(kwargs)
-    if "state" not in kw:
-      kw["state"] = collectives.all_reduce_init(x, "data", codec)
-    return collectives.all_reduce(x, "data", codec, **kw)[0]
-
-  with pytest.raises(ValueError, match=message):
-    run(local, tree(2)["w"], 2)
-
-
-def test_an_unknown_axis_is_named():
-  with pytest.raises(ValueError, match="`axis_name` must name an axis.*'dta'"):
-    run(lambda x: collectives.all_reduce(x, "dta")[0], tree(2)["w"], 2)
+  whole = {"a": {"step": jnp.ones((2, 3), jnp.int32)}}
+  for x, state, error, message in (
+    (tree(2), [], ValueError, "`state` must be made for this codec"),
+    (tree(2), None, ValueError, "`state` must be given for a codec that has"),
+    (whole, None, TypeError, "`a/step` must be a floating-point"),
+  ):
+    call = functools.partial(
+      collectives.all_reduce, axis_name="data", codec=codec, state=state
+    )
+    with pytest.raises(error, match=message):
+      run(lambda x, call=call: call(x)[0], x, 2)
 
 
-def test_integer_leaves_are_named_by_their_path():
-  x = {"a": {"step": jnp.ones((2, 3), jnp.int32)}}
-  with pytest.raises(TypeError, match="`a/step` must be a floating-point"):
-    run(lambda x: collectives.all_reduce(x, "data")[0], x, 2)
+def test_works_over_two_axes_at_once_and_under_pmap():
+  x, codec = tree(4)["w"], codecs.uniform(bits=8)
+  grid = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b"))
 
+  def mean_over(axes, x):
+    return collectives.all_reduce(x, axes, codec)[0]
 
-def test_works_over_two_axes_at_once():
-  grid = jax.sharding.Mesh(
-    np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b")
-  )
-  x = tree(4)["w"]
-  f = jax.shard_map(
-    lambda x: collectives.all_reduce(x[0], ("a", "b"), codecs.uniform(bits=8))[
-      0
-    ],
-    mesh=grid,
-    in_specs=P(("a", "b")),
-    out_specs=P(),
-  )
-  np.testing.assert_allclose(jax.jit(f)(x), np.asarray(x).mean(0), atol=0.02)
-
-
-def test_works_under_pmap():
-  x = tree(4)["w"]
-  codec = codecs.uniform(bits=8)
-  y = jax.pmap(
-    lambda x: collectives.all_reduce(x, "data", codec)[0],
-    axis_name="data",
-    devices=jax.devices()[:4],
-  )(x)
-  rows = np.asarray(y)
-  assert all(row.tobytes() == rows[0].tobytes() for row in rows)
-  np.testing.assert_allclose(rows[0], np.asarray(x).mean(0), atol=0.02)
+  local = lambda x: mean_over(("a", "b"), x[0])
+  specs = dict(in_specs=P(("a", "b")), out_specs=P())
+  y = jax.jit(jax.shard_map(local, mesh=grid, **specs))(x)
+  local = functools.partial(mean_over, "data")
+  rows = jax.pmap(local, axis_name="data", devices=jax.devices()[:4])(x)
+  assert all(np.asarray(row).tobytes() == rows[0].tobytes() for row in rows)
+  for found in (y, rows[0]):
+    np.testing.assert_allclose(found, np.asarray(x).mean(0), atol=0.02)
 
 
 @pytest.mark.parametrize(
@@ -342,7 +270,6 @@ def test_works_under_pmap():
   [
     (codecs.zero_value(capacity=1.0), "bfloat16", "gather"),
     (codecs.uniform(bits=8), "float16", "two_phase"),
-    (codecs.feedback(codecs.zero_value(capacity=1.0)), "bfloat16", "two_phase"),
     (codecs.feedback(codecs.zero_value(capacity=1.0)), "float16", "gather"),
     (codecs.identity(), "float16", None),
   ],
@@ -392,7 +319,7 @@ def test_a_payload_of_another_array_is_refused():
     codec.decode(payload, jnp.ones((16, 32)))
 
 
-@pytest.mark.parametrize("workers", [1, 16, 40])
+@pytest.mark.parametrize("workers", [1, 40])
 def test_payloads_of_any_number_of_workers_are_added(workers):
   codec = codecs.uniform(bits=8)
   x = np.random.default_rng(0).normal(size=(workers, 33)).astype(np.float32)
@@ -408,30 +335,25 @@ def test_payloads_of_any_number_of_workers_are_added(workers):
   np.testing.assert_allclose(total, exact, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["gather", "two_phase"])
-def test_empty_and_scalar_leaves_are_reduced_too(method):
+def test_empty_and_scalar_leaves_are_reduced_too():
   x = {
     "none": jnp.zeros((3, 0)),
     "one": jnp.arange(3.0),
     "w": jnp.ones((3, 400)),
   }
   codec = codecs.feedback(codecs.uniform(bits=8))
+  methods = "gather", "two_phase"
+  for y in run(lambda x: [reduce(x, codec, method=m) for m in methods], x, 3):
+    assert y["none"].shape == (0,)
+    np.testing.assert_allclose(y["one"], 1.0, rtol=2.0**-7)
+    np.testing.assert_allclose(y["w"], 1.0, rtol=2.0**-14)
 
-  y = run(lambda x: reduce(x, codec, method=method), x, 3)
-  assert y["none"].shape == (0,)
-  np.testing.assert_allclose(y["one"], 1.0, rtol=2.0**-7)
-  np.testing.assert_allclose(y["w"], 1.0, rtol=2.0**-14)
 
-
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("places", ["first", "middle", "last"])
-def test_empty_leaves_stand_beside_sums_that_are_sent_in_halves(
-  places, workers
-):
+@pytest.mark.parametrize(("place", "workers"), [(0, 2), (1, 3), (3, 2)])
+def test_empty_leaves_stand_beside_sums_that_are_sent_in_halves(place, workers):
   large = jax.ShapeDtypeStruct((1 << 20,), "float32")
   leaves = [large, large, large]
-  empty = jax.ShapeDtypeStruct((0, 3), "float32")
-  leaves.insert({"first": 0, "middle": 1, "last": 3}[places], empty)
+  leaves.insert(place, jax.ShapeDtypeStruct((0, 3), "float32"))
   program = bind(
     lambda x: collectives.all_reduce(x, "data")[0], workers, in_specs=P()
   )
@@ -441,11 +363,7 @@ def test_empty_leaves_stand_beside_sums_that_are_sent_in_halves(
   assert sent == 2 * (workers - 1) / workers * 3 * 4 * large.size
 
 
-@pytest.mark.parametrize(
-  "x",
-  [{}, {"a": np.zeros((4, 0), np.float32)}],
-  ids=["no_leaves", "an_empty_leaf"],
-)
+@pytest.mark.parametrize("x", [{}, {"a": np.zeros((4, 0), np.float32)}])
 def test_nothing_to_reduce_is_nothing_sent(x):
   assert step_ledger(codecs.identity(), x).total_bytes == 0
   codec = codecs.feedback(codecs.uniform(bits=8))

@@ -1,64 +1,58 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from jaxmotion import codecs, collectives
 from jaxmotion.collectives.extend import (
   apply_nonfinite_policy,
   keep_update,
 )
-from tests.collectives.helpers import run
+from tests.collectives.helpers import over
 
 X = np.random.default_rng(3).normal(size=(4, 96)).astype(np.float32)
-BAD = X.copy()
-BAD[2, 7] = np.nan
 CODEC = codecs.feedback(codecs.uniform(bits=4, block=32))
 
 
 def exchange(x, policy):
+  """The update, whether it is kept, and whether memory changed, is finite."""
+  reduce = collectives.all_reduce
   state = collectives.all_reduce_init(x, "data", CODEC)
-  _, state = collectives.all_reduce(x * 0 + 0.3, "data", CODEC, state=state)
-
+  _, state = reduce(x * 0 + 0.3, "data", CODEC, state=state)
   x, ok = apply_nonfinite_policy(policy, x, "data")
-  y, new = collectives.all_reduce(x, "data", CODEC, state=state)
+  y, new = reduce(x, "data", CODEC, state=state)
   y, new = keep_update(ok, y, new, state)
-  error = CODEC.error(new[0].first)
-  changed = jnp.any(error != CODEC.error(state[0].first))
-  finite = jnp.isfinite(error).all()
-  return (
-    y,
-    jnp.array(True) if ok is None else ok,
-    collectives.max_over_workers(changed.astype(jnp.int32), "data"),
-    -collectives.max_over_workers(-finite.astype(jnp.int32), "data"),
-  )
+  error, before = (CODEC.error(s[0].first) for s in (new, state))
+  facts = jnp.stack([jnp.any(error != before), ~jnp.isfinite(error).all()])
+  changed, bad = lax.pmax(facts.astype(jnp.int32), "data")
+  return y, jnp.array(True) if ok is None else ok, changed > 0, bad == 0
+
+
+POLICIES = "skip", "propagate", "zero"
+program = over(lambda x: {p: exchange(x, p) for p in POLICIES}, 4)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_skip_emits_zeros_and_leaves_every_workers_memory_alone(value):
+def test_policies_are_kept_where_one_worker_has_a_bad_element(value):
   bad = X.copy()
   bad[2, 7] = value
-  y, ok, changed, _ = run(lambda x: exchange(x, "skip"), bad, 4)
+  found = program(bad)
+  y, ok, changed, _ = found["skip"]
   assert not ok and not changed
   np.testing.assert_array_equal(y, 0)
-
-
-def test_skip_changes_nothing_when_all_is_finite():
-  y, ok, changed, _ = run(lambda x: exchange(x, "skip"), X, 4)
-  plain, *_ = run(lambda x: exchange(x, "propagate"), X, 4)
-  assert ok and changed
-  np.testing.assert_array_equal(y, plain)
-
-
-def test_propagate_reaches_every_worker_and_spares_the_memory():
-  y, ok, _, finite = run(lambda x: exchange(x, "propagate"), BAD, 4)
-  assert ok and finite
-  assert np.isnan(np.asarray(y)[7])
+  # It reaches every worker and spares the memory.
+  y, ok, _, finite = found["propagate"]
+  assert ok and finite and not np.isfinite(np.asarray(y)[7])
   assert np.isfinite(np.asarray(y)[32:]).all()
-
-
-def test_zero_drops_the_element_and_nothing_else():
-  y, ok, _, finite = run(lambda x: exchange(x, "zero"), BAD, 4)
-  cleaned = np.where(np.isfinite(BAD), BAD, 0)
-  expected, *_ = run(lambda x: exchange(x, "propagate"), cleaned, 4)
+  # The element is dropped and nothing else.
+  y, ok, _, finite = found["zero"]
+  cleaned = np.where(np.isfinite(bad), bad, 0)
   assert ok and finite
-  np.testing.assert_array_equal(y, expected)
+  np.testing.assert_array_equal(y, program(cleaned)["propagate"][0])
+
+
+def test_no_policy_changes_what_is_finite():
+  found = program(X)
+  for y, ok, changed, finite in found.values():
+    assert ok and changed and finite
+    np.testing.assert_array_equal(y, found["propagate"][0])

@@ -87,15 +87,11 @@ def test_rounds_share_collectives_and_wait_for_those_that_come_later():
     Round("sum", (0,)),
   )
   # One that needs fewer sums takes part in the last.
-  assert schedule_rounds((("sum", "sum"), ("sum",))) == (
-    Round("sum", (0,)),
-    Round("sum", (0, 1)),
-  )
+  found = schedule_rounds((("sum", "sum"), ("sum",)))
+  assert found == (Round("sum", (0,)), Round("sum", (0, 1)))
   # What comes after need not be waited for.
-  assert schedule_rounds((("sum", "gather"), ("sum",), ("gather",))) == (
-    Round("sum", (0, 1)),
-    Round("gather", (0, 2)),
-  )
+  found = schedule_rounds((("sum", "gather"), ("sum",), ("gather",)))
+  assert found == (Round("sum", (0, 1)), Round("gather", (0, 2)))
   crossed = schedule_rounds((("gather", "sum"), ("sum", "gather")))
   assert [kind for kind, _ in crossed] == ["gather", "sum", "gather"]
 
@@ -146,7 +142,7 @@ MIXED = codecs.rules(
 )
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("workers", [1, 2, 4])
 def test_what_is_sent_is_what_the_rounds_say_on_any_number(workers):
   x = make_tree(workers)
 
@@ -175,7 +171,7 @@ def test_what_is_sent_is_what_the_rounds_say_on_any_number(workers):
   assert wire.compiled_bytes(compiled).total_bytes == sent
 
 
-@pytest.mark.parametrize("name", ["low_rank", "rotated", "shared_scale"])
+@pytest.mark.parametrize("name", ["low_rank", "shared_scale"])
 def test_workers_hold_the_same_bits_and_sums_are_means_times_workers(name):
   mean, total = run(reduce_both(CODECS[name]), make_tree(4)["w"], 4)
   assert len(copies(mean)) == len(copies(total)) == 1
@@ -196,79 +192,51 @@ def test_chains_and_other_collectives_refuse_what_they_cannot_run():
   with pytest.raises(ValueError, match="linear"):
     codecs.chain(codecs.topk(density=0.5), low_rank)
   for fn in (collectives.all_gather, collectives.reduce_scatter):
+    call = functools.partial(fn, axis_name="data", codec=low_rank)
     with pytest.raises(ValueError, match="`codec` .* without other workers"):
-      run(
-        functools.partial(fn, axis_name="data", codec=low_rank),
-        np.ones((2, 2, 2)),
-        2,
-      )
-
-
-def train(tx, shape=(4,), axes=("data",), **options):
-  def loss_fn(params, batch):
-    y = jnp.tanh(batch @ params["w"]) @ params["k"]
-    return jnp.mean((y - 1) ** 2) + params["empty"].sum()
-
-  devices = np.array(jax.devices()[: np.prod(shape)]).reshape(shape)
-  init, step = jaxmotion.make_train_step(
-    loss_fn, tx, Mesh(devices, axes), **options
-  )
-  rng = np.random.default_rng(0)
-  batch = rng.normal(size=(16, 8)).astype(np.float32)
-  state = init(
-    {
-      "w": rng.normal(size=(8, 16)).astype(np.float32),
-      "k": rng.normal(size=(16, 4)).astype(np.float32),
-      "empty": np.zeros((0, 3), np.float32),
-    }
-  )
-  losses = []
-  for _ in range(5):
-    state, loss = step(state, batch)
-    losses.append(float(loss))
-  return losses, state.opt_state
-
-
-def shared_of(state):
-  """Arrays of the shared parts."""
-  is_shared = lambda node: isinstance(node, jaxmotion.Shared)
-  found = [
-    node
-    for node in jax.tree.leaves(state, is_leaf=is_shared)
-    if is_shared(node)
-  ]
-  return jax.tree.leaves(found)
+      run(call, np.ones((2, 2, 2)), 2)
 
 
 CODEC = codecs.where_smaller(codecs.feedback(codecs.low_rank(rank=2)))
+AXES = jaxmotion.HostAxes("host", "device")
+SPECS = {"w": P(None, "model"), "k": P("model", None), "empty": P()}
+# The mesh, the workers' axes, and how many workers or devices keep factors of
+# their own.
+LAYOUTS = {
+  "workers": ((4,), ("data",), "data", 1, {}),
+  "hosts": ((2, 2), AXES.names, AXES, 2, dict(axis_name=AXES)),
+  "model": ((2, 2), ("data", "model"), "data", 2, dict(specs=SPECS)),
+}
 
 
-def test_training_keeps_shared_state_once_for_all_workers():
-  tx = optax.chain(
-    jaxmotion.exchange("data", CODEC, nonfinite="skip"), optax.sgd(0.1)
-  )
-  losses, state = train(tx)
+def loss_fn(params, batch):
+  y = jnp.tanh(batch @ params["w"]) @ params["k"]
+  return jnp.mean((y - 1) ** 2) + params["empty"].sum()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_training_keeps_shared_state_once_for_all_that_share_it(name):
+  shape, names, axes, rows, options = LAYOUTS[name]
+  exchange = jaxmotion.exchange(axes, CODEC, start=rows - 1, nonfinite="skip")
+  tx = optax.chain(exchange, optax.sgd(0.1))
+  mesh = Mesh(np.array(jax.devices()[:4]).reshape(shape), names)
+  init, step = jaxmotion.make_train_step(loss_fn, tx, mesh, **options)
+  rng = np.random.default_rng(0)
+  normal = lambda *shape: rng.normal(size=shape).astype(np.float32)
+  batch, empty = normal(16, 8), np.zeros((0, 3), np.float32)
+  state = init({"w": normal(8, 16), "k": normal(16, 4), "empty": empty})
+  losses = []
+  for _ in range(3):
+    state, loss = step(state, batch)
+    losses.append(float(loss))
   assert losses[-1] < losses[0]
-  factors = shared_of(state)
-  assert [a.shape for a in factors] == [(1, 4, 2), (1, 16, 2)]
-  assert all(a.sharding.is_fully_replicated for a in factors)
-  assert all(len(copies(a)) == 1 for a in factors)
-
-
-def test_devices_of_a_host_share_what_their_shard_has():
-  axes = jaxmotion.HostAxes("host", "device")
-  tx = optax.chain(jaxmotion.exchange(axes, CODEC, start=1), optax.sgd(0.1))
-  losses, state = train(tx, (2, 2), axes.names, axis_name=axes)
-  assert losses[-1] < losses[0]
-  for a in shared_of(state):
-    assert a.shape[0] == 2, "one for each device of a host"
-  # The device's shard of one leaf, and all of another that is small.
-  assert sorted(len(copies(a)) for a in shared_of(state)) == [1, 2]
-
-
-def test_shards_of_a_model_have_shared_state_of_their_own():
-  specs = {"w": P(None, "model"), "k": P("model", None), "empty": P()}
-  tx = optax.chain(jaxmotion.exchange("data", CODEC, start=1), optax.sgd(0.1))
-  losses, state = train(tx, (2, 2), ("data", "model"), specs=specs)
-  assert losses[-1] < losses[0]
-  assert [a.shape[0] for a in shared_of(state)] == [2, 2]
+  is_shared = lambda node: isinstance(node, jaxmotion.Shared)
+  nodes = jax.tree.leaves(state.opt_state, is_leaf=is_shared)
+  factors = jax.tree.leaves([node for node in nodes if is_shared(node)])
+  assert [a.shape[0] for a in factors] == [rows, rows]
+  if name != "model":
+    # A device has the factors of its shard, and of all of a small leaf.
+    assert sorted(len(copies(a)) for a in factors) == [1, rows]
+  if name == "workers":
+    assert [a.shape[1:] for a in factors] == [(4, 2), (16, 2)]
+    assert all(a.sharding.is_fully_replicated for a in factors)

@@ -1,7 +1,5 @@
 """Small arrays of one shape are reduced as one array, with the same bits."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,8 +23,6 @@ CODECS = {
   "topk_int8": codecs.chain(codecs.topk(density=0.1), codecs.uniform(bits=8)),
   "topk_global": codecs.feedback(codecs.topk(density=0.1), form="global"),
   "rotated": codecs.chain(codecs.rotate(), codecs.uniform(bits=4)),
-  "random_k": codecs.random_k(density=0.2),
-  "low_rank": codecs.low_rank(rank=2),
 }
 # These add values up, which no two programs do in the same order.
 SUMS = ("sign_feedback", "rotated")
@@ -40,18 +36,19 @@ def make_tree(count):
 
 
 def make_program(codec, method):
-  """Returns a function of gradients to means and states after two steps."""
+  """Returns a function of gradients to means and the state after them."""
 
   def local(tree):
     tree = jax.tree.map(lambda x: x[0], tree)
     key = make_key(0, lax.axis_index("data"))
-    call = functools.partial(
-      collectives.all_reduce, tree, "data", codec, method=method
-    )
     state = collectives.all_reduce_init(tree, "data", codec, method=method)
-    first, state = call(state=state, key=key)
-    second, state = call(state=state, key=key.fold(1))
-    return (first, second), jax.tree.map(lambda x: x[None], state)
+    means = []
+    for step in range(1 + codec.has_state):
+      mean, state = collectives.all_reduce(
+        tree, "data", codec, state=state, key=key.fold(step), method=method
+      )
+      means.append(mean)
+    return means, jax.tree.map(lambda x: x[None], state)
 
   return jax.shard_map(
     local,
@@ -62,13 +59,21 @@ def make_program(codec, method):
   )
 
 
-@pytest.mark.unoptimized
-@pytest.mark.parametrize("method", ["gather", "two_phase"])
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize(
+  ("name", "method"),
+  [
+    ("int4_stochastic", "gather"),
+    ("int4_stochastic", "two_phase"),
+    ("sign_feedback", "two_phase"),
+    ("topk_int8", "gather"),
+    ("topk_global", "two_phase"),
+    ("rotated", "gather"),
+  ],
+)
 def test_stacked_arrays_have_the_values_and_bytes_of_arrays_apart(
   name, method, monkeypatch
 ):
-  tree, found = make_tree(3), []
+  tree, found = make_tree(2), []
   for limit in (0, _methods._MAX_SIZE):
     monkeypatch.setattr(_methods, "_MAX_SIZE", limit)
     program = jax.jit(make_program(CODECS[name], method))
@@ -85,16 +90,14 @@ def test_stacked_arrays_have_the_values_and_bytes_of_arrays_apart(
   assert stacked_bytes == apart_bytes
 
 
-@pytest.mark.parametrize("method", ["gather", "two_phase"])
-@pytest.mark.parametrize("name", ["int4_stochastic", "sign_feedback"])
-def test_a_program_grows_little_with_the_number_of_equal_arrays(name, method):
+def test_a_program_grows_little_with_the_number_of_equal_arrays():
   def count_lines(count):
-    program = jax.jit(make_program(CODECS[name], method))
+    program = jax.jit(make_program(CODECS["int4_stochastic"], "two_phase"))
     return program.lower(make_tree(count)).as_text().count("\n")
 
-  few, many, different = count_lines(2), count_lines(12), count_lines(0)
+  few, many, different = count_lines(2), count_lines(6), count_lines(0)
   of_one = (few - different) / 2
-  assert (many - few) / 10 < of_one / 4
+  assert (many - few) / 4 < of_one / 4
 
 
 def stack_positions(*codecs_and_sizes, method="gather", pieces=0):
@@ -107,27 +110,17 @@ def stack_positions(*codecs_and_sizes, method="gather", pieces=0):
   return _methods.find_stacks(reductions, Sending(pieces))
 
 
-def test_arrays_of_other_codecs_or_shapes_stay_apart():
+def test_arrays_that_differ_or_are_not_small_stay_apart():
   int8, sign = codecs.uniform(bits=8), codecs.sign()
   equal = codecs.uniform(bits=8)
   given = ((int8, 64), (sign, 64), (int8, 65), (equal, 64), (int8, 64))
   assert stack_positions(*given) == [[0, 3, 4], [1], [2]]
-
-
-def test_large_arrays_stay_apart():
-  given = [(codecs.sign(), _methods._MAX_SIZE + 1)] * 2
-  assert stack_positions(*given) == [[0], [1]]
-
-
-@pytest.mark.parametrize("method", ["sum", "rounds"])
-def test_sums_and_rounds_stay_apart(method):
-  given = [(codecs.identity(), 64)] * 2
-  assert stack_positions(*given, method=method) == [[0], [1]]
-
-
-def test_arrays_that_are_sent_in_pieces_stay_apart():
-  given = [(codecs.sign(), 64)] * 2
-  assert stack_positions(*given, pieces=3) == [[0], [1]]
+  alike, apart = [(sign, 64)] * 2, [[0], [1]]
+  assert stack_positions(*alike) == [[0, 1]]
+  assert stack_positions(*[(sign, _methods._MAX_SIZE + 1)] * 2) == apart
+  assert stack_positions(*alike, pieces=3) == apart
+  for method in ("sum", "rounds"):
+    assert stack_positions(*alike, method=method) == apart
 
 
 def test_empty_arrays_and_scalars_are_stacked_too():
@@ -136,6 +129,6 @@ def test_empty_arrays_and_scalars_are_stacked_too():
     f"leaf{i}": jnp.full((4, *shape), i, jnp.float32)
     for i, shape in enumerate(shapes)
   }
-  (mean, _), _ = jax.jit(make_program(codecs.sign(), None))(tree)
+  (mean,), _ = jax.jit(make_program(codecs.sign(), None))(tree)
   for name, x in mean.items():
     np.testing.assert_array_equal(x, tree[name][0])

@@ -105,11 +105,13 @@ def test_what_was_sent_and_what_is_remembered_is_what_came_in():
   exact, _ = program((INT8, None), "gathered again")
   errors = np.zeros((WORKERS, *WEIGHTS.shape), np.float32)
   wanted, _ = exact(WEIGHTS, errors, X, Y)
-  sent = np.zeros_like(WEIGHTS)
+  sent, most = np.zeros_like(WEIGHTS), []
   for _ in range(3):
     grads, errors = compiled(WEIGHTS, errors, X, Y)
     sent += np.asarray(grads)
-  assert np.abs(errors).max() > 0
+    most.append(np.abs(errors).max())
+  # What is remembered is sent, so that it does not grow.
+  assert 0 < most[2] < 2 * most[0]
   np.testing.assert_allclose(
     sent + np.asarray(errors).mean(0), 3 * np.asarray(wanted), atol=1e-6
   )

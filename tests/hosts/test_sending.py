@@ -66,40 +66,33 @@ def start_late():
 
 
 def change_level():
-  tx = jaxmotion.exchange(
-    "data", [INT8, codecs.identity()], schedule=lambda count: count % 2
-  )
+  levels = [INT8, codecs.identity()]
+  tx = jaxmotion.exchange("data", levels, schedule=lambda count: count % 2)
   return optax.chain(tx, optax.sgd(0.1))
 
 
-@pytest.mark.parametrize(
-  "make",
-  [
-    start_late,
-    change_level,
-    lambda: presets.onebit_adam("data", 0.1),
-    lambda: optax.partition(
-      {"late": start_late(), "frozen": optax.set_to_zero()},
-      {"w": "late", "b": "frozen"},
-    ),
-  ],
-  ids=("start", "level", "onebit_adam", "partition"),
-)
-def test_branches_wait_for_the_loss(make):
+def freeze_bias():
+  parts = {"late": start_late(), "frozen": optax.set_to_zero()}
+  return optax.partition(parts, {"w": "late", "b": "frozen"})
+
+
+GRID = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
+CASES = {
+  "start": (start_late, {}),
+  "level": (change_level, {}),
+  "onebit_adam": (lambda: presets.onebit_adam("data", 0.1), {}),
+  "partition": (freeze_bias, {}),
+  "sharded": (start_late, dict(specs={"w": P(None, "model"), "b": P()})),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_branches_wait_for_the_loss(name):
+  make, options = CASES[name]
+  mesh = GRID if options else MESH
   for tx in (make(), jaxmotion.delayed(make())):
-    init, step = jaxmotion.make_train_step(loss_fn, tx, MESH)
+    init, step = jaxmotion.make_train_step(loss_fn, tx, mesh, **options)
     assert not trace(step, init(PARAMS), BATCH)
-
-
-@pytest.mark.parametrize(
-  "wrap", [lambda tx: tx, jaxmotion.delayed], ids=("now", "delayed")
-)
-def test_branches_wait_for_the_loss_of_a_sharded_model(wrap):
-  mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
-  specs = {"w": P(None, "model"), "b": P()}
-  tx = optax.chain(jaxmotion.exchange("data", INT8, start=3), optax.sgd(0.1))
-  init, step = jaxmotion.make_train_step(loss_fn, wrap(tx), mesh, specs=specs)
-  assert not trace(step, init(PARAMS), BATCH)
 
 
 def test_branches_wait_for_batch_statistics():
@@ -111,9 +104,8 @@ def test_branches_wait_for_batch_statistics():
 
 def test_fragments_wait_for_the_loss():
   outer = optax.chain(jaxmotion.exchange("data", INT8), optax.sgd(1.0))
-  init, step = jaxmotion.make_train_step(
-    loss_fn, jaxmotion.local_updates(optax.sgd(0.1), outer, every=2), MESH
-  )
+  scheme = jaxmotion.local_updates(optax.sgd(0.1), outer, every=2)
+  init, step = jaxmotion.make_train_step(loss_fn, scheme, MESH)
   assert not trace(step, init(PARAMS), BATCH)
 
 

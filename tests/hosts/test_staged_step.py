@@ -11,13 +11,8 @@ from jax.sharding import AxisType, Mesh, PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import codecs
-from jaxmotion.hosts import (
-  Sending,
-  StagedStep,
-  _sending,
-  _staged_step,
-  mark_computed,
-)
+from jaxmotion.hosts import Sending, StagedStep, _sending, mark_computed
+from jaxmotion.hosts._stages import cut_at_collectives
 from tests.hosts import staged_worker
 from tests.hosts.test_stages import run_cut
 from tests.transforms.test_processes import run_in_processes
@@ -25,7 +20,7 @@ from tests.transforms.test_processes import run_in_processes
 RNG = np.random.default_rng(0)
 PARAMS = {
   f"layer{i}": RNG.normal(size=(16, 16)).astype(np.float32) / 4
-  for i in range(4)
+  for i in range(3)
 } | {"scale": np.ones(16, np.float32)}
 BATCH = {
   "x": RNG.normal(size=(16, 16)).astype(np.float32),
@@ -36,18 +31,20 @@ INT4 = codecs.feedback(codecs.uniform(bits=4, block=16))
 
 def loss_fn(params, batch):
   y = batch["x"] * params["scale"][None]
-  for i in range(4):
+  for i in range(3):
     y = jnp.tanh(y @ params[f"layer{i}"])
   return jnp.mean((y - batch["y"]) ** 2)
 
 
-def make_step(workers, codec, tail, kind=AxisType.Auto, **options):
+def make_step(workers, scheme, kind=AxisType.Auto, loss_fn=loss_fn, **options):
   devices = np.array(jax.devices()[:workers])
   mesh = Mesh(devices, ("data",), axis_types=(kind,))
-  tx = optax.chain(jaxmotion.exchange("data", codec), tail)
-  return mesh, *jaxmotion.make_train_step(
-    loss_fn, tx, mesh, donate=False, **options
-  )
+  options = {"donate": False} | options
+  return mesh, *jaxmotion.make_train_step(loss_fn, scheme, mesh, **options)
+
+
+def exchange(codec, tail):
+  return optax.chain(jaxmotion.exchange("data", codec), tail)
 
 
 @pytest.fixture(autouse=True)
@@ -60,29 +57,28 @@ def small_pieces(monkeypatch):
 SGD = optax.sgd(0.125, 0.5)
 
 
+CLIPPED = optax.chain(optax.clip_by_global_norm(0.125), SGD)
+SWAPS = Sending(3, swap_bytes=float("inf"))
+
+
+@pytest.mark.unoptimized
 @pytest.mark.parametrize(
-  ("workers", "codec", "tail", "kind", "count"),
+  ("workers", "codec", "tail", "sending", "count"),
   [
-    (2, codecs.identity(), SGD, AxisType.Explicit, 1),
-    (2, INT4, SGD, AxisType.Auto, 3),
-    (2, codecs.low_rank(rank=1), SGD, AxisType.Auto, 2),
-    (
-      2,
-      codecs.cast("bfloat16"),
-      optax.chain(optax.clip_by_global_norm(0.125), SGD),
-      AxisType.Auto,
-      3,
-    ),
-    (4, INT4, SGD, AxisType.Auto, 6),
+    (2, codecs.identity(), SGD, Sending(3), 1),
+    (2, INT4, CLIPPED, SWAPS, 3),
+    (2, codecs.low_rank(rank=1), SGD, Sending(3), 2),
+    (4, INT4, SGD, Sending(3), 6),
   ],
-  ids=("sums", "memory", "rounds", "norm of all", "two phases"),
+  ids=("sums", "norm of all", "rounds", "two phases"),
 )
 def test_the_programs_of_a_step_compute_its_bits(
-  workers, codec, tail, kind, count
+  workers, codec, tail, sending, count
 ):
-  _, init, step = make_step(workers, codec, tail, kind)
+  kind = AxisType.Explicit if count == 1 else AxisType.Auto
+  _, init, step = make_step(workers, exchange(codec, tail), kind)
   args = (init(PARAMS), BATCH)
-  found, kinds, _ = run_cut(functools.partial(step, sending=Sending(3)), *args)
+  found, kinds, _ = run_cut(functools.partial(step, sending=sending), *args)
   assert kinds.count("s") == count
   # XLA fuses products and sums of factors in other ways, and rounds otherwise.
   rtol = 1e-6 if isinstance(codec, codecs.low_rank) else 0
@@ -90,6 +86,7 @@ def test_the_programs_of_a_step_compute_its_bits(
     np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol / 100)
 
 
+@pytest.mark.slow
 def test_processes_compute_the_bits_of_one_program():
   first, second = run_in_processes(2, (), staged_worker.__name__)
   for name in staged_worker.CODECS:
@@ -101,54 +98,34 @@ def test_processes_compute_the_bits_of_one_program():
   assert first["swap_bytes"] == second["swap_bytes"] >= 0
 
 
+@pytest.mark.unoptimized
 def test_one_worker_computes_what_one_program_computes():
-  found = []
-  for overlap in ("program", "thread"):
-    _, init, step = make_step(1, INT4, SGD, overlap=overlap)
-    state = init(PARAMS)
-    for _ in range(2):
-      state, loss = step(state, BATCH)
-    found.append((state, loss))
-  jax.tree.map(np.testing.assert_array_equal, *found)
-
-
-def test_functions_inside_of_a_loss_may_close_over_arrays():
+  # Functions inside of a loss may close over arrays.
   row = np.linspace(1, 2, 16, dtype=np.float32)[None]
   scale = jax.jit(lambda x: x * row)
-  mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
-  tx = optax.chain(jaxmotion.exchange("data", INT4), SGD)
-  init, step = jaxmotion.make_train_step(
-    lambda params, batch: loss_fn(params, batch | {"x": scale(batch["x"])}),
-    tx,
-    mesh,
-    donate=False,
+  scaled_loss = lambda params, batch: loss_fn(
+    params, batch | {"x": scale(batch["x"])}
   )
-  state = init(PARAMS)
-  staged = StagedStep(step.__wrapped__, step, mesh, 0)
-  found, wanted = staged(state, BATCH), step(state, BATCH)
-  jax.tree.map(np.testing.assert_array_equal, found, wanted)
-
-
-def test_the_buffers_of_donated_arguments_are_gone():
-  mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
-  tx = optax.chain(jaxmotion.exchange("data", INT4), SGD)
-  init, step = jaxmotion.make_train_step(loss_fn, tx, mesh, overlap="thread")
-  state = init(PARAMS)
-  step(state, BATCH)
-  assert all(x.is_deleted() for x in jax.tree.leaves(state))
+  found = []
+  for overlap in ("program", "thread"):
+    options = dict(loss_fn=scaled_loss, overlap=overlap, donate=True)
+    _, init, step = make_step(1, exchange(INT4, SGD), **options)
+    first = init(PARAMS)
+    state, _ = step(first, BATCH)
+    found.append(step(state, BATCH))
+    assert all(x.is_deleted() for x in jax.tree.leaves((first, state)))
+  jax.tree.map(np.testing.assert_array_equal, *found)
 
 
 def test_threads_are_refused_for_several_devices():
   with pytest.raises(ValueError, match="`overlap` must be 'program' .* for 4"):
-    make_step(4, INT4, SGD, overlap="thread")
+    make_step(4, exchange(INT4, SGD), overlap="thread")
 
 
-@pytest.mark.parametrize("pieces", [1, 3])
-def test_parameters_are_updated_in_their_own_buffers(monkeypatch, pieces):
-  monkeypatch.setattr(_staged_step, "_MOST_PIECES", pieces)
-  mesh, init, step = make_step(2, INT4, SGD)
+def test_parameters_are_updated_in_their_own_buffers():
+  mesh, init, step = make_step(2, exchange(INT4, SGD))
   args = (init(PARAMS), BATCH)
-  staged = _staged_step.StagedStep(step, step, mesh, donated=1)
+  staged = StagedStep(step, step, mesh, donated=1)
   plan = staged._make_plan(args, {})
   arrays = dict(zip(plan.stages.inputs, jax.tree.leaves(args), strict=True))
   arrays |= plan.stages.constants
@@ -157,19 +134,22 @@ def test_parameters_are_updated_in_their_own_buffers(monkeypatch, pieces):
     # JAX warns, which is an error here, of donated buffers that nothing takes.
     hlo = program.run.lower(*reads).compile().as_text()
     assert "f32[16,16]{1,0} copy(" not in hlo
-    made = jax.jit(program.stage.run)(*reads)
+    made = jax.eval_shape(program.stage.run, *reads)
     arrays.update(zip(program.stage.makes, made, strict=True))
 
 
 @pytest.mark.parametrize("mean_loss", [True, False])
 def test_a_delayed_gradient_is_sent_before_the_next_one_is_computed(mean_loss):
-  mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
-  tx = optax.chain(jaxmotion.exchange("data", INT4), SGD)
-  init, step = jaxmotion.make_train_step(
-    loss_fn, jaxmotion.delayed(tx), mesh, donate=False, mean_loss=mean_loss
-  )
+  scheme = jaxmotion.delayed(exchange(INT4, SGD))
+  _, init, step = make_step(2, scheme, mean_loss=mean_loss)
   args = (init(PARAMS), BATCH)
-  found, _, stages = run_cut(functools.partial(step, sending=Sending(3)), *args)
+  stages = cut_at_collectives(
+    jax.make_jaxpr(functools.partial(step, sending=Sending(3)))(*args)
+  )
+  made = {*stages.inputs, *stages.constants}
+  for program in stages.programs:
+    assert made.issuperset(program.reads)
+    made.update(program.makes)
   names = [{node.step.name for node in p.nodes} for p in stages.programs]
   kinds = "".join(
     "s" if program.sends else "m" if "dot_general" in own else "c"
@@ -177,9 +157,6 @@ def test_a_delayed_gradient_is_sent_before_the_next_one_is_computed(mean_loss):
   )
   # The forward pass is before the loss is sent, the backward pass behind it.
   assert kinds == ("cscscsmsmcccc" if mean_loss else "cscscsmccc")
-  for a, b in zip(found, jax.tree.leaves(step(*args)), strict=True):
-    # XLA fuses a gradient that is computed alone in other ways.
-    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7)
 
 
 def test_what_the_next_step_needs_does_not_wait_for_a_flight():
@@ -237,21 +214,19 @@ def test_a_flight_with_effects_is_sent_whole():
   assert list(map(float, seen)) == [0.0]
 
 
-@pytest.mark.parametrize("is_local", [False, True])
+@pytest.mark.unoptimized
 @pytest.mark.parametrize("specs", [None, {"w": P(None, "model")}], ids=str)
-def test_a_mesh_may_have_axes_of_one_device(specs, is_local):
+def test_a_mesh_may_have_axes_of_one_device(specs):
   mesh = jax.make_mesh(
     (1, 1), ("data", "model"), axis_types=(AxisType.Auto,) * 2
   )
   chain = optax.chain(jaxmotion.exchange("data"), SGD)
-  scheme = chain
-  if is_local:
-    scheme = jaxmotion.local_updates(SGD, chain, every=2, delay=1)
+  scheme = jaxmotion.local_updates(SGD, chain, every=2, delay=1)
   found = []
   for overlap in ("program", "thread"):
     init, step = jaxmotion.make_train_step(
       lambda params, x: jnp.mean((x @ params["w"]) ** 2),
-      scheme,
+      chain if specs is None else scheme,
       mesh,
       specs=specs,
       overlap=overlap,

@@ -59,24 +59,12 @@ def test_a_call_that_may_not_be_inlined_stays_a_step_that_runs():
 def test_all_calls_are_written_out_and_unused_steps_dropped():
   def fn(x):
     jnp.cos(x)
-    return double(jax.checkpoint(jnp.sin)(x))
-
-  jaxpr = jax.make_jaxpr(fn)(X)
-  assert names(flatten(jaxpr, calls="all")) == ["sin", "mul"]
-
-
-def test_unused_outputs_take_their_steps_with_them():
-  jaxpr = jax.make_jaxpr(lambda x: (jnp.sin(x), jnp.cos(x)))(X)
-  program = flatten(jaxpr, calls="all", used=[False, True])
-  assert names(program) == ["cos"]
-
-
-def test_effects_are_kept():
-  def fn(x):
     jax.debug.callback(lambda x: None, x)
-    return x
+    return double(jax.checkpoint(jnp.sin)(x)), jnp.tan(x)
 
-  assert len(flatten(jax.make_jaxpr(fn)(X), calls="all").steps) == 1
+  program = flatten(jax.make_jaxpr(fn)(X), calls="all", used=[True, False])
+  effect, *kept = names(program)
+  assert "callback" in effect and kept == ["sin", "mul"]
 
 
 def test_the_branch_of_the_backend_is_written_out():
@@ -96,16 +84,11 @@ def test_views_know_what_is_in_memory():
 
 
 def test_a_shard_is_a_view_and_its_mesh_is_known():
-  mesh = jax.sharding.AbstractMesh(
-    (2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,)
-  )
-  mean = jax.shard_map(
-    lambda x: jax.lax.psum(x, "data"),
-    mesh=mesh,
-    in_specs=P("data"),
-    out_specs=P(),
-  )
-  program = flatten(jax.make_jaxpr(mean)(X), calls="all")
+  auto = (jax.sharding.AxisType.Auto,)
+  mesh = jax.sharding.AbstractMesh((2,), ("data",), axis_types=auto)
+  total = lambda x: jax.lax.psum(x, "data")
+  mapped = jax.shard_map(total, mesh=mesh, in_specs=P("data"), out_specs=P())
+  program = flatten(jax.make_jaxpr(mapped)(X), calls="all")
   (step,) = [s for s in program.steps if s.name.startswith("psum")]
   assert step.sizes == {"data": 2}
   assert step.reads[0].shape == (2,)

@@ -1,7 +1,8 @@
 import jax
 import jax.numpy as jnp
 
-from jaxmotion.program import device_bytes, parse_arrays, parse_hlo
+from jaxmotion.program import device_bytes, parse_hlo
+from jaxmotion.program._hlo import parse_arrays
 
 X = jnp.ones((8, 8))
 
