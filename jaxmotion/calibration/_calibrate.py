@@ -106,12 +106,13 @@ def make_platform(
 ) -> perfmodel.Platform:
   """Returns a platform whose rates and latencies fit measured curves."""
   passes, matmul = curves["elementwise"], curves["matmul float32"]
+  system_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
   device = perfmodel.Device(
     name=jax.devices()[0].device_kind,
     matmul_flops_per_s={"float32": fit_rate(matmul)},
     vector_flops_per_s=fit_rate(curves["vector"]),
     memory_rate=perfmodel.Rate(bytes_per_s=fit_rate(passes)),
-    memory_bytes=float(_memory_bytes() / workers),
+    memory_bytes=system_bytes / workers,
     kernel_s=passes.fit_line()[0],
     call_s=call_s,
     measured={
@@ -120,26 +121,29 @@ def make_platform(
       if name.split()[0] not in ("copy", "vector", *_probes.COLLECTIVES)
     },
   )
-  host = _link_of_line(curves["copy"])
+  host = perfmodel.Link(
+    latency_s=curves["copy"].fit_line()[0],
+    rate=perfmodel.Rate(bytes_per_s=fit_rate(curves["copy"])),
+  )
   link = _collective_link(workers, curves)
   axes: tuple[perfmodel.Axis, ...] = ()
   if link is not None:
     axes = (perfmodel.Axis(name=axis, workers=workers, link=link),)
   origin = _describe_origin(workers)
-  texts = {
-    "device.matmul_flops_per_s": ("matmul float32", matmul),
-    "device.vector_flops_per_s": ("vector", curves["vector"]),
-    "device.memory_rate": ("elementwise", passes),
-    "device.kernel_s": ("elementwise", passes),
-    "to_host.rate": ("copy", curves["copy"]),
-    "from_host.rate": ("copy", curves["copy"]),
+  names = {
+    "device.matmul_flops_per_s": "matmul float32",
+    "device.vector_flops_per_s": "vector",
+    "device.memory_rate": "elementwise",
+    "device.kernel_s": "elementwise",
+    "to_host.rate": "copy",
+    "from_host.rate": "copy",
   }
   if link is not None:
-    reduced = f"all_reduce {workers}"
-    texts[f"axes.{axis}.rate"] = (reduced, curves[reduced])
-    texts[f"axes.{axis}.latency_s"] = (reduced, curves[reduced])
+    for field in ("rate", "latency_s"):
+      names[f"axes.{axis}.{field}"] = f"all_reduce {workers}"
   sources = {
-    path: f"{origin}; {_describe_fit(*text)}" for path, text in texts.items()
+    path: f"{origin}; {_describe_fit(name, curves[name])}"
+    for path, name in names.items()
   }
   sources["device.memory_bytes"] = f"{origin}; the system's, in equal parts"
   sources["device.call_s"] = f"{origin}; an empty program"
@@ -169,10 +173,6 @@ def _describe_fit(name: str, curve: perfmodel.Curve) -> str:
   )
 
 
-def _memory_bytes() -> int:
-  return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def fit_rate(curve: perfmodel.Curve) -> float:
   """Returns the rate of the line, or of the largest size if noise hides it."""
   _, slope, _ = curve.fit_line()
@@ -180,13 +180,6 @@ def fit_rate(curve: perfmodel.Curve) -> float:
   # A slope that adds up to less than a hundredth of the largest size's time is
   # rounding.
   return 1 / slope if slope * largest > took_s / 100 else largest / took_s
-
-
-def _link_of_line(curve: perfmodel.Curve) -> perfmodel.Link:
-  return perfmodel.Link(
-    latency_s=curve.fit_line()[0],
-    rate=perfmodel.Rate(bytes_per_s=fit_rate(curve)),
-  )
 
 
 def _collective_link(

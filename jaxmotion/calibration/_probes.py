@@ -178,6 +178,8 @@ def _compile_in_place(
 def _map_devices(
   mesh: jax.sharding.Mesh, fn: Callable[[Any], Any]
 ) -> Callable[..., Any]:
+  """Maps a function over the leading axis, one row for each device."""
+
   def local(args: Any) -> Any:
     out = fn(jax.tree.map(lambda a: a[0], args))
     return jax.tree.map(lambda a: a[None], out)
@@ -263,6 +265,7 @@ class ProbeTimer:
     self._times.append(self._time_all())
 
   def _time_all(self) -> list[float]:
+    """Runs the empty program and each probe once; returns their seconds."""
     seconds = []
     for run in (self._empty, *(probe.run for probe in self._probes)):
       self._barrier()
@@ -348,6 +351,7 @@ def subtract_updates(
 def _subtract_curve(
   whole: perfmodel.Curve, part: perfmodel.Curve, least_s: float
 ) -> perfmodel.Curve:
+  """Returns the seconds that a whole takes more than its part."""
   points = [
     Point(size, seconds - part.seconds_at(size), whole.noise)
     for size, seconds in zip(whole.sizes, whole.seconds, strict=True)

@@ -88,6 +88,7 @@ def _refuse_flags(
 
 
 def _make_parser() -> argparse.ArgumentParser:
+  """Returns the parser of all commands and their flags."""
   parser = argparse.ArgumentParser(
     prog="jaxmotion",
     description="Says what compression gains before you train.",
@@ -169,6 +170,7 @@ def _make_parser() -> argparse.ArgumentParser:
 def _read_task(
   options: argparse.Namespace,
 ) -> tuple[_user_file.UserTask, perfmodel.Platform]:
+  """Returns the task of the user's file, and the platform of the flags."""
   platform = _platforms.read_platform(
     options.platform, options.workers, options.peak_share
   )
@@ -302,6 +304,7 @@ def _describe(options: argparse.Namespace, ask: Callable[[str], str]) -> str:
 
 
 def _calibrate(options: argparse.Namespace, _: Callable[[str], str]) -> str:
+  """Measures this machine, writes the file and returns the rates."""
   _check_file(options.file)
 
   def report(done: int) -> None:
@@ -331,6 +334,7 @@ def _calibrate(options: argparse.Namespace, _: Callable[[str], str]) -> str:
 
 
 def _check_file(path: str) -> None:
+  """Raises unless a platform can be written to this path."""
   if not path.endswith(".json"):
     raise _user_file.CommandError(f"`file` must end in .json, got {path!r}.")
   if not pathlib.Path(path).absolute().parent.is_dir():
@@ -346,6 +350,7 @@ def _check_file(path: str) -> None:
 
 
 def _write_platform(platform: perfmodel.Platform, path: str) -> str:
+  """Writes a platform and returns a line on how to use the file."""
   try:
     perfmodel.save_platform(platform, path)
   except OSError as error:

@@ -94,6 +94,7 @@ class _Dialog(NamedTuple):
     """Returns a positive number that answers a question."""
 
     def parse(answer: str) -> float:
+      """Returns the number that an answer states, if it is in range."""
       try:
         number = int(answer) if whole else float(answer)
       except ValueError:

@@ -17,6 +17,20 @@ from jaxmotion.perfmodel._platform import Link, Platform
 from jaxmotion.wire import Ledger, Move
 
 ALGORITHMS = ("ring", "halving_doubling", "tree")
+# Hops, and bytes for each byte of payload, of N workers with b = ceil(log2 N).
+_TRAFFIC: dict[tuple[str, str], Callable[[int, int], tuple[int, float]]] = {
+  ("all_reduce", "ring"): lambda n, b: (2 * (n - 1), 2 * ((n - 1) / n)),
+  ("all_reduce", "halving_doubling"): lambda n, b: (2 * b, 2 * ((n - 1) / n)),
+  ("all_reduce", "tree"): lambda n, b: (2 * b, 2 * b),
+  ("reduce_scatter", "ring"): lambda n, b: (n - 1, (n - 1) / n),
+  ("reduce_scatter", "halving_doubling"): lambda n, b: (b, (n - 1) / n),
+  ("all_gather", "ring"): lambda n, b: (n - 1, n - 1),
+  ("all_gather", "halving_doubling"): lambda n, b: (b, n - 1),
+  ("all_to_all", "ring"): lambda n, b: (n - 1, (n - 1) / n),
+  ("collective_permute", "ring"): lambda n, b: (1, 1),
+  ("broadcast", "ring"): lambda n, b: (b + n - 1, 2 * ((n - 1) / n)),
+  ("broadcast", "tree"): lambda n, b: (b, b),
+}
 
 
 class CollectiveTraffic(NamedTuple):
@@ -94,9 +108,10 @@ def collective_traffic(
 def _check_collective(
   op: str, payload_bytes: float, workers: int, algorithm: str
 ) -> None:
+  """Raises unless a collective with this algorithm and size exists."""
   core.check_int("workers", workers, 1)
   core.check_number("payload_bytes", payload_bytes, 0)
-  core.check_choice("op", op, list(dict.fromkeys(op for op, _ in _TRAFFIC)))
+  core.check_choice("op", op, _platform.COLLECTIVES)
   choices = [name for name in ALGORITHMS if (op, name) in _TRAFFIC]
   core.check_choice("algorithm", algorithm, choices)
   if algorithm == "halving_doubling" and workers & (workers - 1):
@@ -113,22 +128,6 @@ def _count_traffic(
     return CollectiveTraffic(0, 0.0)
   hops, share = _TRAFFIC[op, algorithm](workers, (workers - 1).bit_length())
   return CollectiveTraffic(hops, share * payload_bytes)
-
-
-# Hops, and bytes for each byte of payload, of N workers with b = ceil(log2 N).
-_TRAFFIC: dict[tuple[str, str], Callable[[int, int], tuple[int, float]]] = {
-  ("all_reduce", "ring"): lambda n, b: (2 * (n - 1), 2 * ((n - 1) / n)),
-  ("all_reduce", "halving_doubling"): lambda n, b: (2 * b, 2 * ((n - 1) / n)),
-  ("all_reduce", "tree"): lambda n, b: (2 * b, 2 * b),
-  ("reduce_scatter", "ring"): lambda n, b: (n - 1, (n - 1) / n),
-  ("reduce_scatter", "halving_doubling"): lambda n, b: (b, (n - 1) / n),
-  ("all_gather", "ring"): lambda n, b: (n - 1, n - 1),
-  ("all_gather", "halving_doubling"): lambda n, b: (b, n - 1),
-  ("all_to_all", "ring"): lambda n, b: (n - 1, (n - 1) / n),
-  ("collective_permute", "ring"): lambda n, b: (1, 1),
-  ("broadcast", "ring"): lambda n, b: (b + n - 1, 2 * ((n - 1) / n)),
-  ("broadcast", "tree"): lambda n, b: (b, b),
-}
 
 
 def collective_seconds(
@@ -245,6 +244,7 @@ def check_algorithm(algorithm: str) -> None:
 
 
 def _check_move(move: Move, platform: Platform, algorithm: str) -> None:
+  """Raises unless a move fits the mesh axes of a platform."""
   axes = [_platform.find_axis(platform, "ledger", n) for n in move.axes]
   if math.prod(axis.workers for axis in axes) != move.workers:
     sizes = {axis.name: axis.workers for axis in axes}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -190,7 +191,7 @@ def _count_program(
   """Returns the cost of a flat program."""
   total = _CostSum()
   for name in program.guessed:
-    total.add_unknown(name, 1)
+    total.unknown[name] += 1
   for node in program.steps:
     total.add_step(node)
   done: dict[Value, int] = {}
@@ -214,7 +215,7 @@ def _count_program(
     total.totals,
     tuple(written),
     _count_peak(program, own_bytes),
-    total.unknown,
+    dict(total.unknown),
   )
 
 
@@ -266,8 +267,8 @@ def _count_inner(
   bodies: Sequence[Any] = inner_jaxprs(node.eqn)
   if node.name == "while":
     bodies = [node.params[f"{p}_jaxpr"] for p in ("cond", "body")]
-  sunk = _fusion.list_sunk(node, uniform)
-  programs = [_ops.flatten_counted(b, loops.backend, sunk) for b in bodies]
+  remade = _fusion.list_constant_operands(node, uniform)
+  programs = [_ops.flatten_counted(b, loops.backend, remade) for b in bodies]
   carried = [len(p.outputs) for p in programs]
   times = [1.0] * len(programs)
   if node.name == "scan":
@@ -287,14 +288,13 @@ def _count_inner(
   if node.name == "cond":
     heaviest = max(costs, key=lambda c: c.flops + c.bytes)
     times = [float(c is heaviest) for c in costs]
-  return [
-    _InnerProgram(c, t, c.peak_bytes - _input_bytes(p))
-    for c, t, p in zip(costs, times, programs, strict=True)
+  inputs = [
+    sum(v.nbytes for v in p.inputs if v not in p.uniform) for p in programs
   ]
-
-
-def _input_bytes(program: _ops.CountedProgram) -> int:
-  return sum(v.nbytes for v in program.inputs if v not in program.uniform)
+  return [
+    _InnerProgram(c, t, c.peak_bytes - nbytes)
+    for c, t, nbytes in zip(costs, times, inputs, strict=True)
+  ]
 
 
 class _CostSum:
@@ -303,7 +303,7 @@ class _CostSum:
   def __init__(self) -> None:
     self.kernels: list[_fusion.Kernel] = []
     self.totals: dict[str, Total] = {}
-    self.unknown: dict[str, float] = {}
+    self.unknown: dict[str, float] = collections.defaultdict(int)
 
   def add_kernel(self, kernel: _fusion.Kernel) -> None:
     self.kernels.append(kernel)
@@ -314,7 +314,7 @@ class _CostSum:
     """Adds the FLOPs and unfused bytes of one operation."""
     if inner_jaxprs(node.eqn):
       if node.name not in LOOPS:
-        self.add_unknown(node.name, 1)
+        self.unknown[node.name] += 1
       return
     if node.name in _FREE:
       return
@@ -325,10 +325,7 @@ class _CostSum:
     total = Total(_ops.count_flops(node), moved)
     self._add_total(_ops.kind_of(node), total, 1)
     if not _ops.is_known(node):
-      self.add_unknown(node.name, 1)
-
-  def add_unknown(self, name: str, times: float) -> None:
-    self.unknown[name] = self.unknown.get(name, 0) + times
+      self.unknown[node.name] += 1
 
   def add_inner(self, cost: Cost, times: float) -> None:
     for kernel in cost.kernels:
@@ -336,7 +333,7 @@ class _CostSum:
     for kind, total in cost.totals.items():
       self._add_total(kind, total, times)
     for name, count in cost.unknown.items():
-      self.add_unknown(name, count * times)
+      self.unknown[name] += count * times
 
   def _add_total(self, kind: str, total: Total, times: float) -> None:
     old = self.totals.get(kind, Total())

@@ -6,6 +6,7 @@ predicted from them are lower bounds.
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 
 from jaxmotion import core
@@ -65,6 +66,7 @@ def builtin_platform(name: str) -> _platform.Platform:
 def _make_hopper(
   name: str, gbyte: float, memory_bytes: float
 ) -> _platform.Device:
+  """Returns a GPU that computes as the H100 does, with its own memory."""
   return _platform.Device(
     name=name,
     # Peaks without sparsity. JAX multiplies float32 in TF32 by default.
@@ -112,6 +114,7 @@ _A100_PARTS: _Parts = (
 
 
 def _make_node(name: str, parts: _Parts) -> _platform.Platform:
+  """Returns a node of 8 GPUs on NVLink."""
   device, source, nvlink, pcie = parts
   host = _platform.Link(latency_s=1e-5, rate=_figures.gbyte_per_s(pcie))
   link = _platform.Link(latency_s=3.4e-6, rate=_figures.gbyte_per_s(nvlink))
@@ -121,33 +124,24 @@ def _make_node(name: str, parts: _Parts) -> _platform.Platform:
     to_host=host,
     from_host=host,
     axes=(_platform.Axis(name="device", workers=8, link=link),),
-    sources={
-      **_device_sources(source, _ASSUMED),
-      **_host_sources(_ASSUMED, source),
-      **_link_sources("axes.device", _NCCL, source),
-    },
+    sources=_list_sources(source, "axes.device", _NCCL, source),
   )
 
 
 def _make_cluster() -> _platform.Platform:
+  """Returns H100 nodes with a network card for each GPU."""
   node = _make_node("h100_cluster", _HOPPER["h100"])
   between = _platform.Link(latency_s=1.4e-5, rate=_figures.gbit_per_s(400))
-  return _platform.Platform(
-    name=node.name,
-    device=node.device,
-    to_host=node.to_host,
-    from_host=node.from_host,
-    axes=(_platform.Axis(name="host", workers=16, link=between), *node.axes),
-    sources={
-      **node.sources,
-      **_link_sources(
-        "axes.host", _NCCL, "NVIDIA DGX H100 datasheet: ConnectX-7 per GPU"
-      ),
-    },
+  host = _platform.Axis(name="host", workers=16, link=between)
+  cards = "NVIDIA DGX H100 datasheet: ConnectX-7 per GPU"
+  sources = {"axes.host.latency_s": _NCCL, "axes.host.rate": cards}
+  return dataclasses.replace(
+    node, axes=(host, *node.axes), sources={**node.sources, **sources}
   )
 
 
 def _make_ethernet(gbit: int) -> _platform.Platform:
+  """Returns hosts without GPUs, with the figures of a published library."""
   memory = _platform.Link(latency_s=1e-6, rate=_figures.gbyte_per_s(50))
   link = _platform.Link(latency_s=5e-5, rate=_figures.gbit_per_s(gbit))
   device = _platform.Device(
@@ -158,40 +152,25 @@ def _make_ethernet(gbit: int) -> _platform.Platform:
     memory_bytes=64e9,
     kernel_s=1e-6,
   )
+  nominal = "IEEE 802.3, nominal rate"
+  sources = _list_sources(_PYDTNN, "axes.data", _ASSUMED, nominal)
   return _platform.Platform(
     name=f"ethernet_{gbit}gbit",
     device=device,
     to_host=memory,
     from_host=memory,
     axes=(_platform.Axis(name="data", workers=8, link=link),),
-    sources={
-      **_device_sources(_PYDTNN, _ASSUMED),
-      "device.memory_bytes": _ASSUMED,
-      **_host_sources(_ASSUMED, _PYDTNN),
-      **_link_sources("axes.data", _ASSUMED, "IEEE 802.3, nominal rate"),
-    },
+    sources={**sources, "device.memory_bytes": _ASSUMED},
   )
 
 
-def _device_sources(peaks: str, kernel: str) -> dict[str, str]:
-  figures = (
-    "matmul_flops_per_s",
-    "vector_flops_per_s",
-    "memory_rate",
-    "memory_bytes",
-  )
-  return {
-    **{f"device.{figure}": peaks for figure in figures},
-    "device.kernel_s": kernel,
-  }
-
-
-def _host_sources(latency: str, rate: str) -> dict[str, str]:
-  return {
-    **_link_sources("to_host", latency, rate),
-    **_link_sources("from_host", latency, rate),
-  }
-
-
-def _link_sources(path: str, latency: str, rate: str) -> dict[str, str]:
-  return {f"{path}.latency_s": latency, f"{path}.rate": rate}
+def _list_sources(
+  peaks: str, axis: str, latency: str, rate: str
+) -> dict[str, str]:
+  """Returns the sources of a device, its links to the host and one axis."""
+  figures = "matmul_flops_per_s vector_flops_per_s memory_rate memory_bytes"
+  sources = {f"device.{figure}": peaks for figure in figures.split()}
+  sources["device.kernel_s"] = _ASSUMED
+  for path in ("to_host", "from_host"):
+    sources |= {f"{path}.latency_s": _ASSUMED, f"{path}.rate": peaks}
+  return sources | {f"{axis}.latency_s": latency, f"{axis}.rate": rate}

@@ -265,31 +265,32 @@ def _local_moves(
 ) -> tuple[list[wire.Move], list[wire.Move]]:
   """Returns the moves within a host, before and after those between hosts."""
 
-  def axis_move(op: str, nbytes: int) -> wire.Move:
-    return wire.Move(op, (axis.name,), axis.workers, "float", nbytes, 1)
+  def list_moves(*sent: tuple[str, int]) -> list[wire.Move]:
+    return [
+      wire.Move(op, (axis.name,), axis.workers, "float", nbytes, 1)
+      for op, nbytes in sent
+      if nbytes
+    ]
 
-  def wide_bytes(like: ShapedLike) -> int:
-    dtype = jnp.promote_types(like.dtype, jnp.float32)
-    return math.prod(like.shape) * dtype.itemsize
+  def wide_bytes(likes: list[ShapedLike]) -> int:
+    wide = [jnp.promote_types(a.dtype, jnp.float32).itemsize for a in likes]
+    return sum(n * math.prod(a.shape) for n, a in zip(wide, likes, strict=True))
 
-  rows = [
-    collectives.row_like(a, axis.workers)
-    for a in likes
-    if collectives.is_sharded(a, axis.workers)
-  ]
-  whole = [a for a in likes if not collectives.is_sharded(a, axis.workers)]
-  before = [("reduce_scatter", axis.workers * sum(map(wide_bytes, rows)))]
-  before.append(("all_reduce", sum(map(wide_bytes, whole))))
+  is_cut = lambda a: collectives.is_sharded(a, axis.workers)
+  rows = [collectives.row_like(a, axis.workers) for a in filter(is_cut, likes)]
+  whole = [a for a in likes if not is_cut(a)]
   # Every device of a host exchanges the leaves that are too small to cut.
   # Devices may round the same mean differently, so an all-reduce (of zeros
   # on all other devices) gives each of them the first device's result.
-  after = [
-    ("all_gather", core.tree_bytes(rows)),
-    ("all_reduce", core.tree_bytes(whole)),
-  ]
   return (
-    [axis_move(*move) for move in before if move[1]],
-    [axis_move(*move) for move in after if move[1]],
+    list_moves(
+      ("reduce_scatter", axis.workers * wide_bytes(rows)),
+      ("all_reduce", wide_bytes(whole)),
+    ),
+    list_moves(
+      ("all_gather", core.tree_bytes(rows)),
+      ("all_reduce", core.tree_bytes(whole)),
+    ),
   )
 
 

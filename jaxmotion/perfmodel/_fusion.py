@@ -112,11 +112,12 @@ def _collect_source(
   uniform: Collection[Value],
   given: Collection[Value],
 ) -> _Source:
+  """Returns the operations and arrays that an operation is fused with."""
   reads: dict[Value, None] = {}
   nodes = {index: node}
-  sunk = list_sunk(node, uniform)
+  remade = list_constant_operands(node, uniform)
   for i, value in enumerate(node.arrays):
-    if value is None or value.source in given or i in sunk:
+    if value is None or value.source in given or i in remade:
       continue
     if value.source in fused:
       reads.update(fused[value.source].reads)
@@ -133,6 +134,7 @@ def count_operation(node: Step) -> Kernel:
 
 
 def _make_kernel(node: Step, source: _Source) -> Kernel:
+  """Returns the kernel of an operation and of all that is fused into it."""
   first = next((v for v in (*node.arrays, *node.outs) if v is not None), None)
   return Kernel(
     _ops.kind_of(node),
@@ -191,9 +193,9 @@ def _find_written(program: _ops.CountedProgram, for_memory: bool) -> set[Value]:
     if node.name in VIEWS:
       continue
     apart = not (_is_fused(node, for_memory) or _ops.is_reduction(node))
-    sunk = {node.arrays[i] for i in list_sunk(node, uniform)}
+    remade = {node.arrays[i] for i in list_constant_operands(node, uniform)}
     for i, value in enumerate(node.arrays):
-      if value is not None and value not in sunk:
+      if value is not None and value not in remade:
         readers.setdefault(value.source, []).append(index)
         if apart and (i == 0 or node.name != "dynamic_update_slice"):
           written.add(value.source)
@@ -232,7 +234,7 @@ def find_uniform(program: _ops.CountedProgram) -> set[Value]:
   return made | program.uniform
 
 
-def list_sunk(node: Step, uniform: Collection[Value]) -> list[int]:
+def list_constant_operands(node: Step, uniform: Collection[Value]) -> list[int]:
   """Lists the operands of a loop that a compiler makes inside of it."""
   # XLA moves constants, and broadcasts of constants, into the bodies of loops,
   # where they are fused. JAX moves them out of bodies, as what no iteration

@@ -12,6 +12,16 @@ from typing import Any
 from jaxmotion import core
 from jaxmotion.perfmodel import _figures, _platform
 
+# Classes of the fields that hold a dict.
+_PARTS: dict[str, type] = {
+  "device": _platform.Device,
+  "memory_rate": _figures.Rate,
+  "to_host": _platform.Link,
+  "from_host": _platform.Link,
+  "link": _platform.Link,
+  "rate": _figures.Rate,
+}
+
 
 def platform_to_dict(platform: _platform.Platform) -> dict[str, Any]:
   """Returns a platform as a dict of plain values, with rates in bytes/s.
@@ -150,17 +160,6 @@ def _to_plain(value: Any) -> Any:
   if isinstance(value, Mapping):
     return {key: _to_plain(v) for key, v in value.items()}
   return [_to_plain(v) for v in value] if isinstance(value, tuple) else value
-
-
-# Classes of the fields that hold a dict.
-_PARTS: dict[str, type] = {
-  "device": _platform.Device,
-  "memory_rate": _figures.Rate,
-  "to_host": _platform.Link,
-  "from_host": _platform.Link,
-  "link": _platform.Link,
-  "rate": _figures.Rate,
-}
 
 
 def _read_platform(path: str, plain: Any) -> _platform.Platform:

@@ -93,13 +93,8 @@ class Liveness:
       _, first, count = core.scan_parts(node.params)
       carried = {v.source for v in node.arrays[first : first + count] if v}
       return _sum_bytes(freed & carried)
-    if (
-      _ops.is_fusible(node)
-      or writes_in_place(node.name)
-      or node.name == "while"
-    ):
-      return _sum_bytes(freed)
-    return 0
+    is_in_place = node.name == "while" or writes_in_place(node.name)
+    return _sum_bytes(freed) if is_in_place or _ops.is_fusible(node) else 0
 
 
 def _list_begun(
@@ -118,10 +113,6 @@ def _list_begun(
 
 def _sum_bytes(values: Iterable[Value]) -> int:
   """Returns the bytes of arrays on the device; those of the host count 0."""
-  return sum(map(_device_bytes, values))
-
-
-def _device_bytes(value: Value) -> int:
-  """Returns the bytes of an array on the device, 0 if the host holds it."""
-  space = getattr(value.aval, "memory_space", None)
-  return 0 if space == jax.memory.Space.Host else value.nbytes
+  host = jax.memory.Space.Host
+  spaces = ((v, getattr(v.aval, "memory_space", None)) for v in values)
+  return sum(v.nbytes for v, space in spaces if space != host)

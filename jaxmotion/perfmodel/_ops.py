@@ -115,7 +115,9 @@ def kind_of(step: program.Step) -> str:
     return "data_movement"
   if name in program.RANDOM:
     return "random"
-  return "collective" if _is_collective(step) else "other"
+  # It names a mesh axis and moves bytes over it.
+  is_bound = any(isinstance(axis, str) for axis in step.axis_names)
+  return "collective" if is_bound and name not in _QUIET else "other"
 
 
 def is_fusible(step: program.Step) -> bool:
@@ -134,12 +136,6 @@ def is_reduction(step: program.Step) -> bool:
   return step.name in program.REDUCTIONS
 
 
-def _is_collective(step: program.Step) -> bool:
-  """Says whether an operation names a mesh axis and moves bytes over it."""
-  bound = any(isinstance(name, str) for name in step.axis_names)
-  return bound and step.name not in program.VIEWS | _QUIET
-
-
 def is_known(step: program.Step) -> bool:
   """Says whether `count_flops` knows the FLOPs of an operation."""
   special = ("sort", "top_k", "fft")
@@ -150,7 +146,10 @@ def count_flops(step: program.Step) -> float:
   """Returns the FLOPs of an operation: 1 per element unless stated here."""
   name, size = step.name, step.outs[0].size if step.outs else 0
   if name == "dot_general":
-    return _matmul_flops(step)
+    (contracted, _), _ = step.params["dimension_numbers"]
+    lhs = step.arrays[0]
+    depth = math.prod(lhs.shape[i] for i in contracted) if lhs else 1
+    return 2 * size * depth
   if name == "conv_general_dilated":
     return _convolution_flops(step)
   if name in _PER_ELEMENT:
@@ -171,32 +170,20 @@ def count_flops(step: program.Step) -> float:
     return step.arrays[2].size if step.arrays[2] else 1
   if name in program.RANDOM:
     return _RANDOM_WORD_FLOPS * sum(v.nbytes for v in step.outs) / 4
-  return _special_flops(step)
-
-
-def _special_flops(step: program.Step) -> float:
-  n = _operand_size(step)
-  if step.name == "sort":
-    length = (
-      step.arrays[0].shape[step.params["dimension"]] if step.arrays[0] else 1
-    )
-    return n * math.log2(max(length, 1))
-  if step.name == "top_k":
-    return n * math.log2(step.params["k"] + 1)
-  if step.name == "fft":
-    return 5 * n * sum(map(math.log2, step.params["fft_lengths"]))
+  length = _operand_size(step)
+  match name:
+    case "sort":
+      first, axis = step.arrays[0], step.params["dimension"]
+      return length * math.log2(max(first.shape[axis], 1) if first else 1)
+    case "top_k":
+      return length * math.log2(step.params["k"] + 1)
+    case "fft":
+      return 5 * length * sum(map(math.log2, step.params["fft_lengths"]))
   return 0.0
 
 
 def _operand_size(step: program.Step) -> int:
   return max((v.size for v in step.arrays if v is not None), default=0)
-
-
-def _matmul_flops(step: program.Step) -> float:
-  (contracted, _), _ = step.params["dimension_numbers"]
-  lhs = step.arrays[0]
-  depth = math.prod(lhs.shape[i] for i in contracted) if lhs else 1
-  return 2 * step.outs[0].size * depth
 
 
 def _convolution_flops(step: program.Step) -> float:

@@ -21,6 +21,7 @@ COLLECTIVES = (
   "broadcast",
 )
 _CODING = ("encode", "decode", "add")
+_SECONDS = "seconds, not microseconds"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,24 +84,19 @@ Its unit is bytes, not GB.
     object.__setattr__(self, "matmul_flops_per_s", MappingProxyType(rates))
     for name in _freeze_curves(self):
       _check_kernel_name(f"measured[{name!r}]", name)
-    unit = "FLOP/s, not GFLOP/s or TFLOP/s"
     if not rates:
       raise ValueError("`matmul_flops_per_s` must have a dtype, got none.")
-    for dtype, rate in rates.items():
-      _check_dtype_name(f"matmul_flops_per_s[{dtype!r}]", dtype)
-      _figures.check_quantity(
-        f"matmul_flops_per_s[{dtype!r}]", rate, 1e6, 1e18, unit
-      )
-    _figures.check_quantity(
-      "vector_flops_per_s", self.vector_flops_per_s, 1e6, 1e18, unit
-    )
+    flops = {f"matmul_flops_per_s[{dtype!r}]": r for dtype, r in rates.items()}
+    for name, dtype in zip(flops, rates, strict=True):
+      _check_dtype_name(name, dtype)
+    flops["vector_flops_per_s"] = self.vector_flops_per_s
+    check = _figures.check_quantity
+    for name, rate in flops.items():
+      check(name, rate, 1e6, 1e18, "FLOP/s, not GFLOP/s or TFLOP/s")
     _figures.check_rate("memory_rate", self.memory_rate, 1e6, 1e15)
-    _figures.check_quantity(
-      "memory_bytes", self.memory_bytes, 1e6, 1e15, "bytes, not GB"
-    )
-    unit = "seconds, not microseconds"
-    _figures.check_quantity("kernel_s", self.kernel_s, 0, 0.1, unit)
-    _figures.check_quantity("call_s", self.call_s, 0, 1, unit)
+    check("memory_bytes", self.memory_bytes, 1e6, 1e15, "bytes, not GB")
+    check("kernel_s", self.kernel_s, 0, 0.1, _SECONDS)
+    check("call_s", self.call_s, 0, 1, _SECONDS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -146,8 +142,7 @@ gbyte_per_s(...), got 1000000000.0: are these bits or bytes?
     object.__setattr__(self, "efficiency", MappingProxyType(shares))
     for name in _freeze_curves(self):
       _check_collective_name(f"measured[{name!r}]", name)
-    unit = "seconds, not microseconds"
-    _figures.check_quantity("latency_s", self.latency_s, 0, 1, unit)
+    _figures.check_quantity("latency_s", self.latency_s, 0, 1, _SECONDS)
     _figures.check_rate("rate", self.rate, 1e3, 1e13)
     core.check_int("shared_by", self.shared_by, 1)
     for op, share in shares.items():
@@ -243,9 +238,8 @@ class Platform:
     for i, axis in enumerate(axes):
       core.check_instance(f"axes[{i}]", axis, Axis, "an Axis")
     object.__setattr__(self, "axes", axes)
-    sources = core.check_mapping(
-      "sources", self.sources, "figures to their origin"
-    )
+    noun = "figures to their origin"
+    sources = core.check_mapping("sources", self.sources, noun)
     object.__setattr__(self, "sources", MappingProxyType(sources))
     names = [axis.name for axis in self.axes]
     if len(set(names)) < len(names):
@@ -306,11 +300,9 @@ class Platform:
 def find_axis(platform: Platform, argument: str, name: Any) -> Axis:
   """Returns the axis called `name`, or raises an error about `argument`."""
   core.check_text(argument, name)
-  found = next((axis for axis in platform.axes if axis.name == name), None)
-  if found is None:
-    names = ", ".join(repr(axis.name) for axis in platform.axes)
-    raise ValueError(f"`{argument}` must be one of {names}, got {name!r}.")
-  return found
+  axes = {axis.name: axis for axis in platform.axes}
+  core.check_choice(argument, name, axes)
+  return axes[name]
 
 
 def _freeze_curves(part: Device | Link) -> list[str]:
@@ -339,16 +331,11 @@ def _check_kernel_name(name: str, value: str) -> None:
   kind, _, rest = value.partition(" ")
   if kind in _ops.MATMULS and rest:
     _check_dtype_name(name, rest)
-    return
-  if kind in _CODING and rest:
-    return
-  kinds = [k for k in _ops.KINDS if k not in _ops.MATMULS]
-  if value not in kinds:
-    shown = [f"{k} DTYPE" for k in _ops.MATMULS]
-    shown += [f"{k} CODEC" for k in _CODING]
-    raise ValueError(
-      f"`{name}` must be one of {(*shown, *kinds)}, got {value!r}."
-    )
+  elif not (kind in _CODING and rest):
+    kinds = [f"{k} DTYPE" for k in _ops.MATMULS]
+    kinds += [f"{k} CODEC" for k in _CODING]
+    kinds += [k for k in _ops.KINDS if k not in _ops.MATMULS]
+    core.check_choice(name, value, kinds)
 
 
 def _check_collective_name(name: str, value: str) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import optax
@@ -26,6 +26,8 @@ from jaxmotion.perfmodel import (
   _roofline,
   _uses,
 )
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,7 +291,8 @@ def predict_timeline(
   # In this order the time since the previous bucket is never negative, which
   # the overlap model relies on.
   in_order = sorted(layout.arrays, key=ready_time)
-  for bucket in _fill_buckets(in_order, bucket_bytes):
+  size_of = lambda array: core.tree_bytes(array.whole)
+  for bucket in fill_buckets(in_order, size_of, bucket_bytes):
     part = layout._replace(arrays=tuple(bucket))
     exchange = _exchange.predict_layout(part, platform, algorithm)
     now = ready_time(bucket[-1])
@@ -319,15 +322,14 @@ def predict_timeline(
   )
 
 
-def _fill_buckets(
-  arrays: Sequence[_exchange.ExchangedArray], bucket_bytes: int | None
-) -> Iterator[list[_exchange.ExchangedArray]]:
+def fill_buckets(
+  items: Iterable[T], nbytes: Callable[[T], int], bucket_bytes: int | None
+) -> Iterator[list[T]]:
   """Yields buckets of at least `bucket_bytes`; the last may be smaller."""
-  bucket: list[_exchange.ExchangedArray] = []
-  for array in arrays:
-    bucket.append(array)
-    size = core.tree_bytes([a.whole for a in bucket])
-    if bucket_bytes and size >= bucket_bytes:
+  bucket: list[T] = []
+  for item in items:
+    bucket.append(item)
+    if bucket_bytes and sum(map(nbytes, bucket)) >= bucket_bytes:
       yield bucket
       bucket = []
   if bucket:

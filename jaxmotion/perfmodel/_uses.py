@@ -51,16 +51,16 @@ def find_uses(
 
 
 def _collect(
-  jaxpr: Any, origins: Sequence[int | None], kinds: list[set[str]]
+  jaxpr: Any, positions: Sequence[int | None], kinds: list[set[str]]
 ) -> None:
   """Adds how a program reads the parameters among its arguments."""
-  # origins: for each argument the position of the parameter that it is, or
+  # positions: for each argument the position of the parameter that it is, or
   # None. kinds: for each parameter the ways in which it is read: "rows" by
   # their index, "stack" taken apart by a loop, or "whole".
   program = flatten(jaxpr, calls="all")
   known = {
     id(v): i
-    for v, i in zip(program.inputs, origins, strict=True)
+    for v, i in zip(program.inputs, positions, strict=True)
     if i is not None
   }
 

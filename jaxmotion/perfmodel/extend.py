@@ -15,4 +15,7 @@ from jaxmotion.perfmodel._roofline import (
   operation_seconds as operation_seconds,
   predict_ready_seconds as predict_ready_seconds,
 )
-from jaxmotion.perfmodel._step import predict_timeline as predict_timeline
+from jaxmotion.perfmodel._step import (
+  fill_buckets as fill_buckets,
+  predict_timeline as predict_timeline,
+)

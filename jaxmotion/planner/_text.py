@@ -24,6 +24,7 @@ def format_codec(codec: codecs.Codec) -> str:
 
 
 def _format_value(value: Any) -> str:
+  """Returns an expression of a field; a codec shows no default options."""
   if not isinstance(value, codecs.Codec):
     return repr(value)
   parts: list[str] = []

@@ -15,18 +15,14 @@ from jaxmotion.codecs.extend import (
 )
 from jaxmotion.core import Array, PyTree
 from jaxmotion.testing import _arguments, _laws
+from jaxmotion.testing._arguments import require
 
 _PAYLOAD_DTYPES = set("uint8 uint16 uint32 float32 float16 bfloat16".split())
 # Of a mean of rounds, as a share of the greatest element.
 _TOLERANCE = 1e-5
 
 
-def check_codec(
-  codec: codecs.Codec,
-  x: Array,
-  *,
-  ulps: int = 0,
-) -> None:
+def check_codec(codec: codecs.Codec, x: Array, *, ulps: int = 0) -> None:
   """Checks the properties that hold for every codec, on one finite array.
 
   * The payload is words, float32 or elements of the array's dtype, of static
@@ -70,23 +66,21 @@ def check_codec(
   jitted = jax.jit(encode)
   payload, new_state = jitted(x, state, key)
   jitted(x, new_state, key)
-  _arguments.require(
-    len(traces) == 1, f"{codec} compiles again on its second call"
-  )
+  require(len(traces) == 1, f"{codec} compiles again on its second call")
   _check_payload(codec, x, payload)
   eager, eager_state = codec.encode(x, state, key)
   for tree in (state, eager_state):
     leaves = jax.tree.leaves(tree)
-    _arguments.require(
+    require(
       len({id(a) for a in leaves}) == len(leaves),
       f"{codec} holds one array twice in its state",
     )
-  _arguments.require(
+  require(
     _same_trees(eager, payload, ulps), f"{codec}: jit and eager payloads differ"
   )
   decode = jax.jit(lambda p: codec.decode(p, x))
   y = decode(payload)
-  _arguments.require(
+  require(
     _same_trees(codec.decode(payload, x), y, ulps),
     f"{codec}: jit and eager decode differ",
   )
@@ -122,6 +116,7 @@ def check_round_trips(codec: codecs.Codec, arrays: Sequence[Array]) -> None:
 
   @jax.jit
   def round_trips(arrays: Sequence[Array]) -> list[Any]:
+    """Encodes and decodes each array; returns payloads and results."""
     trips = []
     for x in arrays:
       state = codec.init(x)
@@ -136,25 +131,25 @@ def check_round_trips(codec: codecs.Codec, arrays: Sequence[Array]) -> None:
 
 
 def _check_payload(codec: codecs.Codec, x: Array, payload: PyTree) -> None:
+  """Requires words or floats, in as many bytes as `wire` states."""
   leaves = jax.tree.leaves(payload)
   for a in leaves:
     name = jnp.dtype(a.dtype).name
-    _arguments.require(
-      name in _PAYLOAD_DTYPES, f"{codec} has a payload of {name}"
-    )
+    require(name in _PAYLOAD_DTYPES, f"{codec} has a payload of {name}")
   real = sum(np.asarray(a).nbytes for a in leaves)
   said = wire.payload_bytes(codec, x)
-  _arguments.require(real == said, f"{codec} has {real} bytes, not {said}")
+  require(real == said, f"{codec} has {real} bytes, not {said}")
 
 
 def _check_decoded(
   codec: codecs.Codec, x: Array, payload: PyTree, y: Array
 ) -> None:
-  _arguments.require(
+  """Requires a finite result of the same shape that keeps all laws."""
+  require(
     y.shape == x.shape and y.dtype == x.dtype,
     f"{codec} decodes {core.shape_string(x)} to {core.shape_string(y)}",
   )
-  _arguments.require(_all_finite(y), f"{codec} makes a finite array non-finite")
+  require(_all_finite(y), f"{codec} makes a finite array non-finite")
   dropped = np.asarray(codec.count_dropped(payload, x))
   trip = _laws.Trip(payload, np.asarray(y)[None], dropped[None])
   _require_laws(
@@ -166,15 +161,14 @@ def _require_laws(
   codec: codecs.Codec, breaches: Sequence[_laws.Breach]
 ) -> None:
   for law, row, detail in breaches:
-    _arguments.require(
-      False, f"{codec} breaks its law {law} on row {row}: {detail}"
-    )
+    require(False, f"{codec} breaks its law {law} on row {row}: {detail}")
 
 
 def _check_state_shapes(
   codec: codecs.Codec, state: PyTree, new_state: PyTree
 ) -> None:
-  _arguments.require(
+  """Requires that encoding keeps the shapes and dtypes of the state."""
+  require(
     jax.tree.map(core.shape_string, state)
     == jax.tree.map(core.shape_string, new_state),
     f"{codec} changes the shapes of its state",
@@ -188,13 +182,14 @@ def _check_state(
   new_state: PyTree,
   encode: Callable[..., Any],
 ) -> None:
+  """Requires a state that a NaN does not stay in."""
   _check_state_shapes(codec, state, new_state)
   if x.size:
     bad = np.array(x)
     bad.flat[0] = np.nan
     _, poisoned = encode(jnp.asarray(bad), state, core.make_key(7))
     kept = codec.canonical_state(poisoned)
-    _arguments.require(_all_finite(kept), f"{codec} keeps a NaN in its state")
+    require(_all_finite(kept), f"{codec} keeps a NaN in its state")
   if codec.memory_parts:
     _check_memory(codec, x, new_state)
 
@@ -211,16 +206,16 @@ def _check_memory(codec: codecs.Codec, x: Array, state: PyTree) -> None:
   parts, found, again = read_twice(state)
   _check_state_shapes(codec, codec.init_rounds(x, 1), again)
   for part in codec.memory_parts:
-    _arguments.require(part.name in parts, f"{codec} reads no {part.name!r}")
+    require(part.name in parts, f"{codec} reads no {part.name!r}")
     if part.row_of is not None:
       continue
     a, b = (np.asarray(tree[part.name]) for tree in (parts, found))
-    _arguments.require(
+    require(
       a.shape == x.shape and a.dtype == np.float32,
       f"{codec} reads {core.shape_string(a)} as {part.name!r}",
     )
     gap, peak = np.abs(a - b).max(initial=0), np.abs(a).max(initial=0)
-    _arguments.require(
+    require(
       gap <= 1e-6 * peak,
       f"{codec} writes {part.name!r} with an error of {gap}",
     )
@@ -238,35 +233,33 @@ def _check_rows(
     return
   rows = _laws.make_rows(np.asarray(x))
   trip = _laws.run_trip(codec, jnp.asarray(rows), 7)
+  payload = jax.tree.map(np.asarray, trip.payload)
   for i in range(2):
     own, _ = encode(jnp.asarray(rows[i]), codec.init(x), core.make_key(7, i))
-    _arguments.require(
-      _same_trees(own, _index_rows(trip.payload, i), ulps),
+    require(
+      _same_trees(own, jax.tree.map(lambda a, i=i: a[i], payload), ulps),
       f"{codec}: vmap and single payloads differ",
     )
-    _arguments.require(
+    require(
       _same_trees(decode(own), trip.y[i], ulps),
       f"{codec}: vmap and single decode differ",
     )
   _require_laws(codec, _laws.find_breaches(codec, jnp.asarray(rows), seed=7))
 
 
-def _index_rows(tree: PyTree, i: int) -> PyTree:
-  return jax.tree.map(lambda a: np.asarray(a)[i], tree)
-
-
 def _check_config(codec: codecs.Codec) -> None:
+  """Requires that the configuration constructs an equal codec."""
   config = json.loads(json.dumps(codec.config()))
-  _arguments.require(
+  require(
     codecs.Codec.from_config(config) == codec, f"{codec} is not its config"
   )
-  _arguments.require(
+  require(
     hash(codecs.Codec.from_config(config)) == hash(codec),
     f"{codec}: hash differs",
   )
   if type(codec).__module__.startswith("jaxmotion."):
     again = eval(repr(codec), vars(codecs))
-    _arguments.require(again == codec, f"{codec} is not its repr")
+    require(again == codec, f"{codec} is not its repr")
 
 
 def check_unbiased(
@@ -302,9 +295,7 @@ def check_unbiased(
     jax.jit(jax.vmap(round_trip))(jnp.arange(samples)), np.float64
   )
   excess = _laws.excess_bias(drawn, np.asarray(x, np.float64), sigmas)
-  _arguments.require(
-    excess <= 0, f"{codec} is biased by {excess} beyond {sigmas} sigmas"
-  )
+  require(excess <= 0, f"{codec} is biased by {excess} beyond {sigmas} sigmas")
 
 
 def _same_trees(a: PyTree, b: PyTree, ulps: int = 0) -> bool:
@@ -365,6 +356,7 @@ def check_rounds(codec: codecs.Codec, xs: Array, *, steps: int = 2) -> None:
 
   @jax.jit
   def reduce(states: list[PyTree], step: Array) -> tuple[Any, ...]:
+    """Returns all workers' means, the mean of what was sent, and states."""
     done = _answer_rounds(
       codec,
       [
@@ -384,18 +376,16 @@ def check_rounds(codec: codecs.Codec, xs: Array, *, steps: int = 2) -> None:
     shared = [
       [part.value for part in core.shared_parts(state)] for state in new
     ]
-    _arguments.require(
-      _all_equal(means), f"{codec}: means differ between workers"
-    )
-    _arguments.require(_all_equal(shared), f"{codec}: Shared state differs")
+    require(_all_equal(means), f"{codec}: means differ between workers")
+    require(_all_equal(shared), f"{codec}: Shared state differs")
     mean = np.asarray(means[0])
     gap = np.abs(mean - np.asarray(mean_sent)).max(initial=0)
     scale = max(np.abs(a).max(initial=0) for a in (mean, np.asarray(xs)))
-    _arguments.require(
+    require(
       not codec.sends_mean or gap <= _TOLERANCE * scale,
       f"{codec}: the mean of what workers sent differs from the mean by {gap}",
     )
-    _arguments.require(
+    require(
       core.same_shapes(new, states),
       f"{codec} makes state of {core.shape_strings(new[0])} from one of "
       f"{core.shape_strings(states[0])}",
@@ -416,7 +406,7 @@ def _answer_rounds(
       except StopIteration as stop:
         raise AssertionError(f"{codec} sends no {kind!r}") from stop
     for message in messages:
-      _arguments.require(
+      require(
         message.kind == kind
         and core.same_shapes(message.payload, messages[0].payload),
         f"{codec} sends {message.kind!r} of "
@@ -441,6 +431,7 @@ def _answer(messages: list[codecs.Message]) -> list[PyTree]:
   stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *payloads)
 
   def reply(a: Array, worker: int) -> Array:
+    """Returns what one worker gets of a leaf stacked over workers."""
     match messages[0].kind:
       case "gather":
         return a

@@ -93,7 +93,11 @@ def find_breaches(
   first = trip(rows, seed)
   x = np.asarray(rows)
   found = [*find_in_rows(codec, x, first)]
-  usable = [i for i in range(len(x)) if _is_inside(codec, x[i])]
+  usable = [
+    i
+    for i, row in enumerate(x)
+    if _is_finite(codec, row).all() and 0 < _peak(row) <= codec.laws.largest
+  ]
   sample = _Sample(codec, x, usable, first, trip)
   found += _find_in_energy(sample)
   if codec.laws.idempotent:
@@ -225,6 +229,7 @@ def _is_finite(codec: codecs.Codec, a: np.ndarray) -> np.ndarray:
 
 
 def _follows_nonfinite(law: str, finite: np.ndarray, kept: np.ndarray) -> bool:
+  """Returns whether non-finite elements decode as the law states."""
   match law:
     case "element":
       return bool((finite == kept).all())
@@ -411,12 +416,6 @@ def excess_bias(drawn: np.ndarray, exact: np.ndarray, sigmas: float) -> float:
   # may not do so in any sample, and then shows no spread at all.
   rare = np.max(np.abs(drawn - exact), initial=0) * 2 * sigmas / len(drawn)
   return float(np.max(error - sigmas * spread - rare, initial=-np.inf))
-
-
-def _is_inside(codec: codecs.Codec, a: np.ndarray) -> bool:
-  """Returns whether the laws of norms are stated for an array."""
-  finite = _is_finite(codec, a).all()
-  return bool(finite) and 0 < _peak(a) <= codec.laws.largest
 
 
 def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, PartitionSpec as P
 from jaxmotion import core, transforms
 from jaxmotion.core import AxisName, PyTree
 from jaxmotion.testing import _arguments
+from jaxmotion.testing._arguments import require
 from jaxmotion.transforms.extend import check_mesh
 
 _MAX_STEPS = 1000
@@ -55,6 +56,7 @@ def check_transform(
   traces: list[None] = []
 
   def loss_fn(params: PyTree, batch: jax.Array) -> jax.Array:
+    """Returns squared distances to each target; counts its traces."""
     traces.append(None)
     leaves = jax.tree.leaves(params)
     return sum(
@@ -64,10 +66,7 @@ def check_transform(
       jnp.float32(0),
     )
 
-  core.check_instance(
-    "tx", tx, optax.GradientTransformation, "an optax transformation"
-  )
-  core.check_int("steps", steps, 1, _MAX_STEPS)
+  _check_arguments(tx, steps)
   init, step = transforms.make_train_step(
     loss_fn, tx, mesh, axis_name=axis_name
   )
@@ -89,17 +88,22 @@ def check_transform(
 
   p, first, state = train()
   again, _, _ = train()
-  _arguments.require(
-    len(traces) == 1, f"traced {len(traces)} times in {2 * steps} steps"
-  )
+  require(len(traces) == 1, f"traced {len(traces)} times in {2 * steps} steps")
   last = jax.tree.map(core.shape_dtype, state)
-  _arguments.require(first == last, f"the state changed from {first} to {last}")
+  require(first == last, f"the state changed from {first} to {last}")
   for a, b in zip(jax.tree.leaves(p), jax.tree.leaves(again), strict=True):
-    _arguments.require(bool(jnp.isfinite(a).all()), "a parameter is not finite")
-    _arguments.require(_bytes_of(a) == _bytes_of(b), "two equal runs differ")
-    _arguments.require(a.sharding.spec == P(), "a parameter is not replicated")
+    require(bool(jnp.isfinite(a).all()), "a parameter is not finite")
+    require(_bytes_of(a) == _bytes_of(b), "two equal runs differ")
+    require(a.sharding.spec == P(), "a parameter is not replicated")
     copies = {_bytes_of(s.data) for s in a.addressable_shards}
-    _arguments.require(len(copies) == 1, "workers hold different parameters")
+    require(len(copies) == 1, "workers hold different parameters")
+
+
+def _check_arguments(tx: Any, steps: Any) -> None:
+  """Raises unless `tx` is a transformation and `steps` a small number."""
+  noun = "an optax transformation"
+  core.check_instance("tx", tx, optax.GradientTransformation, noun)
+  core.check_int("steps", steps, 1, _MAX_STEPS)
 
 
 def _check_leaves(params: PyTree) -> None:
@@ -114,7 +118,7 @@ def _check_own_arrays(
 
   def init(params: PyTree) -> None:
     leaves = jax.tree.leaves(tx.init(params))
-    _arguments.require(
+    require(
       len({id(a) for a in leaves}) == len(leaves),
       "the state holds one array twice",
     )
@@ -161,11 +165,8 @@ def check_sharded(
     ...   mesh = Mesh(jax.devices()[:2], ("data",))
     ...   check_sharded(optax.adamw(1e-3), mesh, {"w": jnp.ones((16, 8))})
   """
-  core.check_instance(
-    "tx", tx, optax.GradientTransformation, "an optax transformation"
-  )
+  _check_arguments(tx, steps)
   names = check_mesh(mesh, axis_name)
-  core.check_int("steps", steps, 1, _MAX_STEPS)
   workers = math.prod(mesh.shape[name] for name in core.axis_names(names))
   if workers < 2:
     raise ValueError(
@@ -177,6 +178,7 @@ def check_sharded(
   parts = transforms.sharded(axis_name, tx)
 
   def compare(params: PyTree) -> PyTree:
+    """Returns the error of each update in parts, stacked over steps."""
     ours, state, p = parts.init(params), alone.init(params), params
     found = []
     for step in range(steps):

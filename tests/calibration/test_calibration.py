@@ -66,15 +66,6 @@ def test_codecs_are_measured_at_sizes_that_parameters_have(platform):
   assert sizes == [2.0**i for i in range(12, 17)]
 
 
-def test_falling_times_are_pooled():
-  def point(size, seconds):
-    return Point(size, seconds, 0.1)
-
-  points = [point(1, 4.0), point(2, 2.0), point(3, 3.0), point(4, 9.0)]
-  curve = make_curve(points, 0.0)
-  assert curve.seconds == (3.0, 3.0, 3.0, 9.0)
-
-
 def test_every_figure_says_when_and_how_well_it_was_measured(platform):
   missing = {"device.measured", "axes.data.measured"} | {
     f"{link}.{field}"
@@ -170,10 +161,8 @@ def test_a_size_within_the_noise_of_a_call_is_left_out():
 
 
 def test_one_worker_has_no_link_to_measure():
-  curves = {
-    name: exact(1e-6, 1e-10)
-    for name in ("matmul float32", "vector", "elementwise", "copy")
-  }
+  names = ("matmul float32", "vector", "elementwise", "copy")
+  curves = {name: exact(1e-6, 1e-10) for name in names}
   alone = platforms.make_platform("lab", "data", 1, 1e-4, curves)
   assert alone.axes == ()
   assert len(calibration_table(alone).lines) == 2

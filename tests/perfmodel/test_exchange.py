@@ -17,7 +17,7 @@ from jaxmotion import (
 from jaxmotion.collectives.extend import part_like
 from jaxmotion.perfmodel import exchange_ledger, predict_exchange
 from jaxmotion.perfmodel.extend import decode_seconds, encode_seconds
-from tests.codecs.table import CODECS
+from tests.codecs.table import CODECS, KINDS
 
 TREE = {
   "matrix": jax.ShapeDtypeStruct((96, 40), "float32"),
@@ -116,19 +116,12 @@ TRACED = {
     ("mixed", 1, None),
     ("mixed", 2, None),
     ("mixed", 2, "two_phase"),
-    ("mixed", 3, None),
     ("mixed", 8, None),
     ("mixed", 8, "gather"),
-    ("identity", 3, None),
     ("identity", 8, "gather"),
-    ("sign", 2, None),
     ("sign", 8, None),
-    ("random_k", 2, None),
     ("random_k", 8, None),
     ("buckets", 2, "two_phase"),
-    ("buckets", 8, None),
-    ("low_rank", 1, None),
-    ("low_rank", 2, None),
     ("low_rank", 4, None),
   ],
 )
@@ -141,31 +134,30 @@ def test_bytes_are_those_of_the_traced_exchange(name, workers, method):
   assert payload_by_op(predicted) == payload_by_op(traced)
 
 
-@pytest.mark.parametrize("workers", [2, 5])
-@pytest.mark.parametrize("name", CODECS)
-def test_bytes_are_right_for_every_codec(name, workers):
+@pytest.mark.parametrize("name", KINDS)
+def test_bytes_are_right_for_every_codec(name):
   codec = CODECS[name]
   # More elements than one block, and a multiple of no block.
   x = jax.ShapeDtypeStruct((2 * 647,), "float32")
-  predicted = exchange_ledger(x, platform(data=workers), "data", codec)
-  part = part_like(codec, x, workers)
   payload = wire.payload_bytes(codec, x)
-  if codec.summable:
-    # The seed of random_k, 4 bytes, is not summed.
-    seed = 4 if name.startswith("random_k") else 0
-    expected = 2 * (workers - 1) / workers * (payload - seed)
-  elif workers == 2:
-    expected = payload
-  else:
-    expected = 2 * (workers - 1) * wire.payload_bytes(codec, part)
-  assert predicted.total_bytes == pytest.approx(expected, abs=1e-9)
+  for workers in (2, 5):
+    predicted = exchange_ledger(x, platform(data=workers), "data", codec)
+    if codec.summable:
+      # The seed of random_k, 4 bytes, is not summed.
+      seed = 4 if name.startswith("random_k") else 0
+      expected = 2 * (workers - 1) / workers * (payload - seed)
+    elif workers == 2:
+      expected = payload
+    else:
+      part = part_like(codec, x, workers)
+      expected = 2 * (workers - 1) * wire.payload_bytes(codec, part)
+    assert predicted.total_bytes == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize(
   ("name", "hosts", "devices"),
   [
     ("mixed", 2, 4),
-    ("mixed", 3, 2),
     ("mixed", 4, 1),
     ("mixed", 1, 3),
     ("sign", 3, 2),
@@ -199,13 +191,10 @@ def test_bytes_of_hosts_and_their_devices_are_those_of_the_trace(
 GRADS = jax.ShapeDtypeStruct((2048, 512), "float32")
 
 
-@pytest.mark.parametrize("codec", [None, codecs.sign()], ids=str)
-def test_one_worker_sends_nothing(codec):
-  alone = predict_exchange(TREE, platform(data=1), "data", codec)
-  assert alone.link_s == alone.ledger.total_bytes == 0
-
-
-def test_full_precision_takes_time_on_the_link_only():
+def test_one_worker_sends_nothing_and_full_precision_takes_the_link_alone():
+  for codec in (None, codecs.sign()):
+    alone = predict_exchange(TREE, platform(data=1), "data", codec)
+    assert alone.link_s == alone.ledger.total_bytes == 0
   plain = predict_exchange(GRADS, platform(data=8), "data")
   assert plain.total_s == plain.link_s
   predicted = perfmodel.collective_seconds("all_reduce", 2**22, 8, LINK)
@@ -221,17 +210,6 @@ def test_two_phases_encode_twice_and_gathers_decode_all_payloads():
   assert gather.encode_s == two.encode_s
   assert gather.decode_s > two.decode_s
   assert gather.link_s > 3 * two.link_s
-
-
-@pytest.mark.parametrize("method", ["gather", "two_phase"])
-def test_an_exchange_grows_with_its_workers(method):
-  times = [
-    predict_exchange(
-      GRADS, platform(data=n), "data", codecs.uniform(bits=4), method=method
-    ).total_s
-    for n in (1, 2, 4, 16, 256, 4096)
-  ]
-  assert times == sorted(times)
 
 
 def test_a_codec_takes_about_what_its_own_trace_says():
@@ -257,6 +235,8 @@ def test_an_unknown_axis_or_method_is_named():
     predict_exchange(GRADS, platform(data=2), "x")
   with pytest.raises(ValueError, match=f"`mesh_axis` {one_of}"):
     predict_exchange(GRADS, platform(data=2), HostAxes("data", "x"))
+  with pytest.raises(ValueError, match="`algorithm` must be one of .*'treee'"):
+    predict_exchange(GRADS, platform(data=2), "data", algorithm="treee")
   with pytest.raises(ValueError, match=f"`name` {one_of}"):
     platform(data=2).axis("x")
   with pytest.raises(ValueError, match="`method` must be one of"):

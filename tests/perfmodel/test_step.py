@@ -70,30 +70,11 @@ def test_gradients_are_ready_from_the_last_layer_to_the_first():
 
 
 @pytest.mark.parametrize("name", CODECS)
-@pytest.mark.parametrize("bucket_bytes", [None, 1 << 19])
-def test_one_worker_has_no_communication(name, bucket_bytes):
-  alone = CLUSTER.resize(data=1)
-  step = predict_step(
-    STEP_COST, alone, "data", CODECS[name], bucket_bytes=bucket_bytes
-  )
-  assert step.wire_bytes == 0
-  if name == "fp32":
-    assert step.link_s == 0
-    assert step.exposed_s == pytest.approx(0, abs=1e-12)
-
-
-@pytest.mark.parametrize("name", CODECS)
 @pytest.mark.parametrize("bucket_bytes", [None, 1, 1 << 19])
 def test_a_step_is_between_its_bounds(name, bucket_bytes):
-  def step(overlap):
-    return predict_step(
-      STEP_COST,
-      CLUSTER,
-      "data",
-      CODECS[name],
-      bucket_bytes=bucket_bytes,
-      overlap=overlap,
-    )
+  def step(overlap, platform=CLUSTER):
+    options = dict(bucket_bytes=bucket_bytes, overlap=overlap)
+    return predict_step(STEP_COST, platform, "data", CODECS[name], **options)
 
   blocking, overlapped = step(False), step(True)
   parts = (
@@ -111,6 +92,11 @@ def test_a_step_is_between_its_bounds(name, bucket_bytes):
   if bucket_bytes is None:
     # The last gradient may be ready before the last kernel (the loss) ends.
     assert overlapped.total_s == pytest.approx(blocking.total_s, rel=0.01)
+  alone = step(True, CLUSTER.resize(data=1))
+  assert alone.wire_bytes == 0
+  if name == "fp32":
+    assert alone.link_s == 0
+    assert alone.exposed_s == pytest.approx(0, abs=1e-12)
 
 
 def test_buckets_send_the_same_bytes_and_hide_some_of_their_time():
@@ -128,9 +114,7 @@ def test_buckets_send_the_same_bytes_and_hide_some_of_their_time():
   assert many.total_s < one.total_s
   # Each bucket has latencies of its own.
   assert many.link_s > one.link_s
-
-
-def test_rules_see_the_paths_of_every_bucket():
+  # Rules see the paths of every bucket.
   whole, cut = (
     predict_step(STEP_COST, CLUSTER, "data", CODECS["mixed"], bucket_bytes=n)
     for n in (None, 1)
@@ -141,48 +125,19 @@ def test_rules_see_the_paths_of_every_bucket():
 def test_memory_includes_optimizer_and_codec_state():
   size = sum(a * b + b for a, b in itertools.pairwise(WIDTHS))
   assert STEP_COST.state_bytes == 2 * 4 * size + 4
-  plain = predict_step(STEP_COST, CLUSTER, "data").memory_bytes
-  kept = predict_step(
-    STEP_COST, CLUSTER, "data", codecs.feedback(codecs.uniform(bits=8))
-  ).memory_bytes
-  lossy = predict_step(
-    STEP_COST, CLUSTER, "data", codecs.uniform(bits=8)
-  ).memory_bytes
+  int8 = codecs.uniform(bits=8)
+  plain, kept, lossy = (
+    predict_step(STEP_COST, CLUSTER, "data", codec).memory_bytes
+    for codec in (None, codecs.feedback(int8), int8)
+  )
   # Parameters, gradients, two moments and the payload that is summed.
   assert plain > 5 * 4 * size
   # Two phases keep error memory of every row, and of the row of the mean.
   assert kept - lossy > 4 * size * 5 / 4
-
-
-def test_an_update_moves_the_bytes_of_the_optimizer_state():
+  # An update moves the optimizer's state.
   sgd = trace_step(loss, PARAMS, BATCH)
-  assert sgd.state_bytes == 0
-  size = sum(a * b + b for a, b in itertools.pairwise(WIDTHS))
-  assert sgd.update.bytes == 3 * 4 * size
+  assert sgd.state_bytes == 0 and sgd.update.bytes == 3 * 4 * size
   assert STEP_COST.update.bytes > 3 * sgd.update.bytes
-
-
-DEGRADE = {
-  "workers": lambda p, by: p.resize(data=4 * (1 + int(by))),
-  "latency": lambda p, by: on_link(p, latency_s=5e-5 * by),
-  "rate": lambda p, by: on_link(p, rate=gbit_per_s(1 / by)),
-  "shared": lambda p, by: on_link(p, shared_by=1 + int(by)),
-  "flops": lambda p, by: on_device(
-    p,
-    matmul_flops_per_s={"float32": 4e12 / by},
-    vector_flops_per_s=4e12 / by,
-  ),
-  "memory": lambda p, by: on_device(p, memory_rate=gbyte_per_s(50 / by)),
-  "kernel": lambda p, by: on_device(p, kernel_s=1e-6 * by),
-}
-
-
-def on_link(platform, **changes):
-  (axis,) = platform.axes
-  link = dataclasses.replace(axis.link, **changes)
-  return dataclasses.replace(
-    platform, axes=(dataclasses.replace(axis, link=link),)
-  )
 
 
 def on_device(platform, **changes):
@@ -190,27 +145,32 @@ def on_device(platform, **changes):
   return dataclasses.replace(platform, device=device)
 
 
-@hypothesis.settings(deadline=None, max_examples=40)
-@hypothesis.given(
-  worse=st.sampled_from(sorted(DEGRADE)),
-  by=st.floats(1, 100),
-  name=st.sampled_from(["fp32", "int8"]),
-  overlap=st.booleans(),
-)
-def test_no_step_gets_faster_on_a_worse_platform(worse, by, name, overlap):
-  def total(platform):
-    # One method for all numbers of workers: a free choice may be faster.
-    return predict_step(
-      STEP_COST,
-      platform,
-      "data",
-      CODECS[name],
-      bucket_bytes=1 << 19,
-      overlap=overlap,
-      method="two_phase",
-    ).total_s
-
-  assert total(DEGRADE[worse](CLUSTER, by)) >= total(CLUSTER) * (1 - 1e-12)
+@pytest.mark.parametrize("name", ["fp32", "int8"])
+def test_no_step_gets_faster_on_a_worse_platform(name):
+  (axis,) = CLUSTER.axes
+  worse = [
+    CLUSTER.resize(data=8),
+    on_device(
+      CLUSTER, matmul_flops_per_s={"float32": 4e11}, vector_flops_per_s=4e11
+    ),
+    on_device(CLUSTER, memory_rate=gbyte_per_s(5)),
+    on_device(CLUSTER, kernel_s=1e-5),
+  ]
+  for change in (
+    {"latency_s": 5e-4},
+    {"rate": gbit_per_s(0.1)},
+    {"shared_by": 2},
+  ):
+    link = dataclasses.replace(axis.link, **change)
+    axes = (dataclasses.replace(axis, link=link),)
+    worse.append(dataclasses.replace(CLUSTER, axes=axes))
+  # One method for all numbers of workers: a free choice may be faster.
+  options = dict(bucket_bytes=1 << 19, method="two_phase")
+  before, *after = (
+    predict_step(STEP_COST, platform, "data", CODECS[name], **options).total_s
+    for platform in (CLUSTER, *worse)
+  )
+  assert min(after) > before
 
 
 def test_the_call_counts_once_a_step():
@@ -222,42 +182,26 @@ def test_the_call_counts_once_a_step():
   assert after.exposed_s == pytest.approx(before.exposed_s)
 
 
-@pytest.mark.parametrize("name", list(CODECS))
+@pytest.mark.parametrize("name", ["fp32", "mixed"])
 def test_a_measured_base_step_scales_all_but_the_exchange(name):
-  called = on_device(CLUSTER, call_s=1e-3)
-  one = called.resize(data=1)
-  assert predict_step(
-    STEP_COST, one, "data", base_step_s=0.5
-  ).total_s == pytest.approx(0.5)
-  codec = CODECS[name]
-  plain = predict_step(STEP_COST, called, "data", codec, overlap=False)
-  found = predict_step(
-    STEP_COST, called, "data", codec, overlap=False, base_step_s=0.5
-  )
+  called, codec = on_device(CLUSTER, call_s=1e-3), CODECS[name]
+
+  def step(base_step_s=None, overlap=False, platform=called):
+    options = dict(overlap=overlap, base_step_s=base_step_s)
+    return predict_step(STEP_COST, platform, "data", codec, **options)
+
+  if codec is None:
+    alone = step(0.5, True, called.resize(data=1))
+    assert alone.total_s == pytest.approx(0.5)
+  plain, found = step(), step(0.5)
   base_step_s = plain.compute_s + plain.update_s + plain.call_s
   assert found.total_s == pytest.approx(plain.total_s - base_step_s + 0.5)
-  parts = ("compute_s", "update_s", "call_s")
-  for part in parts:
+  for part in ("compute_s", "update_s", "call_s"):
     assert getattr(found, part) == pytest.approx(
       getattr(plain, part) * 0.5 / base_step_s
     )
-  same = predict_step(STEP_COST, called, "data", codec, base_step_s=base_step_s)
-  assert same.total_s == pytest.approx(
-    predict_step(STEP_COST, called, "data", codec).total_s
-  )
-
-
-def test_more_examples_take_longer():
-  def total(images):
-    batch = [
-      jax.ShapeDtypeStruct((images, *a.shape[1:]), a.dtype) for a in BATCH
-    ]
-    return predict_step(
-      trace_step(loss, PARAMS, tuple(batch)), CLUSTER, "data"
-    ).total_s
-
-  times = [total(n) for n in (1, 8, 64, 512)]
-  assert times == sorted(times)
+  same = step(base_step_s, True)
+  assert same.total_s == pytest.approx(step(overlap=True).total_s)
 
 
 def test_devices_of_a_host_reduce_the_bytes_between_hosts():
@@ -322,33 +266,6 @@ def simulate(messages):
 @hypothesis.given(MESSAGES)
 def test_the_recurrence_equals_an_event_simulation(messages):
   assert overlapped_seconds(messages) == pytest.approx(simulate(messages))
-
-
-@hypothesis.given(MESSAGES)
-def test_overlap_is_between_the_longer_resource_and_their_sum(messages):
-  overlapped = overlapped_seconds(messages)
-  assert overlapped <= blocking_seconds(messages) * (1 + 1e-12)
-  device = sum(m.compute_s + m.encode_s + m.decode_s for m in messages)
-  link = sum(m.link_s for m in messages)
-  assert overlapped >= max(device, link) * (1 - 1e-12)
-
-
-@hypothesis.given(MESSAGES, st.data(), st.floats(0, 5))
-def test_a_longer_phase_never_makes_a_step_shorter(messages, data, more):
-  hypothesis.assume(messages)
-  i = data.draw(st.integers(0, len(messages) - 1))
-  field = data.draw(st.sampled_from(Message._fields))
-  slower = list(messages)
-  slower[i] = slower[i]._replace(**{field: getattr(slower[i], field) + more})
-  for seconds in (blocking_seconds, overlapped_seconds):
-    assert seconds(slower) >= seconds(messages) * (1 - 1e-12)
-
-
-def test_encoding_delays_later_gradients():
-  def end(encode):
-    return overlapped_seconds([Message(1, encode, 0, 0), Message(1, 0, 5, 0)])
-
-  assert end(2) - end(0) == 2
 
 
 def test_without_a_link_nothing_overlaps():

@@ -310,6 +310,7 @@ class _Pricing:
   def _price_division(
     self, name: str, options: Any, ledger: wire.Ledger, note: str
   ) -> AlgorithmChoice:
+    """Prices an optimizer whose update and state workers divide."""
     problem, uncompressed = self.problem, self.uncompressed
     device = problem.platform.device
     hosts, devices = problem.workers, problem.devices or 1

@@ -93,6 +93,7 @@ def measure_errors(
 
 
 def _check_gradients(params: PyTree, gradients: PyTree) -> None:
+  """Raises unless gradients are arrays of the shapes of the parameters."""
   if not core.same_structure(params, gradients):
     raise ValueError(
       "`gradients` must have the structure of `params`, "
@@ -133,58 +134,29 @@ def _round_trip(codec: codecs.Codec, x: Array) -> Array:
   return codec.decode(payload, x)
 
 
-# Codecs round scales up to 16 significant bits.
-_ROUNDED_UP = 1 + 2.0**-15
-# Blocks follow the rows of an array: they may be this much longer than
-# `codec.block` asks for.
-_LONGER = 1.5
-
-
 def relative_error_bound(codec: codecs.Codec, elements: int) -> float | None:
   """Returns a bound on the relative error of one encoding, or None."""
   # `||decode(encode(x)) - x|| <= bound ||x||` for every array of normal
   # floating-point elements, with empty error memory. None is a codec that
   # guarantees nothing, or only within the range of a narrow format.
+  laws = codec.laws
   match codec:
-    case codecs.identity():
-      return 0.0
     case codecs.feedback():
       return relative_error_bound(codec.codec, elements)
-    case codecs.cast(dtype="bfloat16"):
-      return 2.0**-8
-    case codecs.truncate():
-      assert codec.laws.error is not None
-      return codec.laws.error.relative
+    case codecs.identity() | codecs.cast(dtype="bfloat16") | codecs.truncate():
+      assert laws.error is not None
+      return laws.error.relative
     case codecs.uniform():
-      return _bound_levels(codec, min(codec.block, elements))
-    case codecs.sign():
-      return _bound_contraction(1 / min(codec.block, elements))
-    case codecs.topk(block=None):
-      return _bound_contraction(max(codec.density / _LONGER, 1 / elements))
-    case codecs.topk():
-      block = min(codec.block or elements, elements)
-      count = max(1, round(codec.density * block))
-      return _bound_contraction(count / block)
+      assert laws.error is not None
+      # Each of `block` elements is off by a share of the block's largest
+      # element, and the norm of the block is at least that element.
+      bound = math.sqrt(min(codec.block, elements)) * laws.error.peak
+      # With a level at zero and rounding to the nearest level, no element loses
+      # more than itself.
+      is_nearest = not laws.unbiased
+      return min(bound, 1.0) if laws.keeps_zeros and is_nearest else bound
+    case codecs.sign() | codecs.topk():
+      # The largest of equal elements keeps the least of a block's squared norm.
+      least = 1 / min(codec.block or elements, elements)
+      return math.sqrt(max(0.0, 1 - max(laws.contraction, least)))
   return None
-
-
-def _bound_levels(codec: codecs.uniform, block: int) -> float:
-  """Bounds the error of even levels up to a block's largest element."""
-  # Each of `block` elements is off by at most half a step, or by a whole step
-  # if rounding is stochastic. Steps are shares of the block's largest element,
-  # and the norm of the block is at least that element.
-  if codec.symmetric:
-    step = 1 / (2 ** (codec.bits - 1) - 1) if codec.bits > 1 else 2.0
-  else:
-    step = 2 / (2**codec.bits - 1)
-  is_nearest = codec.rounding == "nearest"
-  bound = math.sqrt(block) * step * _ROUNDED_UP * (0.5 if is_nearest else 1.0)
-  # With a level at zero and rounding to the nearest level, no element loses
-  # more than itself.
-  has_zero_level = codec.symmetric and codec.bits > 1 and is_nearest
-  return min(bound, 1.0) if has_zero_level else bound
-
-
-def _bound_contraction(kept_share: float) -> float:
-  """Bounds the error of a codec that keeps this share of the squared norm."""
-  return math.sqrt(max(0.0, 1 - kept_share))

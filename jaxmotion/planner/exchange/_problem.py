@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -41,24 +40,15 @@ def schedule_buckets(
   ready = extend.predict_ready_seconds(step_cost.gradient, device)[1:]
   leaves = jax.tree.leaves(step_cost.params)
   order = sorted(range(len(leaves)), key=lambda i: ready[i])
-  threshold = math.inf if bucket_bytes is None else bucket_bytes
-  buckets: list[tuple[int, ...]] = []
-  bucket: list[int] = []
-  nbytes = 0
-  for i in order:
-    bucket.append(i)
-    nbytes += core.tree_bytes(leaves[i])
-    if nbytes >= threshold:
-      buckets.append(tuple(bucket))
-      bucket, nbytes = [], 0
-  if bucket:
-    buckets.append(tuple(bucket))
+  size_of = lambda i: core.tree_bytes(leaves[i])
+  filled = extend.fill_buckets(order, size_of, bucket_bytes)
+  buckets = tuple(map(tuple, filled))
   ends = [0.0, *(ready[bucket[-1]] for bucket in buckets)]
   compute_s = perfmodel.predict_seconds(step_cost.gradient, device)
   gaps = [b - a for a, b in zip(ends, [*ends[1:], compute_s], strict=True)]
   gaps[-1] = max(gaps[-1], 0.0)
   tail_s = perfmodel.predict_seconds(step_cost.update, device) + device.call_s
-  return BucketSchedule(tuple(buckets), tuple(gaps), tail_s)
+  return BucketSchedule(buckets, tuple(gaps), tail_s)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,17 +57,8 @@ class ExchangeProblem:
 
   `advise` has checked all of this; nothing here or below checks again.
 
-  Attributes:
-    step_cost: computation of one worker in one step.
-    platform: devices and links.
-    mesh_axis: name of the axis of the workers; `HostAxes` if devices of a host
-      reduce first.
-    candidates: codecs to choose from; the first is full precision.
-    errors: errors of every candidate on every tensor.
-    accuracy_budget: greatest relative error of the gradient.
-    bucket_bytes: least bytes of gradients that are exchanged together; None
-      is one bucket.
-    overlap: whether links and devices work at the same time.
+  Fields are the arguments of `advise`. Of the candidates, the first is full
+  precision; errors are those of every candidate on every tensor.
   """
 
   step_cost: perfmodel.StepCost
@@ -145,7 +126,3 @@ class ExchangeProblem:
       overlap=self.overlap,
       method=method,
     )
-
-  def on_platform(self, platform: perfmodel.Platform) -> ExchangeProblem:
-    """Returns the same problem on another platform."""
-    return dataclasses.replace(self, platform=platform)

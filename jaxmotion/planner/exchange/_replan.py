@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -68,7 +69,15 @@ def replan(
   given = dict(
     compute_s=compute_s, coding_s=coding_s, link_s=link_s, step_s=step_s
   )
-  _check_measurements(given)
+  if not any(value is not None for value in given.values()):
+    raise ValueError(f"`replan` must be given one of {list(given)}, got none.")
+  for name, value in given.items():
+    if value is not None:
+      _checks.check_positive(name, value, _MOST_S)
+  if link_s is not None and step_s is not None:
+    raise ValueError(
+      f"`step_s` must be None where `link_s` is given, got {step_s!r}."
+    )
   problem, step = plan.problem, plan.step
   if compute_s is not None:
     factor = compute_s / (step.compute_s + step.update_s + step.call_s)
@@ -89,19 +98,6 @@ def replan(
   return _solve.solve_exchange(problem)
 
 
-def _check_measurements(given: Mapping[str, float | None]) -> None:
-  measured = {name: v for name, v in given.items() if v is not None}
-  if not measured:
-    raise ValueError(f"`replan` must be given one of {list(given)}, got none.")
-  for name, value in measured.items():
-    _checks.check_positive(name, value, _MOST_S)
-  if "link_s" in measured and "step_s" in measured:
-    raise ValueError(
-      "`step_s` must be None where `link_s` is given, got "
-      f"{measured['step_s']!r}."
-    )
-
-
 def _correct(
   problem: _problem.ExchangeProblem,
   scale: Callable[[_problem.ExchangeProblem, float], perfmodel.Platform],
@@ -111,7 +107,7 @@ def _correct(
 ) -> _problem.ExchangeProblem:
   """Returns the problem on a platform that explains a measurement."""
   try:
-    return problem.on_platform(scale(problem, factor))
+    return dataclasses.replace(problem, platform=scale(problem, factor))
   except ValueError as error:
     raise ValueError(
       f"`{name}` must be what a platform can take, got {measured!r}, with"
@@ -179,61 +175,57 @@ def _scale_device(
   """Returns a platform whose device computes `factor` times as long."""
   platform = problem.platform
   device = platform.device
-  return dataclasses.replace(
-    platform,
-    device=dataclasses.replace(
-      device,
-      matmul_flops_per_s={
-        dtype: rate / factor
-        for dtype, rate in device.matmul_flops_per_s.items()
-      },
-      vector_flops_per_s=device.vector_flops_per_s / factor,
-      memory_rate=perfmodel.Rate(
-        bytes_per_s=device.memory_rate.bytes_per_s / factor
-      ),
-      kernel_s=device.kernel_s * factor,
-      call_s=device.call_s * factor,
-      # Curves of codecs were measured: the step's factor says nothing of them.
-      measured={
-        name: curve
-        if name.split()[0] in ("encode", "decode", "add")
-        else _scale_curve(curve, factor)
-        for name, curve in device.measured.items()
-      },
+  rates = device.matmul_flops_per_s
+  scaled = dataclasses.replace(
+    device,
+    matmul_flops_per_s={dtype: rate / factor for dtype, rate in rates.items()},
+    vector_flops_per_s=device.vector_flops_per_s / factor,
+    memory_rate=_slow_down(device.memory_rate, factor),
+    kernel_s=device.kernel_s * factor,
+    call_s=device.call_s * factor,
+    # Curves of codecs were measured: the step's factor says nothing of them.
+    measured=_scale_curves(
+      device.measured, factor, kept=("encode", "decode", "add")
     ),
   )
+  return dataclasses.replace(platform, device=scaled)
 
 
-def _scale_curve(curve: perfmodel.Curve, factor: float) -> perfmodel.Curve:
-  return dataclasses.replace(
-    curve, seconds=tuple(factor * s for s in curve.seconds)
-  )
+def _slow_down(rate: perfmodel.Rate, factor: float) -> perfmodel.Rate:
+  """Returns the rate at which bytes take `factor` times as long."""
+  return perfmodel.Rate(bytes_per_s=rate.bytes_per_s / factor)
+
+
+def _scale_curves(
+  curves: Mapping[str, perfmodel.Curve], factor: float, kept: Sequence[str] = ()
+) -> dict[str, perfmodel.Curve]:
+  """Returns curves of `factor` times the seconds, except of kinds to keep."""
+  return {
+    name: curve
+    if name.split()[0] in kept
+    else dataclasses.replace(
+      curve, seconds=tuple(factor * s for s in curve.seconds)
+    )
+    for name, curve in curves.items()
+  }
 
 
 def _scale_links(
   problem: _problem.ExchangeProblem, factor: float
 ) -> perfmodel.Platform:
   """Returns a platform whose collectives take `factor` times as long."""
-  platform = problem.platform
-  scaled_axes = core.axis_names(problem.mesh_axis)
-  axes = tuple(
-    dataclasses.replace(axis, link=_scale_link(axis.link, factor))
-    if axis.name in scaled_axes
-    else axis
-    for axis in platform.axes
-  )
-  return dataclasses.replace(platform, axes=axes)
-
-
-def _scale_link(link: perfmodel.Link, factor: float) -> perfmodel.Link:
-  return dataclasses.replace(
-    link,
-    latency_s=link.latency_s * factor,
-    rate=perfmodel.Rate(bytes_per_s=link.rate.bytes_per_s / factor),
-    measured={
-      name: _scale_curve(curve, factor) for name, curve in link.measured.items()
-    },
-  )
+  axes = []
+  for axis in problem.platform.axes:
+    if axis.name in core.axis_names(problem.mesh_axis):
+      link = dataclasses.replace(
+        axis.link,
+        latency_s=axis.link.latency_s * factor,
+        rate=_slow_down(axis.link.rate, factor),
+        measured=_scale_curves(axis.link.measured, factor),
+      )
+      axis = dataclasses.replace(axis, link=link)
+    axes.append(axis)
+  return dataclasses.replace(problem.platform, axes=tuple(axes))
 
 
 def _scale_codecs(
@@ -260,13 +252,11 @@ def _codec_curves(
 ) -> dict[str, perfmodel.Curve]:
   """Returns curves of encoding, decoding and adding one more payload."""
 
-  def decode(n: int) -> float:
-    return decode_seconds(codec, n, 1, device)
-
+  decode = functools.partial(decode_seconds, codec, device=device)
   timers = {
     "encode": lambda n: encode_seconds(codec, n, device),
-    "decode": decode,
-    "add": lambda n: decode_seconds(codec, n, 2, device) - decode(n),
+    "decode": lambda n: decode(n, 1),
+    "add": lambda n: decode(n, 2) - decode(n, 1),
   }
   curves = {}
   for action, seconds in timers.items():

@@ -56,9 +56,6 @@ def search_choice(
   errors: np.ndarray,
   budget: float,
   reference: np.ndarray,
-  *,
-  exhaustive_labels: int = _EXHAUSTIVE_LABELS,
-  error_cells: int = _ERROR_CELLS,
 ) -> np.ndarray:
   """Returns the choice of the shortest step, of equal steps the most exact."""
   # `errors`: float64[tensors, codecs], squared; infinite where a codec must not
@@ -90,9 +87,7 @@ def search_choice(
       total = _table.finish_time(
         _table.advance_pipeline(labels.state, stage), suffix
       )
-      kept = _prune_labels(
-        labels, total, resolution, budget, exhaustive_labels, error_cells
-      )
+      kept = _prune_labels(labels, total, resolution, budget)
       history.append((tensor, parents[kept], options[kept]))
       labels = _select_labels(labels, kept)
     state = _table.advance_pipeline(
@@ -155,19 +150,15 @@ def _select_labels(labels: _Labels, positions: np.ndarray) -> _Labels:
 
 
 def _prune_labels(
-  labels: _Labels,
-  total: np.ndarray,
-  resolution: float,
-  budget: float,
-  exhaustive_labels: int,
-  error_cells: int,
+  labels: _Labels, total: np.ndarray, resolution: float, budget: float
 ) -> np.ndarray:
   """Returns the positions of the labels to keep."""
   # `total`: float64[labels], seconds of the step completed by the reference.
   # `resolution`: seconds below which steps are equally long.
-  if len(total) <= exhaustive_labels:
+  if len(total) <= _EXHAUSTIVE_LABELS:
     return np.arange(len(total))
-  cell = (labels.error * (error_cells / budget if budget else 0.0)).astype(int)
+  cells_per_error = _ERROR_CELLS / budget if budget else 0.0
+  cell = (labels.error * cells_per_error).astype(int)
   # Each group is a cell of the error and a bit mask of collectives in use.
   bits = 1 << np.arange(labels.payload.shape[-1])
   group = cell * (2 * bits[-1]) + (labels.payload > 0) @ bits

@@ -186,6 +186,13 @@ def _list_tensor_choices(
     # Exact predictions replace those of tables that do not hold for them.
     total_s[(changed == choice).all(1)] = best.step.total_s
     total_s[~changed.any(1)] = uncompressed.total_s
+    added_s = total_s - total_s[chosen]
+    if chosen:
+      reason = _explain_compressed(table, i, chosen, added_s[0])
+    else:
+      affordable = np.array([problem.is_affordable(c) for c in changed])
+      equal_s = _search.EQUAL * total_s[0]
+      reason = _explain_uncompressed(problem, i, added_s, affordable, equal_s)
     yield _plan.TensorChoice(
       path,
       leaf.shape,
@@ -193,32 +200,14 @@ def _list_tensor_choices(
       methods[i],
       table.wire_bytes(i, chosen),
       problem.errors.relative_error(i, chosen),
-      _explain_tensor(problem, table, changed, i, chosen, total_s),
+      reason,
     )
-
-
-def _explain_tensor(
-  problem: _problem.ExchangeProblem,
-  table: _table.StepTable,
-  changed: np.ndarray,
-  tensor: int,
-  codec: int,
-  total_s: np.ndarray,
-) -> str:
-  """Says why a tensor has its codec: what another would do to the step."""
-  # `changed`: int[codecs, tensors], the choice with each codec for this tensor.
-  # `total_s`: float64[codecs], seconds of the step.
-  added_s = total_s - total_s[codec]
-  if codec:
-    return _explain_compressed(table, tensor, codec, added_s[0])
-  affordable = np.array([problem.is_affordable(choice) for choice in changed])
-  equal_s = _search.EQUAL * total_s[codec]
-  return _explain_uncompressed(problem, tensor, added_s, affordable, equal_s)
 
 
 def _explain_compressed(
   table: _table.StepTable, tensor: int, codec: int, saved_s: float
 ) -> str:
+  """Says what the codec of a compressed tensor saves."""
   sent, full = (table.wire_bytes(tensor, c) for c in (codec, 0))
   coding_s = float(table.coding_s[tensor, codec].sum())
   coding = f"for {_text.format_seconds(coding_s)} of coding"
@@ -237,6 +226,7 @@ def _explain_uncompressed(
   affordable: np.ndarray,
   equal_s: float,
 ) -> str:
+  """Says what the best codec would do to a tensor at full precision."""
   others = np.arange(1, len(added_s))
   if not len(others):
     return "There is no other codec."

@@ -13,6 +13,9 @@ from jaxmotion import codecs, core, perfmodel, program
 from jaxmotion.memory.residuals import Action, Residual, offload
 from jaxmotion.perfmodel.extend import decode_seconds, encode_seconds
 
+# The loops in the name of a residual.
+_PREFIX = re.compile(r"[a-z]+/((?:scan_\d+/)*)")
+
 
 class KeepOption(NamedTuple):
   """A way to keep some residuals, and its costs in a step.
@@ -152,9 +155,6 @@ def _transfer_seconds(
   if link is None:  # Nothing is moved: `fit_memory` offers no `offload`.
     return 0.0
   return sum(r.repeats * link.transfer_seconds(r.encoded_bytes) for r in moved)
-
-
-_PREFIX = re.compile(r"[a-z]+/((?:scan_\d+/)*)")
 
 
 class Layer(NamedTuple):

@@ -219,6 +219,7 @@ def _explain_missing_host(
 def _check_options(
   options: Sequence[residuals.Action],
 ) -> tuple[residuals.Action, ...]:
+  """Returns the options as a tuple; raises unless each is an action."""
   options = core.check_sequence("options", options, "actions")
   kinds = (codecs.Codec, residuals.offload, residuals.recompute, type(None))
   noun = "codecs, `offload(...)`, `recompute()` or None"
@@ -235,6 +236,7 @@ def _check_options(
 def _check_result(
   fn: Callable[..., Any], args: Sequence[PyTree], has_aux: bool
 ) -> None:
+  """Raises unless a function returns a scalar, or a pair with `has_aux`."""
   result = jax.eval_shape(fn, *args)
   if has_aux:
     if not isinstance(result, tuple) or len(result) != 2:

@@ -186,6 +186,7 @@ class MemoryPlan:
     return "\n".join(parts)
 
   def _format_summary(self) -> str:
+    """Says what the plan is, and what it takes in bytes and seconds."""
     size, seconds = _text.format_bytes, _text.format_seconds
     compiled = "not compiled"
     if self.compiled_bytes is not None:
@@ -205,6 +206,7 @@ class MemoryPlan:
     )
 
   def _format_stock(self) -> str:
+    """Says which policy of `jax.checkpoint` comes nearest to the plan."""
     stock = self.fastest_stock
     if stock is None:
       return "Neither the plain step nor a policy of jax.checkpoint fits."

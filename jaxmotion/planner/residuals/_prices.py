@@ -98,6 +98,7 @@ class StepPrices:
     return self._residuals[recipe]
 
   def _find_price(self, recipe: _recipe.Recipe) -> Price | None:
+    """Traces the step of a recipe and prices it; None if a rule fails."""
     step = self.make_step(recipe, self._traced)
     try:
       cost = perfmodel.predict_cost(step, *self.args, while_trips=1)
@@ -114,5 +115,6 @@ class StepPrices:
     return Price(seconds, cost.peak_bytes + self.state_bytes)
 
   def _traced(self, *args: PyTree) -> Any:
+    """Runs the jaxpr of the function, which is traced once."""
     outs = core.jax_core.jaxpr_as_fun(self._closed)(*jax.tree.leaves(args))
     return jax.tree.unflatten(self._result, outs)

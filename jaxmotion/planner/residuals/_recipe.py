@@ -80,6 +80,7 @@ class Recipe(NamedTuple):
   def _cut_options(
     self, count: int, device: perfmodel.Device
   ) -> dict[str, Any]:
+    """Returns the options of `compress_residuals` for this recipe."""
     return {
       "codec": self.rules or None,
       "params": tuple(range(count)),
@@ -109,6 +110,7 @@ def checkpoint_loops(
 
   @functools.wraps(fn)
   def run_checkpointed(*args: Any) -> Any:
+    """Runs the traced function with each scan under `jax.checkpoint`."""
     closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
     flat = program.flatten(closed)
     env = dict(flat.constants)
@@ -182,13 +184,6 @@ def list_stock_recipes(landmarks: Landmarks) -> Iterator[Recipe]:
       yield _make_stock(name, policy, True)
 
 
-def list_name_recipes(landmarks: Landmarks) -> Iterator[Recipe]:
-  """Yields `jax.checkpoint` by policies of names."""
-  # If there are loops, their bodies alone are wrapped.
-  for name, policy in _list_name_policies(landmarks.names):
-    yield _make_stock(name, policy, landmarks.has_loops)
-
-
 def list_offload_recipes(landmarks: Landmarks) -> Iterator[Recipe]:
   """Yields `jax.checkpoint` by policies that save on the host."""
   # Only arrays of loop bodies are listed. Outside of loops, XLA sends such
@@ -217,6 +212,7 @@ def _make_stock(
   in_loops: bool,
   is_on_host: bool = False,
 ) -> Recipe:
+  """Makes the recipe of `jax.checkpoint` by a policy."""
   words = f"jax.checkpoint(policy={name})" if name else "jax.checkpoint"
   if in_loops:
     words += " of loop bodies"
@@ -225,24 +221,29 @@ def _make_stock(
   )
 
 
-def _list_name_policies(
-  names: Sequence[str],
-) -> Iterator[tuple[str, Policy]]:
+def list_name_recipes(landmarks: Landmarks) -> Iterator[Recipe]:
+  """Yields `jax.checkpoint` by policies of names."""
+  names = landmarks.names
 
-  def save_only(*some: str) -> tuple[str, Policy]:
+  def make(words: str, policy: Policy) -> Recipe:
+    # If there are loops, their bodies alone are wrapped.
+    return _make_stock(words, policy, landmarks.has_loops)
+
+  def save_only(*some: str) -> Recipe:
     words = f"save_only_these_names({', '.join(map(repr, some))})"
-    return words, _POLICIES.save_only_these_names(*some)
+    return make(words, _POLICIES.save_only_these_names(*some))
 
   if names:
-    words, only = save_only(*names)
-    yield words, only
-    no_batch = _POLICIES.dots_with_no_batch_dims_saveable
-    both = _POLICIES.save_from_both_policies(no_batch, only)
+    yield save_only(*names)
+    both = _POLICIES.save_from_both_policies(
+      _POLICIES.dots_with_no_batch_dims_saveable,
+      _POLICIES.save_only_these_names(*names),
+    )
     shown = ", ".join(map(repr, names))
-    yield f"save_from_both_policies(no batch dims, {shown})", both
+    yield make(f"save_from_both_policies(no batch dims, {shown})", both)
   for name in names[:_MOST_NAMES]:
     if others := [other for other in names if other != name]:
       yield save_only(name)
       yield save_only(*others)
     but = _POLICIES.save_anything_except_these_names(name)
-    yield f"save_anything_except_these_names({name!r})", but
+    yield make(f"save_anything_except_these_names({name!r})", but)

@@ -174,6 +174,7 @@ class RecipeSearch:
       yield from _recipe.list_stock_recipes(self.prices.landmarks)
 
   def _list_others(self) -> Iterator[_recipe.Recipe]:
+    """Yields recipes that are priced only if the plain step does not fit."""
     if self._may_recompute:
       yield from map(_recipe.make_cut, _SHARES)
       if self.prices.landmarks.has_loops or self._is_stock_smaller():

@@ -139,22 +139,20 @@ class Selector:
     if self._measure is None:
       return None
     if best:
-      return self._choose_unsure(left)
+      # Predicted not to fit, but of a family of which nothing was compiled: it
+      # may take less.
+      unsure = (
+        c
+        for c in left
+        if not c.is_estimate
+        and _family_of(c) not in self._ratio
+        and _LEAST_RATIO * c.device_bytes <= self._budget
+      )
+      return next(unsure, None)
     left.sort(key=self._expect_bytes)
     hopeful = _LEAST_RATIO * self._expect_bytes(left[0]) if left else math.inf
     may_fit = hopeful <= self._budget or not self.compiled
     return left[0] if left and may_fit else None
-
-  def _choose_unsure(
-    self, left: Sequence[_search.Candidate]
-  ) -> _search.Candidate | None:
-    """Returns the first candidate whose memory nothing compiled speaks for."""
-    # It is predicted not to fit, but may take less once it is compiled.
-    for candidate in left:
-      is_known = _family_of(candidate) in self._ratio or candidate.is_estimate
-      if not is_known and _LEAST_RATIO * candidate.device_bytes <= self._budget:
-        return candidate
-    return None
 
   def _expect_bytes(self, candidate: _search.Candidate) -> float:
     if candidate.recipe in self.compiled:

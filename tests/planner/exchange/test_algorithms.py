@@ -16,26 +16,27 @@ from jaxmotion.perfmodel import builtin_platform
 from jaxmotion.planner.exchange import _algorithms
 
 MATRIX = jax.ShapeDtypeStruct((512, 512), "float32")
+PARAMS = {"a": MATRIX, "b": MATRIX}
 VECTORS = [jax.ShapeDtypeStruct((300,), "float32")] * 4
 X = jax.ShapeDtypeStruct((32, 512), "float32")
 ETHERNET = builtin_platform("ethernet_1gbit")
 
 
-def matrix_loss(w, x):
-  return jnp.mean(jnp.tanh(x @ w) ** 2)
+def matrix_loss(params, x):
+  return jnp.mean(jnp.tanh(x @ params["a"] @ params["b"]) ** 2)
 
 
 def vector_loss(params):
   return sum(jnp.sum(p**2) for p in params)
 
 
-def compare(platform):
-  plan = planner.advise(matrix_loss, MATRIX, (X,), platform)
-  return plan, plan.algorithms
+def compare(platform, rows=32, **options):
+  x = jax.ShapeDtypeStruct((rows, 512), "float32")
+  return planner.advise(matrix_loss, PARAMS, (x,), platform, **options)
 
 
 @functools.cache
-def compare_on_ethernet():
+def plan_on_ethernet():
   return compare(ETHERNET)
 
 
@@ -45,46 +46,62 @@ def find(table, name):
 
 
 def test_the_fastest_is_first_and_what_is_refused_last():
-  _, table = compare_on_ethernet()
+  table = plan_on_ethernet().algorithms
   seconds = [choice.step_s for choice in table if choice.is_offered]
   assert seconds == sorted(seconds) and len(seconds) > 5
   offered = [choice.is_offered for choice in table]
   assert offered == sorted(offered, reverse=True)
-
-
-def test_every_preset_is_weighed():
-  _, table = compare_on_ethernet()
   names = [
     n for n, f in vars(presets).items() if inspect.isfunction(f) and n[0] != "_"
   ]
   assert names and all(find(table, f"presets.{name}(") for name in names)
+  for name in ("dgc", "ef21_sgdm", "onebit_adam", "muloco", "sdp4bit"):
+    assert find(table, name).is_offered
 
 
-def test_a_rare_exchange_costs_its_share_and_is_named_where_it_pays():
-  plan, table = compare_on_ethernet()
-  local = find(table, "local_updates")
+def test_a_plan_prints_every_choice_and_reason():
+  plan = plan_on_ethernet()
+  assert plan.is_compressed and plan.reason.startswith("Compress 2 of 2")
+  text = str(plan)
+  assert "presets.lion(" in text
+  for choice in plan.choices:
+    assert choice.path in text and choice.reason in text
+    assert choice.reason.startswith("Saves ") and choice.reason.endswith(".")
+  assert [choice.path for choice in plan.choices] == sorted(PARAMS)
+  sent = sum(choice.wire_bytes for choice in plan.choices)
+  assert sent == pytest.approx(plan.step.wire_bytes)
+
+
+def test_a_rare_exchange_is_named_where_it_pays_and_fits(monkeypatch):
+  plan = plan_on_ethernet()
+  local = find(plan.algorithms, "local_updates")
   every = int(local.name.rpartition("=")[2].rstrip(")"))
   assert local.wire_bytes == plan.step.wire_bytes / every
   assert "A rarer exchange beats a smaller one: local_updates" in str(plan)
+
+  def plan_on(rows, **changes):
+    platform = dataclasses.replace(ETHERNET, **changes, sources={})
+    plan = compare(platform, rows)
+    local = _algorithms.weigh_period(plan.problem, plan.step)
+    table = _algorithms.AlgorithmTable([local])
+    monkeypatch.setattr(_algorithms, "weigh_algorithms", lambda *_: table)
+    assert "rarer" not in str(plan)
+    return plan
+
   # What is fast already gains nothing from being rare.
-  fast = dataclasses.replace(
-    ETHERNET.axes[0].link,
-    latency_s=0.0,
-    rate=perfmodel.gbyte_per_s(1000),
-  )
-  near = dataclasses.replace(
-    ETHERNET,
-    axes=(dataclasses.replace(ETHERNET.axes[0], link=fast),),
-    sources={},
-  )
-  x = jax.ShapeDtypeStruct((1 << 15, 512), "float32")
-  plan = planner.advise(matrix_loss, MATRIX, (x,), near)
-  assert "rarer" not in str(plan)
+  (axis,) = ETHERNET.axes
+  rate = perfmodel.gbyte_per_s(1000)
+  fast = dataclasses.replace(axis.link, latency_s=0.0, rate=rate)
+  plan_on(1 << 15, axes=(dataclasses.replace(axis, link=fast),))
+  # It keeps an anchor and a momentum, which do not fit here.
+  small = dataclasses.replace(ETHERNET.device, memory_bytes=4e6)
+  plan = plan_on(32, device=small)
+  assert "of memory" in refusal(plan, "local_updates")
+  assert "not offered" in str(plan.algorithms)
 
 
 def test_a_preset_sends_what_its_program_asks_for():
   """Predicted bytes of the last phase are those of the traced update."""
-  _, table = compare_on_ethernet()
   mesh = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
   tx = presets.power_sgd("data", start=0)
 
@@ -100,14 +117,14 @@ def test_a_preset_sends_what_its_program_asks_for():
       out_specs=jax.P("data"),
       check_vma=False,
     ),
-    jax.ShapeDtypeStruct((8 * 512, 512), "float32"),
+    dict.fromkeys(PARAMS, jax.ShapeDtypeStruct((8 * 512, 512), "float32")),
   )
-  found = find(table, "power_sgd")
+  found = find(plan_on_ethernet().algorithms, "power_sgd")
   assert found.wire_bytes == pytest.approx(traced.total_bytes, rel=1e-6)
 
 
 def test_vectors_have_no_factors_and_no_directions():
-  plan = planner.advise(vector_loss, VECTORS, (), ETHERNET)
+  plan = planner.advise(vector_loss, VECTORS, (), ETHERNET, candidates=())
   assert "no fewer bytes" in refusal(plan, "power_sgd")
   assert "`params` has none" in refusal(plan, "muloco")
 
@@ -135,7 +152,7 @@ def plan_model(optimizer, **more):
   }
   ids = jax.ShapeDtypeStruct((8,), "int32")
   return planner.advise(
-    model_loss, params, (ids,), ETHERNET, optimizer=optimizer
+    model_loss, params, (ids,), ETHERNET, optimizer=optimizer, candidates=()
   )
 
 
@@ -153,33 +170,26 @@ def test_what_the_loss_or_the_optimizer_breaks_is_not_offered():
   assert find(plan.algorithms, "lion").is_offered
   # A table that is also read as a whole has a gradient everywhere.
   plan = plan_model(optax.sgd(0.1), tied=jax.ShapeDtypeStruct((1,), "float32"))
-  for name in ("dgc", "ef21_sgdm", "onebit_adam", "muloco", "sdp4bit"):
-    assert find(plan.algorithms, name).is_offered
+  pricing = _algorithms._Pricing(plan.problem, plan.uncompressed)
+  for assumption in ("no_moments", "no_lookups", "elementwise"):
+    assert not pricing._find_break(assumption)
 
 
 def test_sharded_bytes_of_all_leaves_are_those_of_a_traced_update():
   """Those of one leaf of each shape are multiplied, which saves the trace."""
   params = [MATRIX, *VECTORS, MATRIX]
-  loss = lambda params, x: matrix_loss(params[0] + params[-1], x)
-  plan = planner.advise(loss, params, (X,), ETHERNET)
-  found = find(plan.algorithms, "sdp4bit")
+  loss = lambda params, x: jnp.mean(x @ params[0] @ params[-1])
+  plan = planner.advise(loss, params, (X,), ETHERNET, candidates=())
   tx = presets.sdp4bit("data", optax.sgd(0.1))
   pricing = _algorithms._Pricing(plan.problem, plan.uncompressed)
+  _, found = pricing._trace_distinct(tx)
   _, ledger = pricing._trace_moves(tx, params)
-  assert found.wire_bytes == pytest.approx(ledger.total_bytes)
-
-
-def test_what_does_not_fit_is_not_offered():
-  device = dataclasses.replace(ETHERNET.device, memory_bytes=4e6)
-  small = dataclasses.replace(ETHERNET, device=device)
-  plan, table = compare(small)
-  assert "of memory" in refusal(plan, "local_updates")
-  assert "not offered" in str(table) and "rarer" not in str(plan)
+  assert found.total_bytes == pytest.approx(ledger.total_bytes)
 
 
 def test_hosts_with_several_devices_reduce_within_first():
-  platform = builtin_platform("h100_cluster")
   axes = jaxmotion.HostAxes("host", "device")
-  plan = planner.advise(matrix_loss, MATRIX, (X,), platform, mesh_axis=axes)
+  platform = builtin_platform("h100_cluster")
+  plan = compare(platform, mesh_axis=axes, candidates=())
   for name in ("lion", "sdp4bit", "diloco", "streaming_diloco", "muloco"):
     assert find(plan.algorithms, f"presets.{name}").is_offered

@@ -1,5 +1,8 @@
 """`replan` corrects the platform by measurements and solves again."""
 
+import dataclasses
+import functools
+
 import numpy as np
 import pytest
 
@@ -8,7 +11,7 @@ from jaxmotion.planner import replan
 from jaxmotion.planner.exchange._replan import sum_link_seconds, table_of_plan
 from tests.planner.problems import PARAMS, THREE, WORK, cluster
 
-SLOW, MIDDLE = cluster(8, gbit=0.1), cluster(8, gbit=30)
+SLOW = cluster(8, gbit=0.1)
 
 
 def advise(platform, **options):
@@ -17,11 +20,16 @@ def advise(platform, **options):
   )
 
 
+@functools.cache
+def slow_plan():
+  return advise(SLOW)
+
+
 def parts(plan, platform=None):
   """Predicted seconds without an exchange, of coding and of links."""
   problem = plan.problem
   if platform is not None:
-    problem = problem.on_platform(platform)
+    problem = dataclasses.replace(problem, platform=platform)
   step = problem.predict_step(plan.codec, plan.method)
   table, choice = table_of_plan(plan, problem)
   return {
@@ -32,10 +40,12 @@ def parts(plan, platform=None):
   }
 
 
-@pytest.mark.parametrize("name", ["compute_s", "coding_s", "link_s", "step_s"])
-@pytest.mark.parametrize("factor", [0.5, 1.0, 7.0])
+@pytest.mark.parametrize(
+  ("name", "factor"),
+  [("compute_s", 7.0), ("coding_s", 0.5), ("link_s", 7.0), ("step_s", 0.5)],
+)
 def test_measured_times_are_predicted_afterwards(name, factor):
-  plan = advise(SLOW)
+  plan = slow_plan()
   before = parts(plan)
   corrected = replan(plan, **{name: factor * before[name]})
   after = parts(plan, corrected.platform)
@@ -46,28 +56,24 @@ def test_measured_times_are_predicted_afterwards(name, factor):
 
 
 def test_several_measurements_are_all_predicted_afterwards():
-  plan = advise(SLOW)
+  plan = slow_plan()
   before = parts(plan)
-  given = {k: 2 * before[k] for k in ("compute_s", "coding_s")}
-  corrected = replan(plan, **given, step_s=3 * before["step_s"])
-  after = parts(plan, corrected.platform)
+  given = {"compute_s": 2, "coding_s": 2, "step_s": 3}
+  given = {name: times * before[name] for name, times in given.items()}
+  after = parts(plan, replan(plan, **given).platform)
   for name in given:
     assert after[name] == pytest.approx(given[name], rel=1e-6)
-  assert after["step_s"] == pytest.approx(3 * before["step_s"], rel=1e-6)
 
 
-def test_links_faster_than_predicted_need_no_compression():
-  plan = advise(SLOW)
+@pytest.mark.parametrize(
+  ("name", "factor"), [("link_s", 1e-5), ("coding_s", 1e4)]
+)
+def test_fast_links_and_slow_codecs_need_no_compression(name, factor):
+  plan = slow_plan()
   assert plan.is_compressed
-  corrected = replan(plan, link_s=parts(plan)["link_s"] / 1e5)
+  corrected = replan(plan, **{name: factor * parts(plan)[name]})
   assert not corrected.is_compressed
   assert corrected.reason.startswith("Do not compress")
-
-
-def test_codecs_slower_than_predicted_are_not_used():
-  plan = advise(SLOW)
-  corrected = replan(plan, coding_s=1e4 * parts(plan)["coding_s"])
-  assert not corrected.is_compressed
   assert corrected.step.total_s == pytest.approx(corrected.uncompressed.total_s)
 
 
@@ -82,7 +88,7 @@ def test_links_slower_than_predicted_are_compressed():
 
 
 def test_replans_compose_and_platforms_can_be_saved(tmp_path):
-  plan = advise(SLOW)
+  plan = slow_plan()
   first = replan(plan, coding_s=3 * parts(plan)["coding_s"])
   second = replan(first, coding_s=2 * parts(first)["coding_s"])
   before, after = parts(plan), parts(plan, second.platform)
@@ -93,23 +99,20 @@ def test_replans_compose_and_platforms_can_be_saved(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("given", "error", "message"),
+  ("given", "message"),
   [
-    ({}, ValueError, "must be given one of.*'compute_s'"),
-    ({"link_s": 0.0}, ValueError, "`link_s` must be a number in"),
-    ({"step_s": float("inf")}, ValueError, "`step_s` must be.*got inf"),
-    ({"step_s": "1 s"}, TypeError, "`step_s` must be.*got '1 s'"),
-    ({"link_s": 1.0, "step_s": 2.0}, ValueError, "`step_s` must be None"),
-    ({"step_s": 1e-9}, ValueError, "more than what computing and coding"),
+    ({}, "must be given one of.*'compute_s'"),
+    ({"link_s": 1.0, "step_s": 2.0}, "`step_s` must be None"),
+    ({"step_s": 1e-9}, "more than what computing and coding"),
   ],
 )
-def test_invalid_measurements_are_named(given, error, message):
-  with pytest.raises(error, match=message):
-    replan(advise(SLOW), **given)
+def test_invalid_measurements_are_named(given, message):
+  with pytest.raises(ValueError, match=message):
+    replan(slow_plan(), **given)
 
 
 def test_times_that_a_plan_does_not_have_are_refused():
   with pytest.raises(ValueError, match="`coding_s` must be None.*got 1.0"):
-    replan(advise(MIDDLE, accuracy_budget=0), coding_s=1.0)
+    replan(advise(SLOW, accuracy_budget=0), coding_s=1.0)
   with pytest.raises(ValueError, match="`link_s` must be None"):
     replan(advise(cluster(1)), link_s=1.0)
