@@ -7,8 +7,8 @@ Each file of rows for which there is a figure gets one: `train_digits.jsonl` a
 """
 
 import fnmatch
-import pathlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from absl import app
@@ -37,10 +37,10 @@ FIGURES: dict[str, Callable[[Sequence[Any], Any], None]] = {
 """Figure of a file of rows, by a pattern of its name."""
 
 
-def draw_figures(paths: Sequence[str]) -> list[pathlib.Path]:
+def draw_figures(paths: Sequence[str]) -> list[Path]:
   """Draws the figures of files of rows, and returns where they are."""
   drawn = []
-  for path in map(pathlib.Path, paths):
+  for path in map(Path, paths):
     for pattern, draw in FIGURES.items():
       if fnmatch.fnmatch(path.stem, pattern):
         drawn.append(path.with_suffix(".png"))

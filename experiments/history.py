@@ -31,6 +31,9 @@ from absl import flags
 
 import jaxmotion
 from experiments.common import console, records, shared_flags, tables
+from experiments.common.console import JobError
+from experiments.common.records import Measured, Row
+from experiments.common.tables import Table
 from jaxmotion import codecs, wire
 
 _COMMIT = flags.DEFINE_string("commit", None, "Commit; that of git by default.")
@@ -103,7 +106,7 @@ def measure_steps(repeats: int) -> tuple[Times, Times, Times, Times]:
 
 def make_rows(
   commit: str, found: Sequence[tuple[str, str, Times]]
-) -> list[records.Row]:
+) -> list[Row]:
   """Returns a row for each ratio to the baseline of its turn."""
   date = datetime.datetime.now(datetime.UTC).date()
   rows = []
@@ -113,13 +116,13 @@ def make_rows(
         continue
       ratios = [a / b for a, b in zip(own, times[baseline], strict=True)]
       noise = records.find_spread(ratios)
-      ratio = records.Measured(statistics.median(ratios), "x", noise)
+      ratio = Measured(statistics.median(ratios), "x", noise)
       name = f"history_{date}_{commit}"
       rows.append(records.make_row(name, case, metric, ratio))
   return rows
 
 
-def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+def summary_table(rows: Sequence[Row]) -> Table:
   """Returns a line for each ratio, and a column for each late commit."""
   commits = list(dict.fromkeys(row.experiment for row in rows))[-_COLUMNS:]
   lines = []
@@ -133,7 +136,7 @@ def summary_table(rows: Sequence[records.Row]) -> tables.Table:
     lines.append([metric, case, *cells])
   names = [commit.removeprefix("history_") for commit in commits]
   header = ("ratio", "case", *(name.replace("_", " ") for name in names))
-  return tables.Table(header, lines, text_columns=(0, 1))
+  return Table(header, lines, text_columns=(0, 1))
 
 
 def _find_commit() -> str:
@@ -141,7 +144,7 @@ def _find_commit() -> str:
   command = ["git", "rev-parse", "--short", "HEAD"]
   done = subprocess.run(command, capture_output=True, text=True)
   if done.returncode:
-    raise console.JobError("`--commit` must be given where git knows none.")
+    raise JobError("`--commit` must be given where git knows none.")
   return done.stdout.strip()
 
 
@@ -150,7 +153,7 @@ def main() -> None:
   # Of CPUs alone: other devices are there in their number.
   jax.config.update("jax_num_cpu_devices", _WORKERS)
   commit = _COMMIT.value or _find_commit()
-  known: list[records.Row] = []
+  known: list[Row] = []
   if _JSON.value and os.path.exists(_JSON.value):
     known = records.read_rows(_JSON.value)
   repeats = _REPEATS.value

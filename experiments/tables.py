@@ -13,7 +13,9 @@ from absl import app
 from experiments import history
 from experiments.activations import rows as activations
 from experiments.codecs import tables as codecs
-from experiments.common import records, tables
+from experiments.common import records
+from experiments.common.records import Row
+from experiments.common.tables import Table
 from experiments.gpu import jobs as gpu
 from experiments.hetero import rows as hetero
 from experiments.hosts import rows as hosts
@@ -24,7 +26,7 @@ from experiments.study import rows as study
 from experiments.train import rows as train
 from experiments.weights import rows as weights
 
-_SUMMARIES: dict[str, Callable[[Sequence[records.Row]], tables.Table]] = {
+_SUMMARIES: dict[str, Callable[[Sequence[Row]], Table]] = {
   "activations": activations.summary_table,
   "codecs": codecs.summary_table,
   "gpu": gpu.summary_table,
@@ -40,7 +42,7 @@ _SUMMARIES: dict[str, Callable[[Sequence[records.Row]], tables.Table]] = {
 }
 
 
-def render_markdown(rows: Sequence[records.Row]) -> str:
+def render_markdown(rows: Sequence[Row]) -> str:
   """Returns the table that the docs show of these rows, as Markdown."""
   if not rows:
     raise ValueError("`rows` must hold at least one row, got none.")

@@ -23,7 +23,6 @@ import itertools
 import json
 import logging
 import os
-import pathlib
 import re
 import secrets
 import shutil
@@ -32,6 +31,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -40,6 +40,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from experiments.common import console
+from experiments.common.console import JobError
 
 NAME = "SHA256SUMS"
 """Name of the manifest in its folder."""
@@ -55,7 +56,7 @@ class BrokenFileError(Exception):
 # Its last line is a comment with the checksum of the lines before. A file that
 # is missing, cut or changed no longer matches, nor does a file that was added,
 # nor a folder with another name.
-def write_manifest(folder: pathlib.Path, name: str) -> None:
+def write_manifest(folder: Path, name: str) -> None:
   """Writes the checksums of a folder and waits until the disk has its files."""
   paths = _list_files(folder)
   # The disk takes many files at once in the time of a few.
@@ -63,7 +64,7 @@ def write_manifest(folder: pathlib.Path, name: str) -> None:
     digests = pool.map(lambda path: _hash_file(folder / path, True), paths)
     pairs = zip(digests, paths, strict=True)
     text = "".join(f"{digest}  {name}/{path}\n" for digest, path in pairs)
-    folders = [pathlib.Path(parent) for parent, _, _ in os.walk(folder)]
+    folders = [Path(parent) for parent, _, _ in os.walk(folder)]
     list(pool.map(sync_folder, folders))
   body = text.encode()
   with (folder / NAME).open("wb") as file:
@@ -73,7 +74,7 @@ def write_manifest(folder: pathlib.Path, name: str) -> None:
   sync_folder(folder)
 
 
-def check_manifest(folder: pathlib.Path) -> dict[str, str]:
+def check_manifest(folder: Path) -> dict[str, str]:
   """Checks that a folder has the files of its manifest and no others."""
   wanted = _read_manifest(folder)
   found = set(_list_files(folder))
@@ -91,7 +92,7 @@ def check_manifest(folder: pathlib.Path) -> dict[str, str]:
   return wanted
 
 
-def sync_folder(folder: pathlib.Path) -> None:
+def sync_folder(folder: Path) -> None:
   """Waits until the disk has the names in a folder."""
   descriptor = os.open(folder, os.O_RDONLY)
   try:
@@ -102,7 +103,7 @@ def sync_folder(folder: pathlib.Path) -> None:
     os.close(descriptor)
 
 
-def remove_folder(folder: pathlib.Path) -> None:
+def remove_folder(folder: Path) -> None:
   """Removes a folder and its files, as far as the system lets it."""
   with ThreadPoolExecutor(_THREADS) as pool:
     for path in _list_files(folder):
@@ -110,7 +111,7 @@ def remove_folder(folder: pathlib.Path) -> None:
   shutil.rmtree(folder, ignore_errors=True)
 
 
-def _read_manifest(folder: pathlib.Path) -> dict[str, str]:
+def _read_manifest(folder: Path) -> dict[str, str]:
   try:
     data = (folder / NAME).read_bytes()
   except OSError as error:
@@ -137,17 +138,17 @@ def _is_same(found: str | bytes, wanted: str | bytes) -> bool:
   return found == wanted
 
 
-def _list_files(folder: pathlib.Path) -> list[str]:
+def _list_files(folder: Path) -> list[str]:
   """Returns the paths of all files but the manifest."""
   paths = [
-    pathlib.Path(parent, name).relative_to(folder).as_posix()
+    Path(parent, name).relative_to(folder).as_posix()
     for parent, _, names in os.walk(folder)
     for name in names
   ]
   return sorted(path for path in paths if path != NAME)
 
 
-def _hash_file(path: pathlib.Path, is_new: bool = False) -> str:
+def _hash_file(path: Path, is_new: bool = False) -> str:
   """Returns the checksum of a file; of a new one, when the disk has it."""
   with path.open("rb") as file:
     digest = hashlib.file_digest(file, "sha256")
@@ -186,7 +187,7 @@ class CheckpointStore:
   optimizer state (or inside a codec's error memory) becomes part of the format.
   """
 
-  def __init__(self, folder: pathlib.Path):
+  def __init__(self, folder: Path):
     self._folder = folder
     self._is_first = jax.process_index() == 0
     with _mute_logs():
@@ -203,7 +204,7 @@ class CheckpointStore:
     try:
       self._write_step(step, tree, log, layout)
     except OSError as error:
-      raise console.JobError(
+      raise JobError(
         f"the checkpoint of step {step} cannot be written to"
         f" {str(self._folder)!r}: {console.describe_failure(error)}"
       ) from error
@@ -223,12 +224,13 @@ class CheckpointStore:
       try:
         check_manifest(path)
       except BrokenFileError as error:
-        raise console.JobError(
+        raise JobError(
           f"process 0 alone can read step {step}: {error}"
         ) from error
     facts = self._load(path, {_FACTS: ocp.args.JsonRestore()})[_FACTS]
     layout = facts["layout"]
-    if elastic and layout in (None, _read_back(elastic.layout)):
+    # JSON gives lists for tuples.
+    if elastic and layout in (None, json.loads(json.dumps(elastic.layout))):
       elastic = None  # Nothing has changed.
     if elastic:
       like = elastic.like_saved(layout)
@@ -257,6 +259,7 @@ class CheckpointStore:
     return sorted((int(n) for n in names if n.isdigit()), reverse=True)
 
   def _write_step(self, step: int, tree: Any, log: Log, layout: Any) -> None:
+    """Writes a checkpoint under a name of its own, then renames it."""
     # A process of an earlier job may still live: its token is another one.
     token = _agree_on(secrets.randbits(31))
     partial = self._folder / f"{step}.partial-{token}"
@@ -284,18 +287,15 @@ class CheckpointStore:
       raise
     if self._is_first:
       sync_folder(self._folder)
-      for old in self.list_steps()[_KEPT:]:
-        self._remove_step(old)
+      for step in self.list_steps()[_KEPT:]:
+        # Renamed first: half a folder would be a broken checkpoint.
+        old = self._folder / f"{step}.old"
+        os.rename(self._folder / str(step), old)
+        remove_folder(old)
 
-  def _load(self, path: pathlib.Path, items: dict[str, Any]) -> Any:
+  def _load(self, path: Path, items: dict[str, Any]) -> Any:
     with _catch_failures():
       return self._orbax.restore(path.absolute(), ocp.args.Composite(**items))
-
-  def _remove_step(self, step: int) -> None:
-    # Renamed first: half a folder would be a broken checkpoint.
-    old = self._folder / f"{step}.old"
-    os.rename(self._folder / str(step), old)
-    remove_folder(old)
 
   def _remove_leftovers(self) -> None:
     """Removes what killed jobs have left."""
@@ -319,20 +319,21 @@ class CheckpointStore:
         self._move_aside(path)
     return 0
 
-  def _move_aside(self, path: pathlib.Path) -> None:
+  def _move_aside(self, path: Path) -> None:
     # Not removed, so that it can be examined.
     aside = path.with_name(f"{path.name}.broken")
     try:
       remove_folder(aside)
       os.rename(path, aside)
     except OSError as error:
-      raise console.JobError(
+      raise JobError(
         f"{path} cannot be moved aside: {console.describe_failure(error)}"
       ) from error
 
   def _check_leaves(
     self, step: int, saved: list[str], leaves: list[Any]
   ) -> None:
+    """Raises if saved leaves have other shapes or dtypes than these."""
     wanted = [_describe_leaf(x) for x in leaves]
     if saved == wanted:
       return
@@ -343,19 +344,19 @@ class CheckpointStore:
       if differ
       else f"it has {len(saved)} leaves, not {len(wanted)}"
     )
-    raise console.JobError(
+    raise JobError(
       f"the checkpoint of step {step} in {str(self._folder)!r} is of another"
       f" program: {where}. Use another `workdir`."
     )
 
 
-def read_log(path: pathlib.Path) -> Log:
+def read_log(path: Path) -> Log:
   """Returns the log of one checkpoint, without starting JAX."""
   text = (path / _FACTS / "metadata").read_text()
   return Log(**json.loads(text)["log"])
 
 
-def read_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
   """Returns the arrays of one checkpoint by their numbers."""
   folder = (path / _STATE).absolute()
   with _mute_logs():
@@ -413,11 +414,6 @@ def _mute_logs() -> Iterator[None]:
     yield
   finally:
     logging.disable(before)
-
-
-def _read_back(layout: Any) -> Any:
-  """Returns plain data as a checkpoint gives it: with lists for tuples."""
-  return json.loads(json.dumps(layout))
 
 
 def _describe_leaf(x: Any) -> str:

@@ -45,6 +45,7 @@ import jax
 from absl import flags
 
 from experiments.common import console
+from experiments.common.console import JobError
 
 INITIALIZATION_TIMEOUT_S = 60
 # Some processes find their programs in the compilation cache, others compile.
@@ -171,12 +172,12 @@ def _read_arguments() -> dict[str, Any] | None:
     return None
   if address is None or count is None or index is None:
     missing = [f"`--{name}`" for name in given if name not in known]
-    raise console.JobError(
+    raise JobError(
       f"{' and '.join(missing)} must be given with the other arguments of a"
       f" job of several processes (or `--distributed`), got {known}."
     )
   if not 0 <= index < count:
-    raise console.JobError(
+    raise JobError(
       "`--process_id` must be at least 0 and less than `--num_processes` ="
       f" {count}, got {index}."
     )
@@ -191,7 +192,7 @@ def _read_number(flag: flags.FlagHolder, variable: str) -> int | None:
   if text is None:
     return None
   if not text.isdigit():
-    raise console.JobError(f"`{variable}` must be a number, got {text!r}.")
+    raise JobError(f"`{variable}` must be a number, got {text!r}.")
   return int(text)
 
 
@@ -208,7 +209,7 @@ def _end_process(who: str, error: BaseException) -> None:
   """Ends the process without the barrier of an ordinary exit."""
   text = " ".join(str(error).split())
   reason = f"{type(error).__name__}: {text}"
-  if isinstance(error, SystemExit | console.JobError):
+  if isinstance(error, SystemExit | JobError):
     reason = text
   elif isinstance(error, OSError):
     reason = console.describe_failure(error)

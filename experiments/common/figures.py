@@ -2,7 +2,7 @@
 
 import io
 import os
-import pathlib
+from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -23,7 +23,7 @@ def make_figure(width: float, height: float) -> Figure:
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
   """Writes a figure to a file, whose folder is made if it is not there."""
   # A PNG gets a palette of 64 colors.
-  path = pathlib.Path(path)
+  path = Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   if path.suffix != ".png":
     figure.savefig(path, dpi=_DPI)

@@ -5,14 +5,14 @@ Nothing that is read here is run as code, and nothing is unpacked to disk.
 
 import json
 import os
-import pathlib
 import tempfile
+from pathlib import Path
 from typing import Any
 
-from experiments.common import console
+from experiments.common.console import JobError
 
 
-class FileError(console.JobError):
+class FileError(JobError):
   """A file that cannot be read or written; the message is one line."""
 
 
@@ -23,7 +23,7 @@ class MissingFileError(FileError, FileNotFoundError):
 def read_text(path: str | os.PathLike[str]) -> str:
   """Returns the text of a UTF-8 file."""
   try:
-    return pathlib.Path(path).read_bytes().decode()
+    return Path(path).read_bytes().decode()
   except FileNotFoundError as error:
     raise MissingFileError(_describe(path, "exist, and does not")) from error
   except OSError as error:
@@ -62,7 +62,7 @@ def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def check_output(path: str | os.PathLike[str]) -> None:
   """Raises unless a file can be written, and leaves nothing behind."""
-  path = pathlib.Path(path)
+  path = Path(path)
   if not path.name or path.is_dir():
     raise FileError(_describe(path, "be a file, and is a folder"))
   check_folder(path.parent)
@@ -72,7 +72,7 @@ def check_output(path: str | os.PathLike[str]) -> None:
 
 def check_folder(path: str | os.PathLike[str]) -> None:
   """Raises unless files can be written to a folder, or to one made for them."""
-  folder = pathlib.Path(path).absolute()
+  folder = Path(path).absolute()
   try:
     while not folder.exists():
       folder = folder.parent
@@ -89,7 +89,7 @@ def check_plot(path: str | os.PathLike[str]) -> None:
   # Takes 0.5 s to import.
   from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-  path = pathlib.Path(path)
+  path = Path(path)
   kinds = sorted(FigureCanvasAgg.get_supported_filetypes())
   if path.suffix.lower().removeprefix(".") not in kinds:
     text = f"end in .{', .'.join(kinds)}"

@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from experiments.common import checkpoint, progress
+from experiments.common.checkpoint import CheckpointStore, Elastic, Log
+from experiments.common.progress import Display
 from experiments.common.workdir import Workdir
 
 State = TypeVar("State")
@@ -24,17 +25,17 @@ def run_steps(
   *,
   steps: int,
   checkpoint_every: int,
-  store: checkpoint.CheckpointStore | None = None,
-  elastic: checkpoint.Elastic | None = None,
+  store: CheckpointStore | None = None,
+  elastic: Elastic | None = None,
   stop: int | None = None,
   evaluate: Callable[[int, State], None] | None = None,
   on_step: OnStep = ignore_step,
-) -> tuple[State, checkpoint.Log]:
+) -> tuple[State, Log]:
   """Runs the steps of one run, from its latest checkpoint if there is one."""
   # A loss that is not finite ends the run after that step, which is in the log
   # but neither evaluated nor in a checkpoint.
   # Returns the state after the last step, and the log from the first step on.
-  log = checkpoint.Log([], [])
+  log = Log([], [])
   if store:
     state, log = store.restore(state, elastic)
   for done in range(len(log.loss) + 1, (steps if stop is None else stop) + 1):
@@ -56,13 +57,11 @@ def run_steps(
 def run_cases(
   cases: Iterable[str],
   seeds: Iterable[int],
-  run_case: Callable[
-    [str, int, checkpoint.CheckpointStore | None, OnStep], Any
-  ],
+  run_case: Callable[[str, int, CheckpointStore | None, OnStep], Any],
   score_run: Callable[[Any], tuple[float, float]],
   *,
   workdir: Workdir | None = None,
-  display: progress.Display | None = None,
+  display: Display | None = None,
 ) -> list[Any]:
   """Runs every case with every seed, except runs that `workdir` already has."""
   # Seeds are the outer loop, so that a slow minute of the machine falls on all

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from experiments.common import console
+from experiments.common.console import JobError
 
 if TYPE_CHECKING:  # The library's own tests run without this package.
   from ml_collections import ConfigDict
@@ -29,9 +29,7 @@ did you mean 'int4'?
   near = difflib.get_close_matches(text, names, n=1)
   end = f"; did you mean {near[0]!r}?" if near else "."
   place = f"{what} " if what else ""
-  raise console.JobError(
-    f"{place}must be one of {', '.join(names)}, got {text!r}{end}"
-  )
+  raise JobError(f"{place}must be one of {', '.join(names)}, got {text!r}{end}")
 
 
 def parse_options(
@@ -54,7 +52,7 @@ def parse_options(
       continue
     is_number = type(options[name]) in (int, float)
     if not is_number or not 0 < options[name] < math.inf:
-      raise console.JobError(
+      raise JobError(
         f"{name} of {what} must be a positive number, true or false, got"
         f" {value!r}."
       )
@@ -75,18 +73,18 @@ def check_fields(config: ConfigDict, cases: str) -> None:
   """Raises unless a job of a configuration has something to do."""
   for name in _COUNTS:
     if name in config and config[name] < 1:
-      raise console.JobError(
+      raise JobError(
         f"`config.{name}` must be an integer >= 1, got {config[name]}."
       )
   for name in (cases, "seeds"):
     found = tuple(getattr(config, name))
     if not found or len(set(found)) < len(found):
-      raise console.JobError(
+      raise JobError(
         f"`config.{name}` must have one item or more, each once, got {found}."
       )
   workers = config.get("workers", 1)
   if config.batch_size % workers:
-    raise console.JobError(
+    raise JobError(
       f"`config.batch_size` must be a multiple of the {workers} workers, got"
       f" {config.batch_size}."
     )

@@ -1,7 +1,7 @@
 """Progress: a live table on a terminal or plain lines, and event files."""
 
-import pathlib
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -9,7 +9,7 @@ import rich.console
 import rich.progress
 import rich.table
 
-from experiments.common import console
+from experiments.common.console import JobError
 
 _LINES_PER_RUN = 4  # Of plain output.
 _ROWS = 12  # Of the live table: the last runs.
@@ -96,13 +96,13 @@ class Display:
 class ScalarWriter:
   """Writes the scalars of one run, from its first step or where it resumes."""
 
-  def __init__(self, folder: pathlib.Path, *, is_quiet: bool = False):
+  def __init__(self, folder: Path, *, is_quiet: bool = False):
     self._folder, self._is_quiet = folder, is_quiet
     self._writer: Any = None
     try:
       import tensorboardX
     except ImportError as error:
-      raise console.JobError(
+      raise JobError(
         "`--tensorboard` needs tensorboardX: pip install tensorboardX, or the"
         " extra `experiments`."
       ) from error

@@ -3,12 +3,12 @@
 import functools
 import json
 import os
-import pathlib
 import platform
 import re
 import statistics
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import jax
 
 import jaxmotion
 from experiments.common import files
+from experiments.common.files import FileError, MissingFileError
 
 _NUMBER_OR_NOTHING = (int, float, type(None))
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -135,22 +136,20 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
 def _make_row(where: str, fields: dict) -> Row:
   if set(fields) != set(Row._fields):
     wrong = sorted(set(fields) ^ set(Row._fields))
-    raise files.FileError(
+    raise FileError(
       f"{where} must have the fields {', '.join(Row._fields)}, and differs in"
       f" {', '.join(map(repr, wrong))}."
     )
   for name, value in fields.items():
     if type(value) not in _TYPES.get(name, (str,)):
       kinds = " or ".join(t.__name__ for t in _TYPES.get(name, (str,)))
-      raise files.FileError(
-        f"{where}: `{name}` must be {kinds}, got {value!r}."
-      )
+      raise FileError(f"{where}: `{name}` must be {kinds}, got {value!r}.")
   return Row(**fields)
 
 
 def write_lines(path: str | os.PathLike[str], lines: Iterable[dict]) -> None:
   """Writes one JSON object a line; a killed writer leaves the old file."""
-  path = pathlib.Path(path)
+  path = Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   partial = path.with_name(path.name + ".partial")
   with partial.open("w") as file:
@@ -165,7 +164,7 @@ def read_lines(path: str | os.PathLike[str]) -> list[dict]:
   """Reads one JSON object a line; an absent file has none."""
   try:
     return _parse_lines(path)
-  except files.MissingFileError:
+  except MissingFileError:
     return []
 
 
@@ -180,12 +179,12 @@ def _parse_line(path: str | os.PathLike[str], number: int, line: str) -> dict:
   try:
     return files.parse_object(line)
   except ValueError as error:
-    raise files.FileError(
+    raise FileError(
       f"{str(path)!r} line {number} must be a JSON object: {error}."
     ) from error
 
 
-_ROOT = pathlib.Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[2]
 
 
 @functools.cache
@@ -216,9 +215,7 @@ def drop_sources(machine: str) -> str:
   return re.sub(r"; (commit|version) [^;]*$", "", machine)
 
 
-def read_cases(
-  path: str | os.PathLike[str] | None,
-) -> dict[str, list[Row]]:
+def read_cases(path: str | os.PathLike[str] | None) -> dict[str, list[Row]]:
   """Reads the rows of a file by case; an absent file has none."""
   kept: dict[str, list[Row]] = {}
   if path is not None and os.path.exists(path):

@@ -5,20 +5,22 @@ while the flags are parsed, before any work.
 """
 
 import os
-import pathlib
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from absl import app, flags, logging
 
 from experiments.common import console, files, signals
+from experiments.common.console import JobError
+from experiments.common.files import FileError
 
 flags.disclaim_key_flags()  # They are key flags of the runner that asks.
 
-_CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+_CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def run_main(main: Callable[[], None]) -> None:
@@ -30,7 +32,7 @@ def run_main(main: Callable[[], None]) -> None:
       raise app.UsageError(f"Flags must start with --, got {argv[1]!r}.")
     try:
       main()
-    except console.JobError as error:
+    except JobError as error:
       raise SystemExit(f"Stopped: {error}") from error
     except OSError as error:
       raise SystemExit(f"Stopped: {console.describe_failure(error)}") from error
@@ -52,19 +54,15 @@ def _parse_flags(argv: list[str]) -> list[str]:
   except (AttributeError, LookupError, TypeError, ValueError) as error:
     raise SystemExit(_explain_field(error)) from error
   if "config" in flags.FLAGS:
-    _split_names(flags.FLAGS["config"].value)
+    config: Any = flags.FLAGS["config"].value
+    # The parser of tuples leaves words with commas, as `fp32,lion`, as one.
+    for name, value in config.items():
+      if type(value) is tuple and all(type(one) is str for one in value):
+        config[name] = tuple(word for one in value for word in one.split(","))
   # By default absl would show what JAX and orbax log about themselves.
   if flags.FLAGS["verbosity"].using_default_value:
     flags.FLAGS.verbosity = logging.WARNING  # type: ignore[assignment]
   return rest
-
-
-def _split_names(config: Any) -> None:
-  """Takes names apart that a flag gives with commas, as in `fp32,lion`."""
-  # The parser of tuples leaves words with commas as one.
-  for name, value in config.items():
-    if type(value) is tuple and all(type(one) is str for one in value):
-      config[name] = tuple(word for one in value for word in one.split(","))
 
 
 def _explain_field(error: Exception) -> str:
@@ -155,7 +153,7 @@ def define_output(
     if path and _may_write():
       try:
         check(path)
-      except files.FileError as error:
+      except FileError as error:
         raise flags.ValidationError(str(error)) from error
     return True
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import rich.table
 
-from experiments.common import records
+from experiments.common.records import Row
 
 
 class Table(NamedTuple):
@@ -42,20 +42,18 @@ class Table(NamedTuple):
     return table
 
 
-def index_rows(
-  rows: Sequence[records.Row],
-) -> dict[tuple[str, str], records.Row]:
+def index_rows(rows: Sequence[Row]) -> dict[tuple[str, str], Row]:
   """Returns the rows of one experiment by (case, metric)."""
   return {(row.case, row.metric): row for row in rows}
 
 
-def format_noise(row: records.Row, digits: int = 2) -> str:
+def format_noise(row: Row, digits: int = 2) -> str:
   """Returns a value with its standard deviation, as in `97.50 ± 0.71`."""
   noise = "" if row.noise is None else f" ± {row.noise:.{digits}f}"
   return f"{float(row.value):.{digits}f}{noise}"
 
 
-def format_gap(row: records.Row, digits: int = 2) -> str:
+def format_gap(row: Row, digits: int = 2) -> str:
   """Returns value minus baseline with its sign, `-` without a baseline."""
   if row.baseline is None:
     return "-"

@@ -5,17 +5,19 @@ import fcntl
 import hashlib
 import json
 import os
-import pathlib
 import socket
 import weakref
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from experiments.common import checkpoint, console, records
+from experiments.common import console, records
+from experiments.common.checkpoint import CheckpointStore
+from experiments.common.console import JobError
 
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
@@ -28,7 +30,7 @@ _HELD: "weakref.WeakValueDictionary[str, JobLock]" = (
 class JobLock:
   """Lock of a folder, held until the object or the process ends."""
 
-  def __init__(self, folder: pathlib.Path):
+  def __init__(self, folder: Path):
     # On one host, two jobs never hold one lock, and the lock of a killed
     # process is free at once. Between hosts the same holds on file systems that
     # share `flock` (NFS 4, Lustre with `-o flock`, GPFS). On others, jobs of
@@ -74,20 +76,20 @@ class JobLock:
       return {}
     return held if isinstance(held, dict) else {}
 
-  def _refuse(self, held: dict[str, Any]) -> console.JobError:
+  def _refuse(self, held: dict[str, Any]) -> JobError:
     who = (
       f"process {held['process']} on host {held['host']}"
       if held.keys() >= {"process", "host"}
       else "another process"
     )
-    return console.JobError(
+    return JobError(
       "`workdir` must be a folder that no other job uses, got"
       f" {str(self._path.parent)!r}, which {who} uses. Wait for its end, end"
       " it, or use another folder."
     )
 
 
-def lock_folder(folder: pathlib.Path) -> JobLock:
+def lock_folder(folder: Path) -> JobLock:
   """Returns the lock of a folder, new or held by this process already."""
   name = str(folder.resolve())
   lock = _HELD.get(name)
@@ -149,7 +151,7 @@ class Workdir:
     # returns these fields. `free_fields` may change between two starts.
     self._record, self._to_line = record, to_line
     self._free_fields = free_fields
-    self._folder = pathlib.Path(folder)
+    self._folder = Path(folder)
     self._runs = self._folder / "runs.jsonl"
     self._is_first = jax.process_index() == 0
     if self._is_first:
@@ -161,30 +163,32 @@ class Workdir:
       self._find_claim(config)
 
   def _make_folder(self) -> None:
+    """Makes the folder and takes its lock, or says why it cannot."""
     try:
       self._folder.mkdir(parents=True, exist_ok=True)
       self._lock = lock_folder(self._folder)
     except (FileExistsError, NotADirectoryError) as error:
-      raise console.JobError(
+      raise JobError(
         f"`workdir` must be a folder, got {str(self._folder)!r}, where"
         f" {error.filename!r} is a file."
       ) from error
     except OSError as error:
       raise self._refuse_write(error) from error
 
-  def _refuse_write(self, error: OSError) -> console.JobError:
-    return console.JobError(
+  def _refuse_write(self, error: OSError) -> JobError:
+    return JobError(
       "`workdir` must be a folder that this process can write to, got"
       f" {str(self._folder)!r}: {console.describe_failure(error)}"
     )
 
   def _claim_folder(self, config: ConfigDict) -> None:
+    """Writes the configuration, or checks that it is the same."""
     fields = json.loads(config.to_json())
     ours = {k: v for k, v in fields.items() if k not in self._free_fields}
     path = self._folder / "config.json"
     if not path.exists():
       if self._runs.exists() or (self._folder / "checkpoints").exists():
-        raise console.JobError(
+        raise JobError(
           "`workdir` must be empty or have the config.json of its runs, got"
           f" {str(self._folder)!r}, which has runs only. Use another folder."
         )
@@ -193,20 +197,20 @@ class Workdir:
     found = read_sealed(path)
     theirs = found[0] if len(found) == 1 else None
     if theirs is None:
-      raise console.JobError(
+      raise JobError(
         "`workdir` must be empty or have a whole config.json, got"
         f" {str(path)!r}, which is cut or changed. Use another folder."
       )
     changed = sorted(k for k in ours | theirs if ours.get(k) != theirs.get(k))
     if changed:
-      raise console.JobError(
+      raise JobError(
         "`workdir` must be empty or belong to this configuration, got"
         f" {str(self._folder)!r}, which differs in {', '.join(changed)}."
       )
 
   def _find_claim(self, config: ConfigDict) -> None:
     if not (self._folder / "config.json").exists():
-      raise console.JobError(
+      raise JobError(
         "`workdir` must be a folder that all processes share, got"
         f" {str(self._folder)!r}, where process {jax.process_index()} does not"
         " find what process 0 has written."
@@ -234,20 +238,18 @@ class Workdir:
     runs = [*self.read_runs(), run]
     self._write_lines(self._runs, [self._to_line(r) for r in runs])
 
-  def open_store(self, case: str, seed: int) -> checkpoint.CheckpointStore:
+  def open_store(self, case: str, seed: int) -> CheckpointStore:
     """Returns the checkpoints of one run."""
-    return checkpoint.CheckpointStore(
-      self._folder / "checkpoints" / f"{case}-seed{seed}"
-    )
+    return CheckpointStore(self._folder / "checkpoints" / f"{case}-seed{seed}")
 
-  def _write_lines(self, path: pathlib.Path, lines: list[dict]) -> None:
+  def _write_lines(self, path: Path, lines: list[dict]) -> None:
     try:
       write_sealed(path, lines)
     except OSError as error:
       raise self._refuse_write(error) from error
 
 
-def write_sealed(path: pathlib.Path, lines: list[dict]) -> None:
+def write_sealed(path: Path, lines: list[dict]) -> None:
   """Writes one JSON object a line, each with its digest."""
   sealed = ({"digest": _digest(line), "line": line} for line in lines)
   records.write_lines(path, sealed)
@@ -258,7 +260,7 @@ def _digest(line: Any) -> str:
   return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_sealed(path: pathlib.Path) -> list[Any]:
+def read_sealed(path: Path) -> list[Any]:
   """Returns the lines of a file, None for each that is not as written."""
   if not path.exists():
     return []

@@ -5,22 +5,28 @@ read in memory, so that no name in them can lead to a file elsewhere.
 """
 
 import contextlib
-import hashlib
 import io
-import pathlib
 import zipfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from experiments.common.files import FileError, MissingFileError
-from experiments.data.labels import ImageData, Images, make_data, make_images
+from experiments.data.labels import (
+  ImageData,
+  Images,
+  is_held_out,
+  make_data,
+  make_images,
+)
 
 _CIFAR_CLASSES = 10
 _CIFAR_SHAPE = (3, 32, 32)
 _CIFAR_RECORD = 1 + 3 * 32 * 32
 _CIFAR_NAMES = ("x_train", "y_train", "x_test", "y_test")
+_HELD_OUT_OF_256 = 256 // 5  # A fifth of the files.
 _IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
 # Other modes have more than 8 bits a channel, and are clipped when converted.
 _IMAGE_MODES = frozenset(
@@ -28,7 +34,7 @@ _IMAGE_MODES = frozenset(
 )
 
 
-def load_cifar10(folder: pathlib.Path) -> ImageData:
+def load_cifar10(folder: Path) -> ImageData:
   """Reads CIFAR-10 from its binary files, or from one `.npz` file."""
   # The version with pickled batches is not read, because a pickle can run code.
   if folder.suffix == ".npz":
@@ -57,7 +63,7 @@ def load_cifar10(folder: pathlib.Path) -> ImageData:
   return make_data(repr(str(folder)), train, test, _CIFAR_CLASSES)
 
 
-def load_image_folder(folder: pathlib.Path, size: int) -> ImageData:
+def load_image_folder(folder: Path, size: int) -> ImageData:
   """Reads a folder of images for each class, resized to squares."""
   # Two layouts are read: `train/CLASS/*` beside `val/CLASS/*` (or
   # `test/CLASS/*`), and plain `CLASS/*`, of which the files whose path hashes
@@ -73,7 +79,10 @@ def load_image_folder(folder: pathlib.Path, size: int) -> ImageData:
     train, test = _list_images(folder / "train"), _list_images(held_out[0])
   else:
     files = _list_images(folder)
-    is_test = [_is_held_out(path.relative_to(folder)) for path, _ in files]
+    is_test = [
+      is_held_out(path.relative_to(folder), _HELD_OUT_OF_256)
+      for path, _ in files
+    ]
     test = [file for file, out in zip(files, is_test, strict=True) if out]
     train = [file for file, out in zip(files, is_test, strict=True) if not out]
   classes = sorted({name for _, name in train} | {name for _, name in test})
@@ -86,7 +95,7 @@ def load_image_folder(folder: pathlib.Path, size: int) -> ImageData:
   )
 
 
-def _require_path(path: pathlib.Path) -> pathlib.Path:
+def _require_path(path: Path) -> Path:
   if str(path) == "." or not path.exists():
     raise MissingFileError(
       f"`config.data_dir` must lead to existing data, got {str(path)!r}, which"
@@ -96,7 +105,7 @@ def _require_path(path: pathlib.Path) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def _name_file(path: pathlib.Path, kind: str) -> Iterator[None]:
+def _name_file(path: Path, kind: str) -> Iterator[None]:
   """Turns any error of a decoder into one line that names the file."""
   try:
     yield
@@ -111,7 +120,7 @@ def _name_file(path: pathlib.Path, kind: str) -> Iterator[None]:
     ) from error
 
 
-def _read_cifar_records(path: pathlib.Path) -> Images:
+def _read_cifar_records(path: Path) -> Images:
   with _name_file(path, "a file of CIFAR-10 records"):
     raw = np.frombuffer(path.read_bytes(), np.uint8)
   if raw.size == 0 or raw.size % _CIFAR_RECORD:
@@ -124,7 +133,7 @@ def _read_cifar_records(path: pathlib.Path) -> Images:
   return make_images(repr(str(path)), pixels, records[:, 0], _CIFAR_CLASSES)
 
 
-def _read_npz(path: pathlib.Path) -> ImageData:
+def _read_npz(path: Path) -> ImageData:
   with _name_file(path, "an .npz archive"), zipfile.ZipFile(path) as archive:
     held = archive.namelist()
     missing = [name for name in _CIFAR_NAMES if f"{name}.npy" not in held]
@@ -157,7 +166,7 @@ def _read_member(archive: zipfile.ZipFile, name: str) -> np.ndarray:
   return array
 
 
-def _list_images(folder: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
+def _list_images(folder: Path) -> list[tuple[Path, str]]:
   """Returns image files in sorted order, each with its class folder's name."""
   return [
     (path, path.relative_to(folder).parts[0])
@@ -166,12 +175,7 @@ def _list_images(folder: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
   ]
 
 
-def _is_held_out(path: pathlib.PurePath) -> bool:
-  digest = hashlib.sha256(path.as_posix().encode()).digest()
-  return digest[0] < 256 // 5
-
-
-def _require_some(files: list, split: str, folder: pathlib.Path) -> None:
+def _require_some(files: list, split: str, folder: Path) -> None:
   if not files:
     raise MissingFileError(
       "`config.data_dir` must hold class folders of images"
@@ -181,7 +185,7 @@ def _require_some(files: list, split: str, folder: pathlib.Path) -> None:
 
 
 def _read_images(
-  files: list[tuple[pathlib.Path, str]], classes: list[str], size: int
+  files: list[tuple[Path, str]], classes: list[str], size: int
 ) -> Images:
   pixels = np.empty((len(files), size, size, 3), np.uint8)
   for i, (path, _) in enumerate(files):
@@ -191,7 +195,7 @@ def _read_images(
   return Images(pixels, labels)
 
 
-def _read_image(path: pathlib.Path, size: int) -> np.ndarray:
+def _read_image(path: Path, size: int) -> np.ndarray:
   # Decoding alone skips the checksums that PNG has.
   with Image.open(path) as image:
     image.verify()

@@ -1,13 +1,13 @@
 """Labeled images: scikit-learn's and those of files; batches of them."""
 
 import functools
-import pathlib
+from pathlib import Path
 
 import numpy as np
 from ml_collections import ConfigDict
 from PIL import Image
 
-from experiments.common import console
+from experiments.common.console import JobError
 from experiments.data import image_files
 from experiments.data.labels import ImageData, Images
 
@@ -22,12 +22,12 @@ def load_images(config: ConfigDict) -> ImageData:
     case "photographs":
       return load_photographs()
     case "cifar10":
-      return image_files.load_cifar10(pathlib.Path(config.data_dir))
+      return image_files.load_cifar10(Path(config.data_dir))
     case "imagefolder":
       return image_files.load_image_folder(
-        pathlib.Path(config.data_dir), config.image_size
+        Path(config.data_dir), config.image_size
       )
-  raise console.JobError(
+  raise JobError(
     "`config.data` must be one of digits, photographs, cifar10, imagefolder"
     f" for an image model, got {config.data!r}."
   )
@@ -83,7 +83,7 @@ def batch_indices(count: int, size: int, seed: int, step: int) -> np.ndarray:
   # Every epoch is one permutation drawn from `(seed, epoch)`, cut into whole
   # batches, so a run that is killed and resumed sees the same batches.
   if not 0 < size <= count:
-    raise console.JobError(
+    raise JobError(
       f"`size` must be between 1 and the {count} examples there are, got"
       f" {size}."
     )

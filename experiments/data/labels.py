@@ -1,10 +1,17 @@
 """Labeled images, and the checks that every reader of them makes."""
 
+import hashlib
+from pathlib import PurePath
 from typing import NamedTuple
 
 import numpy as np
 
-from experiments.common import files
+from experiments.common.files import FileError
+
+
+def is_held_out(path: PurePath, share: int) -> bool:
+  """Returns whether a path hashes into the lowest of 256 parts."""
+  return hashlib.sha256(path.as_posix().encode()).digest()[0] < share
 
 
 class Images(NamedTuple):
@@ -27,25 +34,25 @@ def make_images(
 ) -> Images:
   """Returns images whose pixels and labels have been checked."""
   if pixels.dtype != np.uint8 or pixels.ndim != 4:
-    raise files.FileError(
+    raise FileError(
       f"pixels of {name} must be uint8 (count, height, width, channels), from"
       f" 0 to 255, got {pixels.dtype} {pixels.shape}."
     )
   if 0 in pixels.shape or pixels.shape[3] not in (1, 3):
-    raise files.FileError(
+    raise FileError(
       f"pixels of {name} must be at least one image with 1 or 3 channels, got"
       f" {pixels.shape}."
     )
   count = len(pixels)
   is_integer = np.issubdtype(labels.dtype, np.integer)
   if not is_integer or labels.shape not in ((count,), (count, 1)):
-    raise files.FileError(
+    raise FileError(
       f"labels of {name} must be an integer for each of its {count} images, got"
       f" {labels.dtype} {labels.shape}."
     )
   low, high = int(labels.min()), int(labels.max())
   if low < 0 or high >= classes:
-    raise files.FileError(
+    raise FileError(
       f"labels of {name} must be from 0 to {classes - 1}, got {low} to {high}."
     )
   return Images(pixels, labels.reshape(-1).astype(np.int32))
@@ -57,7 +64,7 @@ def make_data(
   """Returns a split whose halves have images of one shape."""
   shapes = [images.pixels.shape[1:] for images in (train, test)]
   if shapes[0] != shapes[1]:
-    raise files.FileError(
+    raise FileError(
       f"images of {name} must have one shape, got {shapes[0]} to train on and"
       f" {shapes[1]} held out."
     )

@@ -1,16 +1,18 @@
 """Bytes of text that every machine has: Python's own standard library."""
 
 import hashlib
-import pathlib
+import os
 import sysconfig
 import zlib
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments.common import console
+from experiments.common.console import JobError
 from experiments.common.files import FileError, MissingFileError
+from experiments.data.labels import is_held_out
 
 _SKIPPED_FOLDERS = frozenset(
   {"site-packages", "dist-packages", "test", "tests", "idle_test"}
@@ -29,12 +31,16 @@ class TextData(NamedTuple):
 def load_text(config: ConfigDict) -> TextData:
   """Reads the corpus that a configuration names."""
   if config.data != "stdlib":
-    raise console.JobError(
+    raise JobError(
       f"`config.data` must be stdlib for a text model, got {config.data!r}."
     )
-  root = pathlib.Path(config.data_dir or sysconfig.get_paths()["stdlib"])
+  root = Path(config.data_dir or sysconfig.get_paths()["stdlib"])
   files = list_sources(root)
-  test = [path for path in files if _is_held_out(path.relative_to(root))]
+  test = [
+    path
+    for path in files
+    if is_held_out(path.relative_to(root), _HELD_OUT_OF_256)
+  ]
   held_out = set(test)
   train = [path for path in files if path not in held_out]
   for name, paths in (("train", train), ("test", test)):
@@ -49,17 +55,18 @@ def load_text(config: ConfigDict) -> TextData:
   )
 
 
-def list_sources(root: pathlib.Path) -> list[pathlib.Path]:
+def list_sources(root: Path) -> list[Path]:
   """Returns Python sources under `root`, sorted by path, without tests."""
-  kept = []
-  for path in root.rglob("*.py"):
-    if not path.is_file():
-      continue
-    relative = path.relative_to(root)
-    if _SKIPPED_FOLDERS.isdisjoint(relative.parts[:-1]):
-      if not relative.name.startswith(_SKIPPED_PREFIX):
-        kept.append((relative.as_posix(), path))
-  return [path for _, path in sorted(kept)]
+  found = []
+  for folder, folders, names in os.walk(root):
+    folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS]
+    found += [Path(folder, name) for name in names if name.endswith(".py")]
+  kept = [
+    path
+    for path in found
+    if not path.name.startswith(_SKIPPED_PREFIX) and path.is_file()
+  ]
+  return sorted(kept, key=lambda path: path.relative_to(root).as_posix())
 
 
 def corpus_sha256(data: TextData) -> str:
@@ -95,18 +102,13 @@ def draw_windows(
 
 def _require_window(text: np.ndarray, length: int) -> None:
   if text.size <= length:
-    raise console.JobError(
+    raise JobError(
       f"`text` must be longer than one window of {length} bytes, got"
       f" {text.size}."
     )
 
 
-def _is_held_out(path: pathlib.PurePath) -> bool:
-  digest = hashlib.sha256(path.as_posix().encode()).digest()
-  return digest[0] < _HELD_OUT_OF_256
-
-
-def _read_limited(files: list[pathlib.Path], limit: int) -> np.ndarray:
+def _read_limited(files: list[Path], limit: int) -> np.ndarray:
   """Returns the first `limit` bytes of the concatenated files."""
   parts: list[bytes] = []
   total = 0

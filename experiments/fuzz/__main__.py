@@ -18,7 +18,8 @@ import rich.markup
 import rich.progress
 from absl import flags
 
-from experiments.fuzz import rounds, run
+from experiments.fuzz import run
+from experiments.fuzz.rounds import Defect
 
 # Before JAX starts, here and in the processes that are started: exchanges need
 # several workers.
@@ -54,7 +55,7 @@ def main() -> None:
   """Runs the rounds, prints defects and counts, and writes rows."""
   console = make_console()
 
-  def show(defect: rounds.Defect) -> None:
+  def show(defect: Defect) -> None:
     text = rich.markup.escape(f"{defect.case}\n{defect.detail.rstrip()}")
     console.print(f"[bold]Broken: {rich.markup.escape(defect.law)}[/]\n{text}")
 
@@ -74,9 +75,7 @@ def main() -> None:
   ) as progress:
     line = progress.add_task("starting", total=None)
 
-    def report(
-      tallies: Mapping[str, run.Tally], defect: rounds.Defect | None
-    ) -> None:
+    def report(tallies: Mapping[str, run.Tally], defect: Defect | None) -> None:
       if defect:
         show(defect)
       counts = ", ".join(f"{n} {t.cases:,}" for n, t in tallies.items())

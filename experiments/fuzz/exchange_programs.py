@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import codecs, make_key, wire
-from jaxmotion.codecs.extend import Division, partition
+from jaxmotion.codecs.extend import partition
 from jaxmotion.collectives import extend
 
 _BASES = (
@@ -81,7 +82,11 @@ class Setup:
 
 def draw_setup(rng: np.random.Generator) -> Setup:
   """Returns an exchange of 1 to 8 workers."""
-  hosts, devices = _draw_workers(rng)
+  pairs = ((1, 2), (2, 1), (2, 2), (2, 3), (3, 2), (2, 4), (4, 2))
+  if rng.random() < 0.7:
+    hosts, devices = int(rng.choice((1, 2, 2, 3, 4, 4, 5, 8))), 0
+  else:
+    hosts, devices = pairs[rng.integers(len(pairs))]
   count = int(rng.integers(1, 5))
   shapes = (*_SHAPES, *_MATRICES)
   narrow = rng.random() < 0.3
@@ -130,16 +135,11 @@ def draw_weights(setup: Setup, rng: np.random.Generator) -> np.ndarray:
   return weights.astype(np.float32)
 
 
-def _draw_workers(rng: np.random.Generator) -> tuple[int, int]:
-  if rng.random() < 0.7:
-    return int(rng.choice((1, 2, 2, 3, 4, 4, 5, 8))), 0
-  pairs = ((1, 2), (2, 1), (2, 2), (2, 3), (3, 2), (2, 4), (4, 2))
-  return pairs[rng.integers(len(pairs))]
-
-
 def _draw_codec(
   leaves: int, rng: np.random.Generator
 ) -> codecs.Codec | tuple[codecs.Codec, ...]:
+  """Returns a codec, with error memory or not, or one for each level."""
+
   def draw_base() -> codecs.Codec:
     return _BASES[rng.integers(len(_BASES))]
 
@@ -175,18 +175,19 @@ def _draw_leaf(
   shape: tuple[int, ...], family: str, rng: np.random.Generator
 ) -> np.ndarray:
   x = rng.normal(size=shape)
-  if family == "tiny":
-    return x * 1e-3
-  if family == "large":
-    return x * 1e2
-  if family == "zeros":
-    return np.zeros(shape)
-  if family == "sparse":
-    return np.where(rng.random(shape) < 0.05, x, 0)
-  if family == "equal":
-    return np.full(shape, float(rng.normal()))
-  if family == "integers":
-    return np.round(x * 10)
+  match family:
+    case "tiny":
+      return x * 1e-3
+    case "large":
+      return x * 1e2
+    case "zeros":
+      return np.zeros(shape)
+    case "sparse":
+      return np.where(rng.random(shape) < 0.05, x, 0)
+    case "equal":
+      return np.full(shape, float(rng.normal()))
+    case "integers":
+      return np.round(x * 10)
   return x
 
 
@@ -418,50 +419,54 @@ def _code(codec: codecs.Codec, x: jax.Array, key: Any) -> jax.Array:
   return codec.decode(codec.encode(x, codec.init(x), key)[0], x)
 
 
-def _model_divided(
-  codec: codecs.Codec, division: Division, x: jax.Array, keys: list[Any]
-) -> Any:
-  workers = x.shape[0]
-  payloads = [
-    codec.encode(one, (), key)[0] for one, key in zip(x, keys, strict=True)
-  ]
-  parts = [
-    jax.vmap(lambda part: codec.decode(part, division.like))(
-      division.divide(payload)
-    )
-    for payload in payloads
-  ]
-  mean = jnp.stack(parts).mean(0)
+def _model_second_phase(
+  codec: codecs.Codec,
+  means: list[jax.Array],
+  keys: list[Any],
+  dtype: Any,
+  join: Callable[[jax.Array], jax.Array],
+) -> jax.Array:
+  """Returns joined variants of what workers decode of their shards' means."""
   variants = []
+  # A sum in another order may round to either side of a codec's threshold.
   for factor in (1.0, 1 - 3e-6, 1 + 3e-6):
     coded = [
-      _code(codec, (mean[s] * factor).astype(x.dtype), keys[s].fold(workers))
-      for s in range(workers)
+      _code(codec, (mean * factor).astype(dtype), key.fold(len(keys)))
+      for mean, key in zip(means, keys, strict=True)
     ]
-    variants.append(division.join_values(jnp.stack(coded)))
+    variants.append(join(jnp.stack(coded)))
   return jnp.stack(variants)
 
 
 def _model_two_phases(
   codec: codecs.Codec, x: jax.Array, keys: list[Any]
-) -> Any:
+) -> jax.Array:
+  """Returns what workers receive if shards are reduced, then gathered."""
   workers = x.shape[0]
   if division := extend.find_division(codec, x[0], workers):
-    return _model_divided(codec, division, x, keys)
+    parts = [
+      jax.vmap(lambda part: codec.decode(part, division.like))(
+        division.divide(codec.encode(one, (), key)[0])
+      )
+      for one, key in zip(x, keys, strict=True)
+    ]
+    means = list(jnp.stack(parts).mean(0))
+    return _model_second_phase(
+      codec, means, keys, x.dtype, division.join_values
+    )
   row = extend.row_like(x[0], workers)
   flat = x.reshape(workers, -1)
   padding = workers * math.prod(row.shape) - flat.shape[1]
   rows = jnp.pad(flat, ((0, 0), (0, padding)))
   rows = rows.reshape(workers, workers, *row.shape)
-  variants = []
-  for factor in (1.0, 1 - 3e-6, 1 + 3e-6):
-    shards = []
-    for s in range(workers):
-      coded = [
-        _code(codec, rows[r, s], keys[r].fold(s)) for r in range(workers)
-      ]
-      mean = (jnp.stack(coded).mean(0) * factor).astype(x.dtype)
-      shards.append(_code(codec, mean, keys[s].fold(workers)))
-    joined = jnp.stack(shards).reshape(-1)[: flat.shape[1]]
-    variants.append(joined.reshape(x.shape[1:]))
-  return jnp.stack(variants)
+  means = [
+    jnp.stack(
+      [_code(codec, rows[r, s], keys[r].fold(s)) for r in range(workers)]
+    ).mean(0)
+    for s in range(workers)
+  ]
+
+  def join(shards: jax.Array) -> jax.Array:
+    return shards.reshape(-1)[: flat.shape[1]].reshape(x.shape[1:])
+
+  return _model_second_phase(codec, means, keys, x.dtype, join)

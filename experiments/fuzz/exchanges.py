@@ -13,33 +13,31 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.fuzz import exchange_programs, rounds
+from experiments.fuzz import exchange_programs
+from experiments.fuzz.exchange_programs import Programs, Result, Setup
+from experiments.fuzz.rounds import Defect, Round
 from jaxmotion import codecs
 from jaxmotion.collectives.extend import is_sharded, row_like
 
 _STEPS = ("finite", "finite", "nan", "finite", "inf", "weight", "finite")
 
 
-def run_round(seed: int) -> rounds.Round:
+def run_round(seed: int) -> Round:
   """Draws one exchange and checks its laws."""
   return check_exchange(
     exchange_programs.draw_setup(np.random.default_rng(seed)), seed
   )
 
 
-def check_exchange(setup: exchange_programs.Setup, seed: int) -> rounds.Round:
+def check_exchange(setup: Setup, seed: int) -> Round:
   """Runs several updates of an exchange and checks the laws of each."""
   case = f"check_exchange({setup!r}, {seed})"
   try:
-    programs = exchange_programs.Programs(setup)
+    programs = Programs(setup)
   except Exception as error:  # Every exchange that is drawn is a valid one.
     detail = f"{type(error).__name__}: {error}"[:600]
-    return rounds.Round(
-      1, (rounds.Defect("an exchange compiles", case, detail),)
-    )
-  found = [
-    rounds.Defect(law, case, detail) for law, detail in _check_bytes(programs)
-  ]
+    return Round(1, (Defect("an exchange compiles", case, detail),))
+  found = [Defect(law, case, detail) for law, detail in _check_bytes(programs)]
   rng = np.random.default_rng((seed, 1))
   state, cases = programs.start, 1
   for i, kind in enumerate(_STEPS):
@@ -47,24 +45,24 @@ def check_exchange(setup: exchange_programs.Setup, seed: int) -> rounds.Round:
       continue
     checker = _Step(programs, kind, rng, state)
     found += [
-      rounds.Defect(law, f"{case}, step {i} ({kind})", detail)
+      Defect(law, f"{case}, step {i} ({kind})", detail)
       for law, detail in checker.check()
     ]
     state, cases = checker.result.state, cases + 1
-  return rounds.Round(cases, tuple(found))
+  return Round(cases, tuple(found))
 
 
-def _check_bytes(
-  programs: exchange_programs.Programs,
-) -> Iterator[tuple[str, str]]:
+def _check_bytes(programs: Programs) -> Iterator[tuple[str, str]]:
   """Yields where predicted, traced and compiled bytes differ."""
   setup = programs.setup
   for level in range(len(setup.levels)):
     traced = programs.traced_bytes[level]
     compiled = programs.compiled_bytes[level]
     # XLA:CPU sums bfloat16 as float32: the one documented exception.
+    sums = ("all_reduce", "reduce_scatter")
     widened = math.fsum(
-      move.wire_bytes * (2 if _is_narrow_sum(move) else 1)
+      move.wire_bytes
+      * (2 if move.dtype == "bfloat16" and move.op in sums else 1)
       for move in traced.moves
     )
     # The scale or seed of an empty array decodes to nothing, so XLA, or JAX
@@ -91,22 +89,11 @@ def _check_bytes(
       )
 
 
-def _is_narrow_sum(move: Any) -> bool:
-  return move.dtype == "bfloat16" and move.op in (
-    "all_reduce",
-    "reduce_scatter",
-  )
-
-
 class _Step:
   """One update and the laws that it must keep."""
 
   def __init__(
-    self,
-    programs: exchange_programs.Programs,
-    kind: str,
-    rng: np.random.Generator,
-    state: Any,
+    self, programs: Programs, kind: str, rng: np.random.Generator, state: Any
   ) -> None:
     self.programs, self.setup, self.kind = programs, programs.setup, kind
     self.before = state
@@ -127,6 +114,7 @@ class _Step:
     self.result = self._update(self.x, self.weights)
 
   def _spoil(self, rng: np.random.Generator) -> None:
+    """Puts a NaN or infinity into an array, a zero into its clean copy."""
     names = [name for name, x in self.x.items() if x.size]
     if not names:
       return
@@ -143,7 +131,7 @@ class _Step:
       self.weights = np.where(self.weights == 0, 1, self.weights)
       self.clean_weights = self.weights
 
-  def _update(self, x: Any, weights: np.ndarray) -> exchange_programs.Result:
+  def _update(self, x: Any, weights: np.ndarray) -> Result:
     return self.programs.update(x, self.before, weights, self.level)
 
   def check(self) -> Iterator[tuple[str, str]]:
@@ -167,6 +155,7 @@ class _Step:
       yield from self._check_values()
 
   def _check_policy(self) -> Iterator[tuple[str, str]]:
+    """Yields where an update of non-finite values breaks its policy."""
     y, policy = self.result.y, self.setup.nonfinite
     law = f"{policy} does what its page says"
     if policy == "skip":
@@ -210,6 +199,7 @@ class _Step:
     )
 
   def _check_values(self) -> Iterator[tuple[str, str]]:
+    """Yields where an update of finite values breaks a law."""
     setup = self.setup
     for name, y in self.result.y.items():
       if not np.isfinite(np.asarray(y, np.float64)).all():
@@ -243,6 +233,7 @@ class _Step:
     return np.where(w == 0, 0, w / safe).astype(np.float32)
 
   def _check_model(self) -> Iterator[tuple[str, str]]:
+    """Yields where updates differ from means of what workers decode."""
     divided = self.programs.divided[self.level]
     xs = []
     for group, like in zip(
@@ -267,7 +258,10 @@ class _Step:
       if mean is None:
         continue
       names = [divided.leaves[i][0] for i in group.leaves]
-      y = np.concatenate([self._mean_of(name).reshape(-1) for name in names])
+      y = np.concatenate(
+        [self.result.y[name].astype(np.float64).reshape(-1) for name in names]
+      )
+      y = y / self.setup.workers if self.setup.op == "sum" else y
       variants = mean.astype(np.float64).reshape(len(mean), -1)
       allowed = _roundings(self.result.y[names[0]].dtype, variants)
       misses = (np.abs(variants - y).min(0) > allowed).sum() if y.size else 0
@@ -279,11 +273,8 @@ class _Step:
           f"{np.abs(variants - y).min(0).max():g}",
         )
 
-  def _mean_of(self, name: str) -> np.ndarray:
-    y = self.result.y[name].astype(np.float64)
-    return y / self.setup.workers if self.setup.op == "sum" else y
-
   def _check_conservation(self) -> Iterator[tuple[str, str]]:
+    """Yields where error memory loses or gains something."""
     old = self.programs.errors(self.before)
     new = self.programs.errors(self.result.state)
     devices = max(self.setup.devices, 1)

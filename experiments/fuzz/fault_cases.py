@@ -1,8 +1,6 @@
 """Faults of disks, folders, clocks and links, and how training jobs end."""
 
 import os
-import pathlib
-import random
 import re
 import resource
 import shutil
@@ -10,43 +8,43 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
+from random import Random
 
 from experiments.common import distributed
-from experiments.fuzz import fault_jobs, fault_kills, rounds
+from experiments.fuzz import fault_jobs, fault_kills
+from experiments.fuzz.fault_jobs import Ended, Outcome, Rig
+from experiments.fuzz.rounds import Defect, Round
 from experiments.hosts import links, processes
+from experiments.hosts.links import Host
+from experiments.hosts.processes import HostProcess
 
 _PAGE = 4096  # Bytes that a file takes a multiple of.
-_SHORT_S = (
-  5.0  # A link may carry nothing for so long without an end of the job.
-)
+# A link may carry nothing for so long without an end of the job.
+_SHORT_S = 5.0
 _WAIT_S = 120.0  # A job on hosts has a checkpoint, or ends, by then.
 
-Fault = Callable[[fault_jobs.Rig, pathlib.Path, random.Random], str]
+Fault = Callable[[Rig, Path, Random], str]
 """Runs a job and returns what is wrong with how it ended."""
 
 
 def run_faults(
-  rig: fault_jobs.Rig,
-  expected: fault_jobs.Outcome,
-  seed: int,
-  faults: dict[str, Fault],
-) -> rounds.Round:
+  rig: Rig, expected: Outcome, seed: int, faults: dict[str, Fault]
+) -> Round:
   """Runs a job under each fault and compares its end."""
-  chooser = random.Random(seed)
-  defects: list[rounds.Defect] = []
+  chooser = Random(seed)
+  defects: list[Defect] = []
   for name, fault in faults.items():
     workdir = rig.folder / f"fault-{name}"
     shutil.rmtree(workdir, ignore_errors=True)
     detail = fault(rig, workdir, chooser) or _resume(rig, workdir, expected)
     if detail:
       law = "a fault ends a job with one line, and it goes on bit for bit"
-      defects.append(rounds.Defect(law, f"{name}, seed {seed}", detail))
-  return rounds.Round(len(faults), tuple(defects))
+      defects.append(Defect(law, f"{name}, seed {seed}", detail))
+  return Round(len(faults), tuple(defects))
 
 
-def _resume(
-  rig: fault_jobs.Rig, workdir: pathlib.Path, expected: fault_jobs.Outcome
-) -> str:
+def _resume(rig: Rig, workdir: Path, expected: Outcome) -> str:
   """Returns what is wrong with a job after its fault, if anything."""
   ended = rig.start(workdir).finish()
   if any(end.code for end in ended):
@@ -55,7 +53,7 @@ def _resume(
   return "" if found == expected else f"it ends with {found}, not {expected}"
 
 
-def _expect_line(ended: fault_jobs.Ended, pattern: str) -> str:
+def _expect_line(ended: Ended, pattern: str) -> str:
   """Returns what is wrong with the end of a refused job, if anything."""
   lines = ended.said.splitlines()
   if ended.code == 1 and len(lines) == 1 and re.search(pattern, lines[0]):
@@ -63,9 +61,7 @@ def _expect_line(ended: fault_jobs.Ended, pattern: str) -> str:
   return f"no line like {pattern!r}: {ended}"
 
 
-def _interrupt(
-  rig: fault_jobs.Rig, workdir: pathlib.Path, checkpoints: int = 1
-) -> list[pathlib.Path]:
+def _interrupt(rig: Rig, workdir: Path, checkpoints: int = 1) -> list[Path]:
   """Kills a job that has some checkpoints; returns the files of the last."""
   job = rig.start(workdir)
   count = lambda: len(fault_jobs.list_checkpoints(workdir))
@@ -77,9 +73,7 @@ def _interrupt(
   return [path for path in paths if path.is_file()]
 
 
-def fill_disk(
-  rig: fault_jobs.Rig, workdir: pathlib.Path, chooser: random.Random
-) -> str:
+def fill_disk(rig: Rig, workdir: Path, chooser: Random) -> str:
   """Runs a job on a disk that is full after its second checkpoint."""
   sizes = [path.stat().st_size for path in _interrupt(rig, workdir)]
   shutil.rmtree(workdir)
@@ -110,17 +104,13 @@ def fill_disk(
   return detail
 
 
-def refuse_writes(
-  rig: fault_jobs.Rig, workdir: pathlib.Path, chooser: random.Random
-) -> str:
+def refuse_writes(rig: Rig, workdir: Path, chooser: Random) -> str:
   """Runs a job on a folder that takes no files."""
-  (ended,) = rig.start(pathlib.Path("/proc/self/none")).finish()
+  (ended,) = rig.start(Path("/proc/self/none")).finish()
   return _expect_line(ended, "`workdir` must be a folder that this process can")
 
 
-def give_file(
-  rig: fault_jobs.Rig, workdir: pathlib.Path, chooser: random.Random
-) -> str:
+def give_file(rig: Rig, workdir: Path, chooser: Random) -> str:
   """Runs a job on a file instead of a folder."""
   workdir.write_bytes(b"")
   (ended,) = rig.start(workdir).finish()
@@ -128,9 +118,7 @@ def give_file(
   return _expect_line(ended, "`workdir` must be a folder, got .* is a file")
 
 
-def share_folder(
-  rig: fault_jobs.Rig, workdir: pathlib.Path, chooser: random.Random
-) -> str:
+def share_folder(rig: Rig, workdir: Path, chooser: Random) -> str:
   """Runs a second job on the folder of a job that has been stopped."""
   job = rig.start(workdir)
   if not job.wait_until((workdir / "config.json").exists):
@@ -143,9 +131,7 @@ def share_folder(
   return detail or (f"the first job fails: {first}" if first.code else "")
 
 
-def break_checkpoint(
-  rig: fault_jobs.Rig, workdir: pathlib.Path, chooser: random.Random
-) -> str:
+def break_checkpoint(rig: Rig, workdir: Path, chooser: Random) -> str:
   """Flips a bit of the last checkpoint of a killed job and goes on."""
   path = chooser.choice(_interrupt(rig, workdir, checkpoints=2))
   data = bytearray(path.read_bytes())
@@ -160,9 +146,7 @@ def break_checkpoint(
   return f"no single line about the broken checkpoint: {ended} {others}"
 
 
-def move_times(
-  rig: fault_jobs.Rig, workdir: pathlib.Path, chooser: random.Random
-) -> str:
+def move_times(rig: Rig, workdir: Path, chooser: Random) -> str:
   """Gives the files of a killed job times in the past and in the future."""
   _interrupt(rig, workdir, checkpoints=2)
   for path in workdir.rglob("*"):
@@ -171,14 +155,12 @@ def move_times(
   return ""
 
 
-def jump_clock(
-  rig: fault_jobs.Rig, workdir: pathlib.Path, chooser: random.Random
-) -> str:
+def jump_clock(rig: Rig, workdir: Path, chooser: Random) -> str:
   """Runs a job whose wall clock jumps at every look, as Python sees it."""
   seed = chooser.random()
 
   def break_clock() -> None:
-    moments = random.Random(seed)
+    moments = Random(seed)
     time.time = lambda: moments.uniform(0.0, 4e9)
     time.time_ns = lambda: moments.randrange(4 * 10**18)
 
@@ -206,9 +188,7 @@ PART_FAULTS: dict[str, Fault] = {
 """Faults of jobs of several processes by name."""
 
 
-def run_links(
-  rig: fault_jobs.Rig, expected: fault_jobs.Outcome
-) -> tuple[rounds.Round, float]:
+def run_links(rig: Rig, expected: Outcome) -> tuple[Round, float]:
   """Cuts the link of a job of two hosts, for a while and for ever."""
   # Returns two cases, and the seconds in which the job ended on the dead link.
   defects = []
@@ -229,18 +209,22 @@ def run_links(
       detail = f"it ends with {ended} after {seconds:.0f} s"
     if detail:
       law = "a job outlives a short pause of its link, and no dead link"
-      defects.append(rounds.Defect(law, workdir.name, detail))
-  return rounds.Round(2, tuple(defects)), seconds
+      defects.append(Defect(law, workdir.name, detail))
+  return Round(2, tuple(defects)), seconds
 
 
 def _cut_link(
-  rig: fault_jobs.Rig, workdir: pathlib.Path, is_short: bool
+  rig: Rig, workdir: Path, is_short: bool
 ) -> tuple[list[tuple[int, str]], float]:
   """Returns how the processes of a job end, and the seconds that they take."""
   with links.linked_hosts(2) as hosts:
     jobs = _start_hosts(rig, workdir, hosts)
     try:
-      _wait_for_checkpoint(workdir, jobs)
+      deadline = time.monotonic() + _WAIT_S
+      while not fault_jobs.find_step(workdir):
+        if time.monotonic() > deadline or any(job.has_ended() for job in jobs):
+          raise RuntimeError(f"the job in {workdir} has no checkpoint")
+        time.sleep(0.01)
       links.set_link(hosts[1], "down")
       begin = time.monotonic()
       if is_short:
@@ -255,14 +239,14 @@ def _cut_link(
 
 
 def _start_hosts(
-  rig: fault_jobs.Rig, workdir: pathlib.Path, hosts: list[links.Host]
-) -> list[processes.HostProcess]:
+  rig: Rig, workdir: Path, hosts: list[Host]
+) -> list[HostProcess]:
   """Starts a process of the job on each host."""
   address = f"{hosts[0].address}:{processes.find_free_port()}"
   # The emulated devices of this process are not those of the job.
   variables = {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
   return [
-    processes.HostProcess(
+    HostProcess(
       host,
       "experiments.train",
       [
@@ -274,13 +258,3 @@ def _start_hosts(
     )
     for index, host in enumerate(hosts)
   ]
-
-
-def _wait_for_checkpoint(
-  workdir: pathlib.Path, jobs: list[processes.HostProcess]
-) -> None:
-  deadline = time.monotonic() + _WAIT_S
-  while not fault_jobs.find_step(workdir):
-    if time.monotonic() > deadline or any(job.has_ended() for job in jobs):
-      raise RuntimeError(f"the job in {workdir} has no checkpoint")
-    time.sleep(0.01)

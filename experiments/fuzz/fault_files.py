@@ -2,35 +2,37 @@
 
 import contextlib
 import io
-import pathlib
-import random
 import shutil
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
+from random import Random
 
 import numpy as np
 
-from experiments.common import checkpoint, console, workdir
-from experiments.fuzz import rounds
+from experiments.common import workdir
+from experiments.common.checkpoint import CheckpointStore, Log
+from experiments.common.console import JobError
+from experiments.fuzz.rounds import Defect, Round
 
 _CASES = 60
 _STEPS = 3
 _DTYPES = np.float32, np.float16, np.int8, np.uint32, np.bool_
 
 
-def run_round(seed: int) -> rounds.Round:
+def run_round(seed: int) -> Round:
   """Breaks saved files at random and reads them again."""
   random_array = np.random.default_rng(seed)
-  defects: list[rounds.Defect] = []
+  defects: list[Defect] = []
   with tempfile.TemporaryDirectory() as name:
-    folder = pathlib.Path(name)
+    folder = Path(name)
     saved = _save_steps(folder / "whole", random_array)
     lines = [{"run": i, "loss": float(random_array.random())} for i in range(3)]
     workdir.write_sealed(folder / "lines", lines)
     for case in range(_CASES):
       # A chooser of its own: sizes of checkpoints vary from run to run, and
       # would change what is drawn for the cases that follow.
-      chooser = random.Random(f"{seed} {case}")
+      chooser = Random(f"{seed} {case}")
       if case % 4 == 0:
         detail, what = _check_run(folder, saved, chooser)
       else:
@@ -38,24 +40,24 @@ def run_round(seed: int) -> rounds.Round:
       if detail:
         law = "no broken file is read as if it were whole"
         text = f"run_round({seed}), case {case}: {what}"
-        defects.append(rounds.Defect(law, text, detail))
-  return rounds.Round(_CASES, tuple(defects))
+        defects.append(Defect(law, text, detail))
+  return Round(_CASES, tuple(defects))
 
 
 def _save_steps(
-  folder: pathlib.Path, generator: np.random.Generator
-) -> list[tuple[list[np.ndarray], checkpoint.Log]]:
+  folder: Path, generator: np.random.Generator
+) -> list[tuple[list[np.ndarray], Log]]:
   """Returns the trees and logs of steps that it has saved."""
-  store = checkpoint.CheckpointStore(folder)
+  store = CheckpointStore(folder)
   shapes = [
     tuple(generator.integers(0, 5, generator.integers(0, 4)))
     for _ in range(generator.integers(1, 5))
   ]
   kinds = generator.choice(len(_DTYPES), len(shapes))
   saved = []
-  log = checkpoint.Log([], [])
+  log = Log([], [])
   for _ in range(_STEPS):
-    log = checkpoint.Log([*log.loss, generator.random()], [*log.step_ms, 1.0])
+    log = Log([*log.loss, generator.random()], [*log.step_ms, 1.0])
     tree = [
       np.asarray(generator.integers(0, 100, shape)).astype(_DTYPES[kind])
       for shape, kind in zip(shapes, kinds, strict=True)
@@ -66,9 +68,7 @@ def _save_steps(
 
 
 def _check_run(
-  folder: pathlib.Path,
-  saved: list[tuple[list[np.ndarray], checkpoint.Log]],
-  chooser: random.Random,
+  folder: Path, saved: list[tuple[list[np.ndarray], Log]], chooser: Random
 ) -> tuple[str, str]:
   """Returns what is wrong with a run of broken files, and what was broken."""
   broken = folder / "broken"
@@ -85,13 +85,11 @@ def _check_run(
   said = io.StringIO()
   with contextlib.redirect_stderr(said):
     try:
-      tree, log = checkpoint.CheckpointStore(broken).restore(like)
-    except console.JobError as error:
+      tree, log = CheckpointStore(broken).restore(like)
+    except JobError as error:
       return f"it is refused as a whole: {error}", what
   step = max(whole, default=0)
-  wanted, wanted_log = (
-    saved[step - 1] if step else (like, checkpoint.Log([], []))
-  )
+  wanted, wanted_log = saved[step - 1] if step else (like, Log([], []))
   if log != wanted_log:
     return f"the log has {len(log.loss)} steps, not {step}", what
   for found, expected in zip(tree, wanted, strict=True):
@@ -103,7 +101,7 @@ def _check_run(
 
 
 def _check_lines(
-  path: pathlib.Path, lines: list[dict], chooser: random.Random
+  path: Path, lines: list[dict], chooser: Random
 ) -> tuple[str, str]:
   """Returns what is wrong with broken lines, and what was broken."""
   whole = path.read_bytes()
@@ -115,7 +113,7 @@ def _check_lines(
   return (f"it has {wrong[0]}" if wrong else ""), what
 
 
-def _break_file(path: pathlib.Path, chooser: random.Random) -> str:
+def _break_file(path: Path, chooser: Random) -> str:
   """Breaks a file in one way and returns the way."""
   data = path.read_bytes()
   name = chooser.choice(list(_WAYS)) if data else "append"
@@ -128,13 +126,13 @@ def _break_file(path: pathlib.Path, chooser: random.Random) -> str:
   return name
 
 
-def _flip_bit(data: bytes, chooser: random.Random) -> bytes:
+def _flip_bit(data: bytes, chooser: Random) -> bytes:
   flipped = bytearray(data)
   flipped[chooser.randrange(len(data))] ^= 1 << chooser.randrange(8)
   return bytes(flipped)
 
 
-def _zero_bytes(data: bytes, chooser: random.Random) -> bytes:
+def _zero_bytes(data: bytes, chooser: Random) -> bytes:
   begin = chooser.randrange(len(data))
   size = chooser.randrange(1, 64)
   return (
@@ -142,12 +140,12 @@ def _zero_bytes(data: bytes, chooser: random.Random) -> bytes:
   )
 
 
-def _swap_halves(data: bytes, chooser: random.Random) -> bytes:
+def _swap_halves(data: bytes, chooser: Random) -> bytes:
   cut = chooser.randrange(len(data))
   return data[cut:] + data[:cut]
 
 
-_WAYS: dict[str, Callable[[bytes, random.Random], bytes]] = {
+_WAYS: dict[str, Callable[[bytes, Random], bytes]] = {
   "flip": _flip_bit,
   "cut": lambda data, chooser: data[: chooser.randrange(len(data))],
   "empty": lambda data, chooser: b"",

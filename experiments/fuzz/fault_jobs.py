@@ -6,27 +6,24 @@ The process that forks has imported JAX, but must not have started it.
 import ctypes
 import hashlib
 import os
-import pathlib
 import signal
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from experiments.common import (
-  checkpoint,
-  distributed,
-  shared_flags,
-)
+from experiments.common import checkpoint, distributed, shared_flags
+from experiments.common.checkpoint import BrokenFileError
 from experiments.common.workdir import Run, read_sealed
 from experiments.hosts.processes import find_free_port
 
-_ROOT = pathlib.Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[2]
 _POLL_S = 0.002
 _PR_SET_PDEATHSIG = 1
 _KEEP_S = 300  # No job takes longer.
@@ -56,9 +53,7 @@ class Outcome(NamedTuple):
 class Job:
   """Processes that train together, and the files of what they say."""
 
-  def __init__(
-    self, starts: Sequence[Callable[[], None]], folder: pathlib.Path
-  ):
+  def __init__(self, starts: Sequence[Callable[[], None]], folder: Path):
     folder.mkdir(parents=True, exist_ok=True)
     self._errors = [folder / f"stderr-{i}" for i in range(len(starts))]
     self._codes: dict[int, int] = {}
@@ -122,7 +117,7 @@ class Rig:
 
   def __init__(
     self,
-    folder: pathlib.Path,
+    folder: Path,
     processes: int = 1,
     steps: int = STEPS,
     workers: int | None = None,
@@ -145,7 +140,7 @@ class Rig:
 
   def start(
     self,
-    workdir: pathlib.Path,
+    workdir: Path,
     flags: Sequence[str] = (),
     is_cached: bool = True,
     prepare: Callable[[], None] = lambda: None,
@@ -175,7 +170,7 @@ class Rig:
     self.start(self.folder / "straight").finish()
     return read_outcome(self.folder / "straight")
 
-  def arguments(self, workdir: pathlib.Path) -> list[str]:
+  def arguments(self, workdir: Path) -> list[str]:
     """Returns the flags of a job of one process."""
     fields = {
       "channels": (4, 4),
@@ -195,6 +190,7 @@ class Rig:
     return [f"--config={path}", *config, f"--workdir={workdir}"]
 
   def _train(self, arguments: list[str]) -> None:
+    """Runs the training command in this process, which a fork has made."""
     # The emulated devices of this process are not those of the job.
     given = os.environ.get("XLA_FLAGS", "").split()
     kept = [flag for flag in given if "_device_count=" not in flag]
@@ -207,25 +203,25 @@ class Rig:
     shared_flags.run_main(self._main)
 
 
-def list_checkpoints(workdir: pathlib.Path) -> list[pathlib.Path]:
+def list_checkpoints(workdir: Path) -> list[Path]:
   """Returns the folders of the checkpoints, latest last."""
   folders = [p for p in workdir.glob("checkpoints/*/*") if p.name.isdigit()]
   return sorted(folders, key=lambda path: int(path.name))
 
 
-def find_step(workdir: pathlib.Path) -> int:
+def find_step(workdir: Path) -> int:
   """Returns the step of the latest checkpoint, 0 if there is none."""
   return max((int(path.name) for path in list_checkpoints(workdir)), default=0)
 
 
-def read_outcome(workdir: pathlib.Path) -> Outcome:
+def read_outcome(workdir: Path) -> Outcome:
   """Returns the state of the one run in a work folder."""
   runs = [
     Run(**line)._replace(compile_s=0.0, step_ms=0.0) if line else None
     for line in read_sealed(workdir / "runs.jsonl")
   ]
   if None in runs:
-    raise checkpoint.BrokenFileError("runs.jsonl has a broken line")
+    raise BrokenFileError("runs.jsonl has a broken line")
   folders = list_checkpoints(workdir)
   if not folders:
     return Outcome([], "", [run for run in runs if run])
@@ -233,16 +229,16 @@ def read_outcome(workdir: pathlib.Path) -> Outcome:
   checkpoint.check_manifest(latest)
   with tempfile.TemporaryDirectory() as folder:
     # In a process of its own, because orbax starts JAX.
-    job = Job([lambda: print(_hash_arrays(latest))], pathlib.Path(folder))
+    job = Job([lambda: print(_hash_arrays(latest))], Path(folder))
     (ended,) = job.finish()
     if ended.code:
       raise RuntimeError(f"{latest} cannot be read: {ended.said}")
-    digest = pathlib.Path(folder, "stdout-0").read_text().strip()
+    digest = Path(folder, "stdout-0").read_text().strip()
   losses = checkpoint.read_log(latest).loss
   return Outcome(losses, digest, [run for run in runs if run])
 
 
-def _hash_arrays(path: pathlib.Path) -> str:
+def _hash_arrays(path: Path) -> str:
   """Returns a digest of the bits of all arrays of a checkpoint."""
   jax.config.update("jax_platforms", "cpu")
   digest = hashlib.sha256()
@@ -252,9 +248,7 @@ def _hash_arrays(path: pathlib.Path) -> str:
   return digest.hexdigest()
 
 
-def _fork(
-  start: Callable[[], None], output: pathlib.Path, errors: pathlib.Path
-) -> int:
+def _fork(start: Callable[[], None], output: Path, errors: Path) -> int:
   """Returns the process id of a process that runs a function and ends."""
   sys.stdout.flush()
   sys.stderr.flush()
@@ -285,7 +279,7 @@ def _fork(
     os._exit(code)
 
 
-def save_images(path: pathlib.Path) -> None:
+def save_images(path: Path) -> None:
   """Writes few small images of ten classes, which load faster than digits."""
   random = np.random.default_rng(0)
   arrays: dict[str, np.ndarray] = {}

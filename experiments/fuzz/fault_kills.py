@@ -4,16 +4,20 @@ They go on as they were, or with other numbers of workers.
 """
 
 import dataclasses
+import itertools
 import math
-import pathlib
-import random
 import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
 
-from experiments.common import checkpoint, distributed
-from experiments.fuzz import fault_jobs, rounds
+from experiments.common import distributed
+from experiments.common.checkpoint import BrokenFileError
+from experiments.fuzz import fault_jobs
+from experiments.fuzz.fault_jobs import Ended, Job, Outcome, Rig
+from experiments.fuzz.rounds import Defect
 
 END_S = distributed.HEARTBEAT_TIMEOUT_S + 15
 """Seconds in which the other processes of a job end, at the latest."""
@@ -37,11 +41,11 @@ class Kills:
   writing: int = 0  # Of these, while a checkpoint was written.
   longest_s: float = 0.0  # Longest time in which the other processes ended.
   # What broke a law.
-  defects: list[rounds.Defect] = dataclasses.field(default_factory=list)
+  defects: list[Defect] = dataclasses.field(default_factory=list)
 
 
 def run_kills(
-  rig: fault_jobs.Rig,
+  rig: Rig,
   kills: int,
   seed: int,
   signals: Sequence[signal.Signals] = (signal.SIGKILL,),
@@ -50,7 +54,7 @@ def run_kills(
   """Sends signals to jobs at random moments until they have been sent."""
   # A job is started again on its work folder until it ends by itself. Then its
   # state is compared with that of a job that nothing interrupted.
-  chooser = random.Random(seed)
+  chooser = Random(seed)
   counts = Kills()
   expected, seconds, stepping_s = _run_straight(rig, counts)
   case = f"--kills={kills} --processes={rig.processes} --seed={seed}"
@@ -59,7 +63,7 @@ def run_kills(
     chain += 1
     workdir = rig.folder / f"killed-{chain}"
     before = counts.sent
-    done: list[fault_jobs.Ended] | None = None
+    done: list[Ended] | None = None
     while done is None:
       steps = fault_jobs.find_step(workdir)
       partials = _list_partials(workdir)
@@ -84,7 +88,7 @@ def run_kills(
     detail = _compare_end(workdir, done, expected)
     if detail:
       law = "a killed job goes on bit for bit"
-      counts.defects.append(rounds.Defect(law, f"{case}: job {chain}", detail))
+      counts.defects.append(Defect(law, f"{case}: job {chain}", detail))
     else:
       counts.exact += counts.sent - before
       shutil.rmtree(workdir)
@@ -92,9 +96,7 @@ def run_kills(
   return counts
 
 
-def _run_straight(
-  rig: fault_jobs.Rig, counts: Kills
-) -> tuple[fault_jobs.Outcome, float, float]:
+def _run_straight(rig: Rig, counts: Kills) -> tuple[Outcome, float, float]:
   """Returns the state that nothing interrupted, and the seconds it took."""
   # Returns the state, the seconds of the job, and those after its first
   # checkpoint.
@@ -113,23 +115,17 @@ def _run_straight(
     found.append(fault_jobs.read_outcome(workdir))
   if found[0] != found[1]:
     law = "a job gives the same bits twice"
-    counts.defects.append(rounds.Defect(law, "straight", _differ(*found)))
+    counts.defects.append(Defect(law, "straight", _differ(*found)))
   return found[0], seconds, time.monotonic() - first
 
 
-def wait_for_step(
-  job: fault_jobs.Job, workdir: pathlib.Path, step: int
-) -> None:
+def wait_for_step(job: Job, workdir: Path, step: int) -> None:
   """Waits until a job has a checkpoint past a step, or has ended."""
   job.wait_until(lambda: fault_jobs.find_step(workdir) > step)
 
 
 def _send_signal(
-  job: fault_jobs.Job,
-  victim: int,
-  sent: signal.Signals,
-  where: str,
-  counts: Kills,
+  job: Job, victim: int, sent: signal.Signals, where: str, counts: Kills
 ) -> None:
   """Sends a signal and sees how all processes end."""
   job.send(victim, sent)
@@ -147,7 +143,7 @@ def _send_signal(
   counts.longest_s = max(counts.longest_s, time.monotonic() - begin)
   if not others:
     law = f"a job ends in {END_S} s"
-    counts.defects.append(rounds.Defect(law, where, "it did not"))
+    counts.defects.append(Defect(law, where, "it did not"))
   for index, end in enumerate(job.kill()):
     law = "a process ends with one line and a code"
     if index == victim and sent in (signal.SIGKILL, signal.SIGSTOP):
@@ -157,10 +153,10 @@ def _send_signal(
     # It may have ended well before the signal came.
     if not is_plain or (index == victim and end.code not in (0, 1, 128 + sent)):
       text = f"process {index} ended with {end.code}: {end.said[-1500:]}"
-      counts.defects.append(rounds.Defect(law, where, text))
+      counts.defects.append(Defect(law, where, text))
 
 
-def _wait_for_others(job: fault_jobs.Job, victim: int) -> bool:
+def _wait_for_others(job: Job, victim: int) -> bool:
   """Returns whether all processes but one have ended in time."""
   deadline = time.monotonic() + END_S
   while time.monotonic() < deadline:
@@ -172,35 +168,27 @@ def _wait_for_others(job: fault_jobs.Job, victim: int) -> bool:
 
 
 def _check_state(
-  workdir: pathlib.Path,
-  expected: fault_jobs.Outcome,
-  steps: int,
-  where: str,
-  counts: Kills,
+  workdir: Path, expected: Outcome, steps: int, where: str, counts: Kills
 ) -> None:
   """Checks that what a killed job has left is whole and right so far."""
   try:
     left = fault_jobs.read_outcome(workdir)
-  except checkpoint.BrokenFileError as error:
+  except BrokenFileError as error:
     law = "a kill leaves no broken checkpoint"
-    counts.defects.append(rounds.Defect(law, where, str(error)))
+    counts.defects.append(Defect(law, where, str(error)))
     return
   counts.starting += len(left.losses) == steps
   if left.losses != expected.losses[: len(left.losses)]:
     law = "every step is that of a job that nothing interrupted"
-    counts.defects.append(rounds.Defect(law, where, _differ(expected, left)))
+    counts.defects.append(Defect(law, where, _differ(expected, left)))
 
 
-def _list_partials(workdir: pathlib.Path) -> set[str]:
+def _list_partials(workdir: Path) -> set[str]:
   """Returns the names of checkpoints that were not written to the end."""
   return {path.name for path in workdir.glob("checkpoints/*/*.partial-*")}
 
 
-def _compare_end(
-  workdir: pathlib.Path,
-  ended: list[fault_jobs.Ended],
-  expected: fault_jobs.Outcome,
-) -> str:
+def _compare_end(workdir: Path, ended: list[Ended], expected: Outcome) -> str:
   """Returns what is wrong with a job that was not interrupted any more."""
   if any(end.code for end in ended):
     return f"it fails: {ended}"
@@ -210,13 +198,13 @@ def _compare_end(
   return "" if found == expected else _differ(expected, found)
 
 
-def _differ(expected: fault_jobs.Outcome, found: fault_jobs.Outcome) -> str:
+def _differ(expected: Outcome, found: Outcome) -> str:
   """Returns the first difference between two states, as text."""
   pairs = zip(expected.losses, found.losses, strict=False)
   for step, (ours, theirs) in enumerate(pairs):
     if ours != theirs:
       return f"loss {theirs} instead of {ours} at step {step}"
-  for name in fault_jobs.Outcome._fields:
+  for name in Outcome._fields:
     if getattr(expected, name) != getattr(found, name):
       return f"{name}: {getattr(found, name)}, not {getattr(expected, name)}"
   return "nothing differs"
@@ -225,11 +213,9 @@ def _differ(expected: fault_jobs.Outcome, found: fault_jobs.Outcome) -> str:
 SIZES = ((1, 2), (1, 1), (2, 4), (1, 8), (2, 2), (1, 4))
 """Processes and workers of the jobs, in turn."""
 
-_CONTINUES = "other workers continue a killed job"
-
 
 def run_resizes(
-  folder: pathlib.Path,
+  folder: Path,
   kills: int,
   seed: int,
   *,
@@ -239,52 +225,49 @@ def run_resizes(
   """Kills jobs at random moments; each goes on with other workers."""
   # No step may be lost or repeated with another loss: the losses in the
   # checkpoint that a killed job left are the first losses of the job that ends.
-  chooser = random.Random(seed)
-  rigs = [
-    fault_jobs.Rig(folder, count, steps, workers) for count, workers in SIZES
-  ]
+  chooser = Random(seed)
+  rigs = itertools.cycle(
+    [Rig(folder, count, steps, workers) for count, workers in SIZES]
+  )
   counts = Kills()
-  chain = turn = 0
+  chain = 0
   while counts.sent < kills and len(counts.defects) < 10:
     chain += 1
     workdir = folder / f"resized-{chain}"
-    case = f"--resizes={kills} --seed={seed}: job {chain}"
     before = counts.sent
     left: list[float] = []
-    done: list[fault_jobs.Ended] | None = None
-    while done is None:
-      job = rigs[turn % len(rigs)].start(workdir)
-      turn += 1
+    detail, done = "", None
+    while not done and not detail:
+      job = next(rigs).start(workdir)
       if counts.sent == kills:
         done = job.finish()
         break
       wait_for_step(job, workdir, len(left))
       done = job.wait(chooser.uniform(0.0, 1.0))
-      if done is None:
-        job.send(chooser.randrange(len(job.pids)), signal.SIGKILL)
+      if not done:
         job.kill()
         counts.sent += 1
         report(counts)
         detail, left = _compare_losses(workdir, left)
-        if detail:
-          counts.defects.append(rounds.Defect(_CONTINUES, case, detail))
-          break
-    detail = _compare_resized(workdir, done, left, steps) if done else ""
+    if done:
+      detail = _compare_resized(workdir, done, left, steps)
     if detail:
-      counts.defects.append(rounds.Defect(_CONTINUES, case, detail))
-    elif done:
+      law = "other workers continue a killed job"
+      case = f"--resizes={kills} --seed={seed}: job {chain}"
+      counts.defects.append(Defect(law, case, detail))
+    else:
       counts.exact += counts.sent - before
     report(counts)
   return counts
 
 
 def _compare_losses(
-  workdir: pathlib.Path, before: list[float]
+  workdir: Path, before: list[float]
 ) -> tuple[str, list[float]]:
   """Returns what is wrong with the losses so far, and them."""
   try:
     losses = fault_jobs.read_outcome(workdir).losses
-  except checkpoint.BrokenFileError as error:
+  except BrokenFileError as error:
     return f"a broken checkpoint: {error}", before
   if losses[: len(before)] != before:
     return f"{len(before)} losses became others", losses
@@ -292,10 +275,7 @@ def _compare_losses(
 
 
 def _compare_resized(
-  workdir: pathlib.Path,
-  ended: list[fault_jobs.Ended],
-  before: list[float],
-  steps: int,
+  workdir: Path, ended: list[Ended], before: list[float], steps: int
 ) -> str:
   """Returns what is wrong with a job that ended by itself."""
   if any(end.code for end in ended):

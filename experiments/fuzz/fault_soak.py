@@ -1,12 +1,14 @@
 """A long training job, whose memory, files and threads must not grow."""
 
 import os
-import pathlib
 import shutil
 import time
+from pathlib import Path
 from typing import NamedTuple
 
-from experiments.fuzz import fault_jobs, rounds
+from experiments.fuzz import fault_jobs
+from experiments.fuzz.fault_jobs import Rig
+from experiments.fuzz.rounds import Defect, Round
 
 _PERIOD_S = 0.5
 _STEPS = 10_000_000  # More than a soak makes.
@@ -33,14 +35,14 @@ _NOTHING = Sample(0.0, 0.0, 0.0, 0.0)
 class Soak(NamedTuple):
   """Outcome of a job that was watched."""
 
-  round: rounds.Round  # Samples as cases, and defects.
+  round: Round  # Samples as cases, and defects.
   growth: Sample  # Growth from the second quarter of the time to the last one.
   saves: int  # Checkpoints that were written from the second quarter on.
 
 
-def run_soak(folder: pathlib.Path, minutes: float) -> Soak:
+def run_soak(folder: Path, minutes: float) -> Soak:
   """Runs a job for some minutes and watches what it holds."""
-  rig = fault_jobs.Rig(folder, steps=_STEPS)
+  rig = Rig(folder, steps=_STEPS)
   workdir = folder / "soak"
   shutil.rmtree(workdir, ignore_errors=True)
   job = rig.start(workdir)
@@ -50,8 +52,8 @@ def run_soak(folder: pathlib.Path, minutes: float) -> Soak:
   while time.monotonic() < end:
     if job.wait(_PERIOD_S):
       detail = str(job.kill())
-      defect = rounds.Defect("a job goes on", f"--minutes={minutes}", detail)
-      return Soak(rounds.Round(len(samples), (defect,)), _NOTHING, 0)
+      defect = Defect("a job goes on", f"--minutes={minutes}", detail)
+      return Soak(Round(len(samples), (defect,)), _NOTHING, 0)
     if step := fault_jobs.find_step(workdir):
       steps.append(step)
       samples.append(_take_sample(job.pids[0], workdir))
@@ -62,15 +64,15 @@ def run_soak(folder: pathlib.Path, minutes: float) -> Soak:
     saves = (steps[-1] - steps[len(steps) // 4]) // fault_jobs.CHECKPOINT_EVERY
   allowed = Sample(_GROWTH_KB + _SAVE_KB * saves, 0.0, 0.0, 0.0)
   defects = tuple(
-    rounds.Defect("nothing grows", f"--minutes={minutes}", f"{name} by {grown}")
+    Defect("nothing grows", f"--minutes={minutes}", f"{name} by {grown}")
     for name, grown, limit in zip(Sample._fields, growth, allowed, strict=True)
     if grown > limit
   )
-  return Soak(rounds.Round(len(samples), defects), growth, saves)
+  return Soak(Round(len(samples), defects), growth, saves)
 
 
-def _take_sample(pid: int, workdir: pathlib.Path) -> Sample:
-  process = pathlib.Path("/proc", str(pid))
+def _take_sample(pid: int, workdir: Path) -> Sample:
+  process = Path("/proc", str(pid))
   status = dict(
     line.split(":", 1) for line in (process / "status").read_text().splitlines()
   )

@@ -10,23 +10,22 @@ between two hosts, and `--minutes` watches one long job.
 A defect is printed with its case, and the exit code is 1.
 """
 
-import pathlib
 import signal
 import sys
 import tempfile
+from pathlib import Path
 
 import rich.markup
 from absl import flags
 
-from experiments.common import list_flags, records, shared_flags, tables
+from experiments.common import list_flags, records, shared_flags
 from experiments.common.console import make_console
-from experiments.fuzz import (
-  fault_cases,
-  fault_jobs,
-  fault_kills,
-  fault_soak,
-  rounds,
-)
+from experiments.common.records import Measured, Metrics
+from experiments.common.tables import Table
+from experiments.fuzz import fault_cases, fault_jobs, fault_kills, fault_soak
+from experiments.fuzz.fault_jobs import Rig
+from experiments.fuzz.fault_kills import Kills
+from experiments.fuzz.rounds import Defect, Round
 
 _SIGNALS = {
   "kill": signal.SIGKILL,
@@ -63,20 +62,16 @@ _SEED = flags.DEFINE_integer(
 )
 _JSON = shared_flags.define_rows()
 
-_Fact = tuple[str, str, float, str]
-
 
 def main() -> None:
   """Runs the jobs, prints defects and counts, and writes rows."""
   console = make_console()
-  facts: list[_Fact] = []
-  defects: list[rounds.Defect] = []
+  cases: dict[str, Metrics] = {}
+  defects: list[Defect] = []
   with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as path:
-    folder = pathlib.Path(path)
-    for count in _PROCESSES.value:
-      if not _KILLS.value:
-        break
-      rig = fault_jobs.Rig(folder / f"processes-{count}", count, _STEPS.value)
+    folder = Path(path)
+    for count in _PROCESSES.value if _KILLS.value else ():
+      rig = Rig(folder / f"processes-{count}", count, _STEPS.value)
       kills = fault_kills.run_kills(
         rig,
         _KILLS.value,
@@ -84,7 +79,8 @@ def main() -> None:
         [_SIGNALS[name] for name in _CHOSEN.value],
         lambda kills: console.print(f"{kills.sent} sent, {kills.exact} exact"),
       )
-      facts += _describe_kills(count, kills)
+      name = f"{'_'.join(_CHOSEN.value)}_{count}_processes"
+      cases[name] = _describe_kills(count, kills)
       defects += kills.defects
     if _RESIZES.value:
       kills = fault_kills.run_resizes(
@@ -94,73 +90,74 @@ def main() -> None:
         steps=_STEPS.value,
         report=lambda kills: console.print(f"{kills.sent} sent"),
       )
-      facts.append(("kill_and_resize", "signals", kills.sent, "signals"))
-      facts.append(("kill_and_resize", "continued", kills.exact, "signals"))
-      facts.append(
-        ("kill_and_resize", "defects", len(kills.defects), "defects")
-      )
+      cases["kill_and_resize"] = {
+        "signals": Measured(kills.sent, "signals"),
+        "continued": Measured(kills.exact, "signals"),
+        "defects": Measured(len(kills.defects), "defects"),
+      }
       defects += kills.defects
     if _FAULTS.value:
-      one = fault_jobs.Rig(folder / "faults", 1, _STEPS.value)
-      parts = fault_jobs.Rig(folder / "parts", 2, _STEPS.value, workers=4)
+      one = Rig(folder / "faults", 1, _STEPS.value)
+      parts = Rig(folder / "parts", 2, _STEPS.value, workers=4)
       for name, rig, faults in (
         ("faults", one, fault_cases.FAULTS),
         ("faults_2_processes", parts, fault_cases.PART_FAULTS),
       ):
-        found = fault_cases.run_faults(
-          rig, rig.run_straight(), _SEED.value, faults
-        )
-        facts.append((name, "cases", found.cases, "cases"))
-        facts.append((name, "defects", len(found.defects), "defects"))
+        expected = rig.run_straight()
+        found = fault_cases.run_faults(rig, expected, _SEED.value, faults)
+        cases[name] = _count_cases(found)
         defects += found.defects
     if _LINKS.value:
-      rig = fault_jobs.Rig(folder / "links", 2, _STEPS.value)
+      rig = Rig(folder / "links", 2, _STEPS.value)
       found, seconds = fault_cases.run_links(rig, rig.run_straight())
-      facts.append(("links", "cases", found.cases, "cases"))
-      facts.append(("links", "defects", len(found.defects), "defects"))
-      facts.append(("links", "end_on_dead_link_s", seconds, "s"))
+      ended = {"end_on_dead_link_s": Measured(seconds, "s")}
+      cases["links"] = _count_cases(found) | ended
       defects += found.defects
     if _MINUTES.value:
       soak = fault_soak.run_soak(folder / "soak", _MINUTES.value)
-      facts.append(("soak", "samples", soak.round.cases, "samples"))
-      facts.append(("soak", "saves", soak.saves, "saves"))
-      for metric, grown in soak.growth._asdict().items():
-        unit = "KiB" if metric == "memory_kb" else metric
-        facts.append(("soak", f"growth_{metric}", grown, unit))
+      units = ("KiB", *soak.growth._fields[1:])
+      cases["soak"] = {
+        "samples": Measured(soak.round.cases, "samples"),
+        "saves": Measured(soak.saves, "saves"),
+        **{
+          f"growth_{metric}": Measured(grown, unit)
+          for (metric, grown), unit in zip(
+            soak.growth._asdict().items(), units, strict=True
+          )
+        },
+      }
       defects += soak.round.defects
   for defect in defects:
     text = f"Broken: {defect.law}\n{defect.case}\n{defect.detail}"
     console.print(rich.markup.escape(text))
-  lines = [
-    [case, what, f"{value:g}", unit] for case, what, value, unit in facts
-  ]
-  table = tables.Table(
-    ("case", "metric", "value", "unit"), lines, text_columns=(0, 1)
-  )
+  rows = records.make_rows("fuzz_faults", cases)
+  lines = [[row.case, row.metric, f"{row.value:g}", row.unit] for row in rows]
+  table = Table(("case", "metric", "value", "unit"), lines, text_columns=(0, 1))
   console.print(table.to_console())
-  rows = [
-    records.make_row("fuzz_faults", case, name, records.Measured(value, unit))
-    for case, name, value, unit in facts
-  ]
   records.write_rows(_JSON.value, rows)
   sys.exit(bool(defects))
 
 
-def _describe_kills(processes: int, kills: fault_kills.Kills) -> list[_Fact]:
+def _count_cases(found: Round) -> dict[str, Measured]:
+  return {
+    "cases": Measured(found.cases, "cases"),
+    "defects": Measured(len(found.defects), "defects"),
+  }
+
+
+def _describe_kills(processes: int, kills: Kills) -> dict[str, Measured]:
   """Returns the counts of one number of processes."""
-  names = "_".join(_CHOSEN.value)
-  case = f"{names}_{processes}_processes"
-  facts: list[_Fact] = [
-    (case, "signals", kills.sent, "signals"),
-    (case, "resumed_bit_exact", kills.exact, "signals"),
-    (case, "before_a_checkpoint", kills.starting, "signals"),
-    (case, "while_writing", kills.writing, "signals"),
-    (case, "defects", len(kills.defects), "defects"),
-  ]
+  metrics = {
+    "signals": Measured(kills.sent, "signals"),
+    "resumed_bit_exact": Measured(kills.exact, "signals"),
+    "before_a_checkpoint": Measured(kills.starting, "signals"),
+    "while_writing": Measured(kills.writing, "signals"),
+    "defects": Measured(len(kills.defects), "defects"),
+  }
   if processes > 1:
-    facts.append((case, "longest_end_s", kills.longest_s, "s"))
-    facts.append((case, "limit_end_s", fault_kills.END_S, "s"))
-  return facts
+    metrics["longest_end_s"] = Measured(kills.longest_s, "s")
+    metrics["limit_end_s"] = Measured(fault_kills.END_S, "s")
+  return metrics
 
 
 if __name__ == "__main__":

@@ -6,17 +6,18 @@ emptied, extended, replaced by another file, or get values of other types.
 
 import io
 import json
-import pathlib
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from experiments.common import records
+from experiments.common.records import Row
 from experiments.data import image_files
-from experiments.fuzz import rounds
+from experiments.fuzz.rounds import Defect, Round
 from jaxmotion import perfmodel
 
 _CASES = 24  # Of each kind of file in a round.
@@ -28,7 +29,7 @@ class Kind(NamedTuple):
 
   name: str  # Name of the file; the suffix matters to readers.
   write: Callable[[Random], bytes]  # Returns the content of a valid file.
-  read: Callable[[pathlib.Path], Any]  # Returns the value of a file.
+  read: Callable[[Path], Any]  # Returns the value of a file.
   # Returns why a content may not give a value, or None.
   explain: Callable[[bytes, bytes, Any], str | None]
   # Returns a content with a value of another type and what it swaps, if the
@@ -46,19 +47,19 @@ class Case(NamedTuple):
   must_fail: bool = False  # Whether no value may be read.
 
 
-def run_round(seed: int) -> rounds.Round:
+def run_round(seed: int) -> Round:
   """Reads damaged files of every kind."""
-  found: list[rounds.Defect] = []
+  found: list[Defect] = []
   with tempfile.TemporaryDirectory() as folder:
     for number, kind in enumerate(KINDS):
       for index in range(_CASES):
-        path = pathlib.Path(folder, f"{number}-{index}", kind.name)
+        path = Path(folder, f"{number}-{index}", kind.name)
         path.parent.mkdir(parents=True)
         case = make_case(kind, seed, index)
         for law, detail in _check_case(kind, case, path):
           text = f"make_case(KINDS[{number}], {seed}, {index})"
-          found.append(rounds.Defect(law, f"{text}: {case.damage}", detail))
-  return rounds.Round(len(KINDS) * _CASES, tuple(found))
+          found.append(Defect(law, f"{text}: {case.damage}", detail))
+  return Round(len(KINDS) * _CASES, tuple(found))
 
 
 def make_case(kind: Kind, seed: int, index: int) -> Case:
@@ -97,8 +98,9 @@ def make_case(kind: Kind, seed: int, index: int) -> Case:
 
 
 def _check_case(
-  kind: Kind, case: Case, path: pathlib.Path
+  kind: Kind, case: Case, path: Path
 ) -> Iterator[tuple[str, str]]:
+  """Yields the laws that reading a damaged file breaks."""
   if case.damaged is None:
     path.mkdir()
   else:
@@ -192,6 +194,13 @@ def _is_part(wanted: Any, found: Any) -> bool:
   return type(wanted) is type(found) and wanted == found
 
 
+# One value of each type that JSON has, and nested ones.
+_OTHERS: tuple[Any, ...] = (
+  *(None, True, 7, 0.5, "text"),
+  *([], [["a", 1]], {"a": 1}),
+)
+
+
 def _swap_json(random: Random, tree: Any, allowed: Callable) -> str:
   """Gives a random value of a tree another type, and returns its path."""
   paths = list(_list_paths(tree))
@@ -200,17 +209,7 @@ def _swap_json(random: Random, tree: Any, allowed: Callable) -> str:
     inner = tree
     for key in parents:
       inner = inner[key]
-    others: tuple[Any, ...] = (
-      None,
-      True,
-      7,
-      0.5,
-      "text",
-      [],
-      [["a", 1]],
-      {"a": 1},
-    )
-    new = others[int(random.integers(len(others)))]
+    new = _OTHERS[int(random.integers(len(_OTHERS)))]
     if not allowed(last, inner[last], new):
       inner[last] = new
       return f"{[*parents, last]} becomes {new!r}"
@@ -240,18 +239,8 @@ def _swap_platform(random: Random, whole: bytes) -> tuple[bytes, str]:
 
 def _write_rows(random: Random) -> bytes:
   value, baseline, ratio, noise = (float(x) for x in random.normal(size=4))
-  row = records.Row(
-    "train_digits",
-    "int8",
-    "loss",
-    value,
-    "1",
-    baseline,
-    ratio,
-    noise,
-    "here",
-    "0.1",
-  )
+  key, place = ("train_digits", "int8", "loss"), ("here", "0.1")
+  row = Row(*key, value, "1", baseline, ratio, noise, *place)
   rows = [row, row._replace(case="ü", value="why", noise=None)]
   return "".join(json.dumps(r._asdict()) + "\n" for r in rows).encode()
 
@@ -327,7 +316,7 @@ def _write_records(random: Random) -> bytes:
   return rows.astype(np.uint8).tobytes()
 
 
-def _read_records(path: pathlib.Path) -> Any:
+def _read_records(path: Path) -> Any:
   path.with_name("test_batch.bin").write_bytes(bytes(3073))
   return image_files.load_cifar10(path.parent)
 
@@ -342,14 +331,11 @@ def _explain_records(whole: bytes, damaged: bytes, value: Any) -> str | None:
   return f"labels {value.train.labels}, of the file {rows[:, 0]}"
 
 
-def _write_image(suffix: str) -> Callable[[Random], bytes]:
-  def write(random: Random) -> bytes:
-    pixels = random.integers(0, 256, (6, 6, 3)).astype(np.uint8)
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, suffix)
-    return stream.getvalue()
-
-  return write
+def _write_image(random: Random) -> bytes:
+  pixels = random.integers(0, 256, (6, 6, 3)).astype(np.uint8)
+  stream = io.BytesIO()
+  Image.fromarray(pixels).save(stream, "png")
+  return stream.getvalue()
 
 
 def _swap_image(random: Random, whole: bytes) -> tuple[bytes, str]:
@@ -359,7 +345,7 @@ def _swap_image(random: Random, whole: bytes) -> tuple[bytes, str]:
   return stream.getvalue(), "16 bits"
 
 
-def _read_image(path: pathlib.Path) -> np.ndarray:
+def _read_image(path: Path) -> np.ndarray:
   folder = path.parents[2]
   held_out = folder / "val" / "class" / "valid.png"
   held_out.parent.mkdir(parents=True)
@@ -398,7 +384,7 @@ KINDS = (
   Kind("data_batch_1.bin", _write_records, _read_records, _explain_records),
   Kind(
     "train/class/image.png",
-    _write_image("png"),
+    _write_image,
     _read_image,
     _explain_png,
     _swap_image,

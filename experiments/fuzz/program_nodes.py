@@ -44,10 +44,6 @@ def _read(env: Env, name: str, like: Array) -> Array:
   return env.params[name].astype(like.dtype)
 
 
-def _row(x: Array) -> Array:
-  return jnp.broadcast_to(x, SHAPE)
-
-
 def _convolve(env: Env, x: Array, y: Array) -> Array:
   kernel = _read(env, "k", x)
   image = x.reshape(IMAGE)
@@ -57,18 +53,13 @@ def _convolve(env: Env, x: Array, y: Array) -> Array:
   return found.reshape(SHAPE)
 
 
-def _pool(kind: str, x: Array) -> Array:
+def _pool(combine: Callable[..., Any], start: float, x: Array) -> Array:
+  """Combines windows of 2 x 2 pixels and repeats the result for each pixel."""
   window = (1, 2, 2, 1)
-  if kind == "max":
-    low = np.asarray(-np.inf, x.dtype)
-    small = lax.reduce_window(
-      x.reshape(IMAGE), low, lax.max, window, window, "VALID"
-    )
-  else:
-    zero = np.zeros((), x.dtype)
-    small = lax.reduce_window(
-      x.reshape(IMAGE), zero, lax.add, window, window, "VALID"
-    )
+  first = np.asarray(start, x.dtype)
+  small = lax.reduce_window(
+    x.reshape(IMAGE), first, combine, window, window, "VALID"
+  )
   return jnp.repeat(jnp.repeat(small, 2, 1), 2, 2).reshape(SHAPE)
 
 
@@ -258,16 +249,16 @@ OPERATIONS: dict[str, Operation] = {
   "mean": lambda e, x, y: x - x.mean(0, keepdims=True),
   "variance": lambda e, x, y: x * (x.var(1, keepdims=True) + 1) / 2,
   "greatest": lambda e, x, y: y - x.max(1, keepdims=True) / 2,
-  "product": lambda e, x, y: _row(
-    jnp.prod(jnp.tanh(x[:4]) + 1, 0, keepdims=True)
+  "product": lambda e, x, y: jnp.broadcast_to(
+    jnp.prod(jnp.tanh(x[:4]) + 1, 0, keepdims=True), SHAPE
   ),
   "sort": lambda e, x, y: jnp.sort(x, 1),
   "top": _top,
   "cumsum": lambda e, x, y: jnp.cumsum(x, 0) / 8,
   "cummax": lambda e, x, y: lax.cummax(x, 1),
   "running": lambda e, x, y: lax.associative_scan(jnp.add, x / 8),
-  "max_pool": lambda e, x, y: _pool("max", x),
-  "mean_pool": lambda e, x, y: _pool("mean", x) / 4,
+  "max_pool": lambda e, x, y: _pool(lax.max, -np.inf, x),
+  "mean_pool": lambda e, x, y: _pool(lax.add, 0, x) / 4,
   "take": lambda e, x, y: x[e.ids],
   "take_argmax": lambda e, x, y: x[jnp.argmax(y, 1) % 32],
   "scatter_add": lambda e, x, y: x.at[e.ids].add(y.astype(x.dtype) / 2),

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from experiments.fuzz import program_nodes
+from experiments.fuzz.program_nodes import Comparison, Env, Node
 from jaxmotion import codecs, memory
 from jaxmotion.core import PyTree
 
@@ -36,11 +37,9 @@ def _pick(rng: np.random.Generator, choices: Any) -> Any:
   return list(choices)[rng.integers(len(choices))]
 
 
-def _block(
-  nodes: tuple[program_nodes.Node, ...], ids: Any, key: Any
-) -> Callable[..., Any]:
+def _block(nodes: tuple[Node, ...], ids: Any, key: Any) -> Callable[..., Any]:
   def block(params: PyTree, x: Any) -> Any:
-    env = program_nodes.Env(params, ids, key, [], lambda fn: fn)
+    env = Env(params, ids, key, [], lambda fn: fn)
     return program_nodes.run_nodes(nodes, env, x).astype(x.dtype)
 
   return block
@@ -52,7 +51,7 @@ def _mean_square(x: Any, y: Any) -> Any:
 
 def check_optimizer_in_backward(
   rng: np.random.Generator, data: np.random.Generator
-) -> Iterator[program_nodes.Comparison]:
+) -> Iterator[Comparison]:
   """Compares an update within the backward pass to a plain one."""
   x, ids, key = program_nodes.make_data(data)
   sizes = [int(rng.choice([1, 2, 3])) for _ in range(int(rng.integers(1, 3)))]
@@ -103,17 +102,17 @@ def check_optimizer_in_backward(
   nodes = tuple(node for program in programs for node in program)
   text = f"{programs} repeats={sizes} {codec=} {segment=} {name}"
   tolerance = program_nodes.rounding_tolerance(nodes)
-  yield program_nodes.Comparison(
+  yield Comparison(
     "loss in backward is exact", text, value, our_value, tolerance
   )
-  yield program_nodes.Comparison(
+  yield Comparison(
     "update in backward is that of optax", text, expected, found, tolerance
   )
 
 
 def check_compressed_state(
   rng: np.random.Generator, data: np.random.Generator
-) -> Iterator[program_nodes.Comparison]:
+) -> Iterator[Comparison]:
   """Compares updates from encoded state to those from plain state."""
   shapes = [(64, 64), (4096,), (3, 5), (7, 11, 13), (), (1, 4096), (0,)]
   count = int(rng.integers(1, 5))
@@ -161,14 +160,14 @@ def check_compressed_state(
   expected, plain_state = run(plain)(params, grads)
   narrow = any(a.dtype == jnp.bfloat16 for a in jax.tree.leaves(params))
   tolerance = (0.02 if narrow else 1e-5) if exact else None
-  yield program_nodes.Comparison(
+  yield Comparison(
     "updates from encoded state are those of optax",
     text,
     expected,
     found,
     tolerance,
   )
-  yield program_nodes.Comparison(
+  yield Comparison(
     "decoded state is exact",
     text,
     plain_state,
@@ -202,7 +201,7 @@ _STATES: dict[str, Callable[[], optax.GradientTransformation]] = {
 
 def check_host_resident(
   rng: np.random.Generator, data: np.random.Generator
-) -> Iterator[program_nodes.Comparison]:
+) -> Iterator[Comparison]:
   """Compares an update of weights on the host to a plain one."""
   x, ids, key = program_nodes.make_data(data)
   count = int(rng.integers(1, 3))
@@ -263,9 +262,9 @@ def check_host_resident(
   nodes = tuple(node for program in programs for node in program)
   text = f"{programs} {name} {options}"
   tolerance = program_nodes.rounding_tolerance(nodes) if exact else None
-  yield program_nodes.Comparison(
+  yield Comparison(
     "loss from the host is exact", text, value, our_value, tolerance
   )
-  yield program_nodes.Comparison(
+  yield Comparison(
     "update on the host is that of optax", text, expected, found, tolerance
   )

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from experiments.fuzz import program_nodes, program_updates
+from experiments.fuzz.program_nodes import Comparison
 from experiments.fuzz.rounds import Defect, Round
 from jaxmotion import codecs, memory
 
@@ -27,8 +28,7 @@ _ROUNDING = (
   memory.offload(codecs.uniform(bits=8)),
 )
 Check = Callable[
-  [np.random.Generator, np.random.Generator],
-  Iterator[program_nodes.Comparison],
+  [np.random.Generator, np.random.Generator], Iterator[Comparison]
 ]
 
 
@@ -80,7 +80,7 @@ def is_refusal(error: Exception) -> bool:
 
 def check_residuals(
   rng: np.random.Generator, data: np.random.Generator
-) -> Iterator[program_nodes.Comparison]:
+) -> Iterator[Comparison]:
   """Compares gradients with compressed residuals to plain ones."""
   nodes = program_nodes.make_nodes(rng, int(rng.integers(4, 10)))
   rounds = rng.random() < 0.3
@@ -107,14 +107,14 @@ def check_residuals(
   (our_value, our_others), our_grads = run(ours)
   tolerance = program_nodes.rounding_tolerance(nodes)
   text = f"{list(nodes)} {options} whole={whole} argnums={argnums}"
-  yield program_nodes.Comparison(
+  yield Comparison(
     "the result is exact",
     text,
     (value, others),
     (our_value, our_others),
     tolerance,
   )
-  yield program_nodes.Comparison(
+  yield Comparison(
     "gradients are finite" if rounds else "gradients are exact",
     text,
     grads,

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 
 from experiments.common import names, records, tables
+from experiments.common.records import Measured, Row
+from experiments.common.tables import Table
 from experiments.fuzz import codecs, exchanges, fault_files, files, programs
 from experiments.fuzz.rounds import Defect, Round
 
@@ -216,9 +218,9 @@ def parse_round(text: str) -> tuple[str, int]:
   return name, int(seed)
 
 
-def make_rows(tallies: Mapping[str, Tally]) -> list[records.Row]:
+def make_rows(tallies: Mapping[str, Tally]) -> list[Row]:
   """Returns rows of the rounds, cases, defects and seconds of each subject."""
-  one = records.Measured
+  one = Measured
   cases = {
     name: {
       "rounds": one(tally.rounds, "rounds"),
@@ -231,7 +233,7 @@ def make_rows(tallies: Mapping[str, Tally]) -> list[records.Row]:
   return records.make_rows("fuzz", cases)
 
 
-def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+def summary_table(rows: Sequence[Row]) -> Table:
   """Returns the counts of each subject."""
   found = tables.index_rows(rows)
   lines = [
@@ -244,7 +246,7 @@ def summary_table(rows: Sequence[records.Row]) -> tables.Table:
     ]
     for case in dict.fromkeys(row.case for row in rows)
   ]
-  return tables.Table(
+  return Table(
     ("subject", "rounds", "cases", "seconds", "defects"),
     lines,
     title=f"{rows[0].machine}, JAX {rows[0].jax}",

@@ -20,6 +20,7 @@ from absl import flags
 
 from experiments.common import list_flags, shared_flags
 from experiments.hetero import cases, run
+from experiments.hetero.cases import Settings
 
 _SCENARIOS = list_flags.define_names(
   "scenarios", cases.SCENARIOS, cases.SCENARIOS, "Names of slowdowns."
@@ -28,16 +29,14 @@ _DEALS = list_flags.define_names(
   "deals", cases.DEALS, cases.DEALS, "Ways to deal the data."
 )
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Number of runs of each case.", 1)
-_STEPS = flags.DEFINE_integer(
-  "steps", cases.Settings.steps, "Steps of each run.", 1
-)
+_STEPS = flags.DEFINE_integer("steps", Settings.steps, "Steps of each run.", 1)
 _JSON = shared_flags.define_rows()
 _PLOT = shared_flags.define_plot()
 
 
 def main() -> None:
   """Runs the experiment that the flags describe."""
-  settings = cases.Settings(
+  settings = Settings(
     scenarios=tuple(_SCENARIOS.value),
     deals=tuple(_DEALS.value),
     seeds=tuple(range(_SEEDS.value)),

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from experiments.common import console
+from experiments.common.console import JobError
 
 WORKERS = 4
 
@@ -58,7 +58,7 @@ class Settings:
 
   def __post_init__(self) -> None:
     if self.steps <= 2 * self.settle:
-      raise console.JobError(
+      raise JobError(
         f"`steps` must be more than twice `settle` = {self.settle}, got"
         f" {self.steps}."
       )

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.hetero import cases, trainer
+from experiments.hetero import cases
+from experiments.hetero.trainer import Bench
 from jaxmotion import hetero
 
 
@@ -26,13 +27,13 @@ def predict_variance_ratio(counts: tuple[int, ...]) -> float:
   return float(n.sum() * np.mean(1 / n) / len(n))
 
 
-def examined_counts(bench: trainer.Bench) -> tuple[int, ...]:
+def examined_counts(bench: Bench) -> tuple[int, ...]:
   """Returns the shares that are examined: one worker is 4 times as slow."""
   speeds = 1 / np.array(cases.SCENARIOS["one_4x"][0])
   return hetero.integer_shares(bench.settings.total, speeds.tolist())
 
 
-def examine_means(bench: trainer.Bench, deal: str) -> dict[str, Gradients]:
+def examine_means(bench: Bench, deal: str) -> dict[str, Gradients]:
   """Returns the moments of both means over batches at initial parameters."""
   dealer, counts = bench.dealers[deal], examined_counts(bench)
   params = bench.init_params(0)
@@ -59,6 +60,7 @@ def _flatten_rows(tree: Any) -> np.ndarray:
 
 
 def _compute_moments(estimates: np.ndarray, exact: np.ndarray) -> Gradients:
+  """Returns bias and variance of estimates of a gradient."""
   scale = np.linalg.norm(exact)
   mean = estimates.mean(axis=0)
   variance = ((estimates - mean) ** 2).sum(axis=1).mean() / scale**2

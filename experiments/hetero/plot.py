@@ -5,21 +5,17 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
-from experiments.common import figures, records
+from experiments.common import figures
+from experiments.common.records import Row
 from experiments.hetero import cases, rows as hetero_rows
 
 
-def save_plot(
-  rows: Sequence[records.Row], path: str | os.PathLike[str]
-) -> None:
+def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   """Draws step time over its ideal, and the loss over that of equal shares."""
   figure = figures.make_figure(10, 4.5)
   left, right = figure.subplots(1, 2)
   _draw_bars(
-    left,
-    rows,
-    "ideal_ratio",
-    "step time over that of the ideal split",
+    left, rows, "ideal_ratio", "step time over that of the ideal split"
   )
   left.axhline(1.0, color="black", linewidth=1)
   left.axhline(1.1, color="black", linewidth=1, linestyle=":")
@@ -33,7 +29,7 @@ def save_plot(
 
 
 def _draw_bars(
-  axes: Axes, rows: Sequence[records.Row], metric: str, label: str
+  axes: Axes, rows: Sequence[Row], metric: str, label: str
 ) -> None:
   found = hetero_rows.index_experiments(rows)
   names = hetero_rows.list_experiments(rows)

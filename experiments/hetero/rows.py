@@ -6,14 +6,17 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.common import records, tables
-from experiments.hetero import cases, trainer
+from experiments.common.records import Measured, Row
+from experiments.common.tables import Table
+from experiments.hetero import cases
 from experiments.hetero.cases import SCENARIOS, WORKERS, Settings
 from experiments.hetero.gradients import Gradients
+from experiments.hetero.trainer import Run
 
 BASELINE = "equal"
 EMULATED = "ms (emulated: workers timed in turns)"
 
-Found = dict[str, records.Measured]
+Found = dict[str, Measured]
 
 
 class Times(NamedTuple):
@@ -29,9 +32,7 @@ class Times(NamedTuple):
   balance_ratio: float
 
 
-def summarize_times(
-  run: trainer.Run, equal: trainer.Run, settings: Settings
-) -> Times:
+def summarize_times(run: Run, equal: Run, settings: Settings) -> Times:
   """Returns the median times of a run."""
   work, update, ideal, ratios, balance = [], [], [], [], []
   for phase in settled_phases(run.scenario, settings):
@@ -67,12 +68,12 @@ def settled_phases(scenario: str, settings: Settings) -> list[slice]:
 
 def make_rows(
   settings: Settings,
-  runs: Sequence[trainer.Run],
+  runs: Sequence[Run],
   gradients: dict[str, dict[str, Gradients]],
   ratio: float,
-) -> list[records.Row]:
+) -> list[Row]:
   """Returns the rows of all runs and of the moments of gradients."""
-  groups: dict[tuple[str, str], dict[str, list[trainer.Run]]] = {}
+  groups: dict[tuple[str, str], dict[str, list[Run]]] = {}
   for run in runs:
     cases = groups.setdefault((run.scenario, run.deal), {})
     cases.setdefault(run.case, []).append(run)
@@ -88,9 +89,7 @@ def make_rows(
   for deal, means in gradients.items():
     found = {case: _list_moments(g) for case, g in means.items()}
     if deal == "shuffled":
-      found["plain_mean"]["predicted_variance_ratio"] = records.Measured(
-        ratio, "x"
-      )
+      found["plain_mean"]["predicted_variance_ratio"] = Measured(ratio, "x")
     rows += records.make_rows(
       f"hetero_gradient_{deal}", found, found["weighted"]
     )
@@ -98,7 +97,7 @@ def make_rows(
 
 
 def _measure_case(
-  runs: Sequence[trainer.Run], equal: Sequence[trainer.Run], settings: Settings
+  runs: Sequence[Run], equal: Sequence[Run], settings: Settings
 ) -> Found:
   """Returns the measurements of one case over its seeds."""
   average = records.average_repeats
@@ -132,12 +131,10 @@ def _measure_case(
 
 def _list_moments(found: Gradients) -> Found:
   return {
-    "gradient_bias": records.Measured(
+    "gradient_bias": Measured(
       found.bias, "of the full gradient", found.bias_noise
     ),
-    "gradient_variance": records.Measured(
-      found.variance, "of its squared norm"
-    ),
+    "gradient_variance": Measured(found.variance, "of its squared norm"),
   }
 
 
@@ -152,24 +149,24 @@ _HEADER = (
   "test accuracy, %",
   "train loss over equal",
 )
-Cells = dict[tuple[str, str, str], records.Row]
+Cells = dict[tuple[str, str, str], Row]
 
 
-def index_experiments(rows: Sequence[records.Row]) -> Cells:
+def index_experiments(rows: Sequence[Row]) -> Cells:
   """Returns the rows by experiment, case and metric."""
   return {(r.experiment, r.case, r.metric): r for r in rows}
 
 
-def list_experiments(rows: Sequence[records.Row]) -> list[str]:
+def list_experiments(rows: Sequence[Row]) -> list[str]:
   """Returns the names of the experiments that trained, in order."""
   names = [r.experiment for r in rows if r.metric == "step_ms"]
   return list(dict.fromkeys(names))
 
 
-def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+def summary_table(rows: Sequence[Row]) -> Table:
   """Returns time and accuracy, a line for each scenario, deal and case."""
   found = index_experiments(rows)
-  return tables.Table(
+  return Table(
     _HEADER,
     [
       _make_line(found, name, case)
@@ -209,7 +206,7 @@ def _make_line(found: Cells, name: str, case: str) -> list[str]:
   ]
 
 
-def gradient_table(rows: Sequence[records.Row]) -> tables.Table:
+def gradient_table(rows: Sequence[Row]) -> Table:
   """Returns bias and variance of the two means of the workers' gradients."""
   found = index_experiments(rows)
   lines = []
@@ -228,7 +225,7 @@ def gradient_table(rows: Sequence[records.Row]) -> tables.Table:
           "" if predicted is None else f"{predicted.value:.2f}",
         )
       )
-  return tables.Table(
+  return Table(
     ("data", "mean", "bias", "variance", "to weighted", "predicted"),
     lines,
     title="Mean of the workers' gradients, at the initial parameters",

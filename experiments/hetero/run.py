@@ -5,20 +5,23 @@ import rich.progress
 from experiments.common import records
 from experiments.common.console import make_console
 from experiments.common.progress import Display
-from experiments.hetero import cases, rows as hetero_rows, trainer
+from experiments.common.records import Row
+from experiments.hetero import rows as hetero_rows, trainer
+from experiments.hetero.cases import Settings
 from experiments.hetero.gradients import (
   examine_means,
   examined_counts,
   predict_variance_ratio,
 )
+from experiments.hetero.trainer import Bench, Run
 
 
 def run_experiment(
-  settings: cases.Settings, *, json: str | None = None, plot: str | None = None
-) -> list[records.Row]:
+  settings: Settings, *, json: str | None = None, plot: str | None = None
+) -> list[Row]:
   """Trains all cases, prints tables, and writes rows and a plot."""
   console = make_console()
-  bench = trainer.Bench(settings)
+  bench = Bench(settings)
   # Seeds are the outer loop: a slow minute falls on all scenarios alike.
   wanted = [
     (scenario, deal, seed)
@@ -26,7 +29,7 @@ def run_experiment(
     for scenario in settings.scenarios
     for deal in settings.deals
   ]
-  runs: list[trainer.Run] = []
+  runs: list[Run] = []
   with Display(console, steps=settings.steps, runs=len(wanted)) as display:
     for scenario, deal, seed in wanted:
       name = f"{scenario} {deal}"

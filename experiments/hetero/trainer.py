@@ -15,7 +15,9 @@ from jax import lax
 import jaxmotion
 from experiments.data.images import batch_indices, load_digits
 from experiments.hetero import cases
+from experiments.hetero.cases import Settings
 from experiments.train import mesh, optimizer, tasks, trainer
+from experiments.train.tasks import Task
 from jaxmotion import hetero
 
 Batch = tasks.Batch
@@ -67,6 +69,7 @@ class Dealer:
   def _choose_images(
     self, counts: np.ndarray, seed: int, step: int
   ) -> np.ndarray:
+    """Returns indices of the images of a step, worker after worker."""
     size, images = self._total * self._microbatch, len(self.images["labels"])
     if self._is_shuffled:
       return batch_indices(images, size, seed, step)
@@ -82,7 +85,7 @@ class Dealer:
 Params = Any
 
 
-def make_loss(task: tasks.Task) -> Callable[[Params, tasks.Batch], jax.Array]:
+def make_loss(task: Task) -> Callable[[Params, tasks.Batch], jax.Array]:
   """Returns the mean loss of a microbatch, computed several times."""
   # A microbatch with `repeats` of r is computed r times, forward and backward.
   # Only the last time counts.
@@ -165,7 +168,7 @@ class Run(NamedTuple):
 class Bench:
   """Task, data and compiled programs that all runs share."""
 
-  def __init__(self, settings: cases.Settings):
+  def __init__(self, settings: Settings):
     self.settings = settings
     config = settings.make_config()
     self.mesh = mesh.make_mesh(cases.WORKERS)
@@ -200,7 +203,8 @@ class Bench:
   ) -> tuple[list[float], float]:
     """Returns each worker's microbatches per second, and the fixed seconds."""
     state = self.init(self.init_params(0))
-    batch = dealer.deal_batch(self._equal_counts(), slow, 0, 0)
+    equal = hetero.integer_shares(self.settings.total, (1.0,) * cases.WORKERS)
+    batch = dealer.deal_batch(equal, slow, 0, 0)
 
     def measure_turns() -> np.ndarray:
       """Returns seconds[probe, worker] of one turn with each count."""
@@ -225,9 +229,6 @@ class Bench:
           raise
     speeds, fixed = zip(*fits, strict=True)
     return list(speeds), statistics.median(fixed)
-
-  def _equal_counts(self) -> tuple[int, ...]:
-    return hetero.integer_shares(self.settings.total, (1.0,) * cases.WORKERS)
 
 
 class _Trainee:

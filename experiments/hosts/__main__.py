@@ -23,16 +23,11 @@ from absl import flags
 
 from experiments.common import list_flags, records, shared_flags, signals
 from experiments.common.console import JobError, make_console
-from experiments.hosts import (
-  cases,
-  links,
-  processes,
-  rows as hosts_rows,
-  run,
-  worker,
-)
+from experiments.hosts import cases, links, rows as hosts_rows, run, worker
+from experiments.hosts.processes import HostError
+from experiments.hosts.run import Setting
 
-_DEFAULT = run.Setting()
+_DEFAULT = Setting()
 _RATE = list_flags.define_item(
   "rate",
   _DEFAULT.rate,
@@ -95,7 +90,7 @@ def main() -> None:
       return
   # Namespaces are removed when their context is left, so SIGTERM must leave it.
   signals.exit_on_sigterm()
-  setting = run.Setting(
+  setting = Setting(
     _HOSTS.value,
     _RATE.value,
     _RTT_MS.value,
@@ -107,7 +102,7 @@ def main() -> None:
   )
   try:
     results = run.measure_cases(setting, _CASES.value, _PEERS.value, console)
-  except (processes.HostError, ValueError) as error:
+  except (HostError, ValueError) as error:
     raise SystemExit(f"Stopped: {error}") from error
   rows = hosts_rows.make_rows(results, setting)
   console.print(hosts_rows.byte_table(rows).to_console())

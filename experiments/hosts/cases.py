@@ -18,20 +18,8 @@ _CASE = re.compile(r"carry_(\w+)_(\d+)kib")
 _AXIS = "data"
 
 
-def _sum_rows(words: jax.Array, hosts: int) -> Any:
-  return lax.psum(words, _AXIS)
-
-
-def _gather_rows(words: jax.Array, hosts: int) -> Any:
-  return lax.all_gather(words, _AXIS)
-
-
-def _exchange_rows(words: jax.Array, hosts: int) -> Any:
-  return lax.all_to_all(words.reshape(hosts, -1), _AXIS, 0, 0)
-
-
 def _shift_rows(words: jax.Array, hosts: int) -> Any:
-  """Sends what `_exchange_rows` does, in turns of one row to one host."""
+  """Sends what an all-to-all does, in turns of one row to one host."""
   rows = words.reshape(hosts, -1)
   index = lax.axis_index(_AXIS)
   received = [lax.dynamic_index_in_dim(rows, index, keepdims=False)]
@@ -47,9 +35,18 @@ def _shift_rows(words: jax.Array, hosts: int) -> Any:
 
 # Function, and the bytes that a host has for each byte that it sends.
 CARRIERS: dict[str, tuple[Callable[..., Any], Callable[[int], float]]] = {
-  "sum": (_sum_rows, lambda hosts: hosts / (2 * (hosts - 1))),
-  "gather": (_gather_rows, lambda hosts: 1 / (hosts - 1)),
-  "alltoall": (_exchange_rows, lambda hosts: hosts / (hosts - 1)),
+  "sum": (
+    lambda words, hosts: lax.psum(words, _AXIS),
+    lambda hosts: hosts / (2 * (hosts - 1)),
+  ),
+  "gather": (
+    lambda words, hosts: lax.all_gather(words, _AXIS),
+    lambda hosts: 1 / (hosts - 1),
+  ),
+  "alltoall": (
+    lambda words, hosts: lax.all_to_all(words.reshape(hosts, -1), _AXIS, 0, 0),
+    lambda hosts: hosts / (hosts - 1),
+  ),
   "shifts": (_shift_rows, lambda hosts: hosts / (hosts - 1)),
 }
 """Kinds of collectives by name."""

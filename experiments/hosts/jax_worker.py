@@ -48,16 +48,21 @@ class JaxBackend:
     """Compiles the step of a case: `none`, or the name of an exchange."""
     jax.block_until_ready(self._state)
     if cases.is_carrier(case):
-      return self._prepare_carrier(case), {}
+      send, words = cases.make_carrier(self._make_mesh(), case)
+
+      def carry() -> float:
+        jax.block_until_ready(send(words))
+        return 0.0
+
+      return carry, {}
     begin = time.perf_counter()
     facts: dict[str, Any] = {}
     if case == "none":
       step, state, batch = self._make_lone_step()
-    elif case in cases.LOCAL_CASES:
-      step, state, batch = self._make_local_step(cases.LOCAL_CASES[case])
-      facts["period"] = cases.LOCAL_CASES[case]["every"]
     else:
       step, state, batch = self._make_exchange_step(case)
+    if case in cases.LOCAL_CASES:
+      facts["period"] = cases.LOCAL_CASES[case]["every"]
     # What overlaps is several programs, which `step` runs.
     is_one = case == "none" or case.startswith(cases.ONE_PROGRAM)
     # A fragment in flight is sent during the steps that follow.
@@ -82,16 +87,6 @@ class JaxBackend:
 
     return run, facts
 
-  def _prepare_carrier(self, case: str) -> Callable[[], float]:
-    """Compiles a collective alone."""
-    send, words = cases.make_carrier(self._make_mesh(), case)
-
-    def run() -> float:
-      jax.block_until_ready(send(words))
-      return 0.0
-
-    return run
-
   def _make_lone_step(self) -> tuple[Any, ...]:
     """Returns the step without exchange: every host trains its own model."""
     tx = self._make_optimizer()
@@ -106,39 +101,32 @@ class JaxBackend:
     batch = jax.tree.map(jax.device_put, self._make_batch())
     return jax.jit(step, donate_argnums=0), (params, tx.init(params)), batch
 
-  def _make_local_step(self, options: dict[str, Any]) -> tuple[Any, ...]:
-    """Returns the step of workers that exchange every few steps."""
-    mesh = self._make_mesh()
-    scheme = presets.diloco(self._make_optimizer(), **options)
-    init, step = make_train_step(loss_fn, scheme, mesh, mean_loss=False)
-    state = init(make_params(self._arguments.widths))
-    return step, state, self._feed(mesh)
-
   def _make_exchange_step(self, case: str) -> tuple[Any, ...]:
-    mesh = self._make_mesh()
-    overlap = "program" if case.startswith(cases.ONE_PROGRAM) else None
-    case = case.removeprefix(cases.ONE_PROGRAM)
-    tx = exchange_with(mesh, case, self._make_optimizer())
+    """Returns the step of hosts that exchange, each step or every few."""
+    mesh, tx, overlap = self._make_mesh(), self._make_optimizer(), None
+    if case in cases.LOCAL_CASES:
+      tx = presets.diloco(tx, **cases.LOCAL_CASES[case])
+    else:
+      if case.startswith(cases.ONE_PROGRAM):
+        overlap = "program"
+      tx = exchange_with(mesh, case.removeprefix(cases.ONE_PROGRAM), tx)
     # DDP does not average losses either.
     init, step = make_train_step(
       loss_fn, tx, mesh, mean_loss=False, overlap=overlap
     )
-    state = init(make_params(self._arguments.widths))
-    return step, state, self._feed(mesh)
+    split = jax.sharding.NamedSharding(mesh, jax.P("data"))
+    # Each host makes its own part of the batch.
+    batch = jax.tree.map(
+      lambda x: jax.make_array_from_process_local_data(split, x),
+      self._make_batch(),
+    )
+    return step, init(make_params(self._arguments.widths)), batch
 
   def _make_mesh(self) -> jax.sharding.Mesh:
     return jax.make_mesh(
       (self._arguments.hosts,),
       ("data",),
       axis_types=(jax.sharding.AxisType.Auto,),
-    )
-
-  def _feed(self, mesh: jax.sharding.Mesh) -> Any:
-    """Returns the batch of all hosts, of which this one makes its own part."""
-    split = jax.sharding.NamedSharding(mesh, jax.P("data"))
-    return jax.tree.map(
-      lambda x: jax.make_array_from_process_local_data(split, x),
-      self._make_batch(),
     )
 
   def _make_optimizer(self) -> optax.GradientTransformation:

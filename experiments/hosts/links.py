@@ -8,17 +8,17 @@ A relay in a namespace between two hosts adds a one-way delay.
 import contextlib
 import dataclasses
 import os
-import pathlib
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 _PREFIX = "jaxmotion"
 _SUBNET = "10.77.0"
 _INTERFACE = "link0"
-_NAMESPACES = pathlib.Path("/run/netns")
+_NAMESPACES = Path("/run/netns")
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(k|m|g)bit")
 _BITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 # One millisecond at the rate. A larger bucket sends the first bytes of every
@@ -57,7 +57,7 @@ def loopback_hosts(hosts: int) -> list[Host]:
 
 def count_sent(interface: str) -> tuple[int, int]:
   """Returns bytes and packets that left an interface of this process."""
-  folder = pathlib.Path("/sys/class/net", interface, "statistics")
+  folder = Path("/sys/class/net", interface, "statistics")
   sent = [(folder / name).read_text() for name in ("tx_bytes", "tx_packets")]
   return int(sent[0]), int(sent[1])
 
@@ -170,7 +170,7 @@ def remove_stale_namespaces() -> None:
   """Removes the namespaces that killed runs have left behind."""
   for path in _NAMESPACES.glob(f"{_PREFIX}-*"):
     owner = path.name.split("-")[1]
-    if owner.isdigit() and not pathlib.Path("/proc", owner).exists():
+    if owner.isdigit() and not Path("/proc", owner).exists():
       _delete_namespace(path.name)
 
 
@@ -186,6 +186,7 @@ def _add_link(a: str, interface_a: str, b: str, interface_b: str) -> None:
 
 
 def _configure_host(host: Host, bits: float) -> None:
+  """Gives a host its address and limits the rate of its link."""
   name = host.namespace
   assert name is not None
   _run_ip(name, "addr", "add", f"{host.address}/24", "dev", host.interface)
@@ -203,7 +204,7 @@ def _configure_host(host: Host, bits: float) -> None:
 
 
 def _start_relay(namespace: str, delay_ms: float) -> subprocess.Popen:
-  relay = pathlib.Path(__file__).with_name("relay.py")
+  relay = Path(__file__).with_name("relay.py")
   ports = ("port0", "port1", str(delay_ms / 1e3))
   program = [sys.executable, str(relay), *ports]
   process = subprocess.Popen(

@@ -5,15 +5,14 @@ from collections.abc import Sequence
 
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from experiments.common import figures, records
+from experiments.common import figures
+from experiments.common.records import Row
 
 _ALLOWED = "what the link allows"
 _LABELS = ("jaxmotion", "PyTorch DDP", _ALLOWED)
 
 
-def save_plot(
-  rows: Sequence[records.Row], path: str | os.PathLike[str]
-) -> None:
+def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   """Draws the step time of every case, and what the link allows."""
   values = {(row.case, row.metric): float(row.value) for row in rows}
   cases = list(dict.fromkeys(row.case for row in rows))[::-1]
@@ -21,9 +20,9 @@ def save_plot(
   axes = figure.add_subplot()
   for i, case in enumerate(cases):
     step_ms = values[case, "step_ms"]
-    color = "tab:gray" if case.startswith("torch") else "tab:blue"
-    label = "PyTorch DDP" if case.startswith("torch") else "jaxmotion"
-    axes.plot(step_ms, i, "o", color=color, label=label)
+    is_peer = case.startswith("torch")
+    color = "tab:gray" if is_peer else "tab:blue"
+    axes.plot(step_ms, i, "o", color=color, label=_LABELS[is_peer])
     axes.annotate(
       f"{step_ms:.0f}",
       (step_ms, i),
@@ -34,14 +33,7 @@ def save_plot(
     )
     if (case, "ideal_ratio") in values:
       ideal = step_ms / values[case, "ideal_ratio"]
-      axes.plot(
-        ideal,
-        i,
-        "|",
-        color="black",
-        markersize=12,
-        label="what the link allows",
-      )
+      axes.plot(ideal, i, "|", color="black", markersize=12, label=_ALLOWED)
   axes.set_yticks(range(len(cases)), cases)
   axes.set_xscale("log")
   axes.margins(x=0.1)

@@ -6,7 +6,6 @@ hosts at once, because they answer together or not at all.
 
 import json
 import os
-import pathlib
 import queue
 import socket
 import subprocess
@@ -15,12 +14,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from experiments.hosts import links
+from experiments.hosts.links import Host
 
-_ROOT = pathlib.Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[2]
 # Buffers in huge pages: the kernel maps the buffers of every step anew. With
 # pages of 4 KiB, that can cost more than the step.
 _ENVIRONMENT = {
@@ -47,7 +47,7 @@ class HostProcess:
 
   def __init__(
     self,
-    host: links.Host,
+    host: Host,
     module: str,
     arguments: list[str],
     name: str,
@@ -141,12 +141,7 @@ class HostProcess:
 class HostGroup:
   """One program on every host; the processes end with the context."""
 
-  def __init__(
-    self,
-    hosts: list[links.Host],
-    module: str,
-    arguments: list[str],
-  ):
+  def __init__(self, hosts: list[Host], module: str, arguments: list[str]):
     # No two groups of a run share a port, nor do two runs on one loopback.
     port = find_free_port()
     self.processes: list[HostProcess] = []

@@ -4,14 +4,17 @@ import os
 from collections.abc import Sequence
 
 from experiments.common import records, tables
-from experiments.hosts import links, run
+from experiments.common.records import Measured, Row
+from experiments.common.tables import Table
+from experiments.hosts import links
+from experiments.hosts.run import Result, Setting
 
 # Cases without any exchange.
 _ALONE = ("none", "torch_none")
 
 
 def ideal_ms(
-  result: run.Result, none: run.Result, fp32: run.Result, rtt_ms: float
+  result: Result, none: Result, fp32: Result, rtt_ms: float
 ) -> float:
   """Returns the step time that the link allows, in milliseconds."""
   # T* = N + D + (F - N - D) / r: the step without exchange, the round trip that
@@ -23,7 +26,7 @@ def ideal_ms(
   return none.step_ms + rtt_ms + remaining / ratio
 
 
-def floor_ms(result: run.Result, setting: run.Setting) -> float:
+def floor_ms(result: Result, setting: Setting) -> float:
   """Returns the least time of a step whose exchange overlaps perfectly."""
   # max(C H / cores, B / rate): hosts share the cores of this machine, and bytes
   # B pass the link while they compute. C is the CPU time of the host's process,
@@ -36,9 +39,7 @@ def floor_ms(result: run.Result, setting: run.Setting) -> float:
   return max(computing_ms, 1e3 * bits / links.parse_rate(setting.rate))
 
 
-def make_rows(
-  results: Sequence[run.Result], setting: run.Setting
-) -> list[records.Row]:
+def make_rows(results: Sequence[Result], setting: Setting) -> list[Row]:
   """Returns the rows of all results, in the order of the cases."""
   by_case = {result.case: result for result in results}
   none, fp32 = by_case.get("none"), by_case.get("fp32")
@@ -47,7 +48,7 @@ def make_rows(
     for metric, value in _derive_metrics(result, none, fp32, setting).items():
       is_time = metric == "step_ms"
       noise = result.noise_ms if is_time else None
-      measured = records.Measured(value, _find_unit(metric), noise)
+      measured = Measured(value, _find_unit(metric), noise)
       base = fp32.step_ms if fp32 and is_time else None
       key = (setting.experiment, result.case, metric)
       rows.append(records.make_row(*key, measured, base))
@@ -55,11 +56,9 @@ def make_rows(
 
 
 def _derive_metrics(
-  result: run.Result,
-  none: run.Result | None,
-  fp32: run.Result | None,
-  setting: run.Setting,
+  result: Result, none: Result | None, fp32: Result | None, setting: Setting
 ) -> dict[str, float]:
+  """Returns times, bytes and ratios of a case by metric."""
   found = {
     "step_ms": result.step_ms,
     "process_ms": result.process_ms,
@@ -96,7 +95,7 @@ _BYTES = {
 }
 
 
-def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+def summary_table(rows: Sequence[Row]) -> Table:
   """Returns step times and ratios, a line for each case."""
   found = tables.index_rows(rows)
   lines = []
@@ -106,10 +105,10 @@ def summary_table(rows: Sequence[records.Row]) -> tables.Table:
       row = found.get((case, metric))
       line.append("" if row is None else f"{row.value:.2f}")
     lines.append(line)
-  return tables.Table(("exchange", "step, ms", *_RATIOS.values()), lines)
+  return Table(("exchange", "step, ms", *_RATIOS.values()), lines)
 
 
-def byte_table(rows: Sequence[records.Row]) -> tables.Table:
+def byte_table(rows: Sequence[Row]) -> Table:
   """Returns the summary in megabytes, with marks where fp32 is faster."""
   found = tables.index_rows(rows)
   summary = summary_table(rows)
@@ -123,7 +122,7 @@ def byte_table(rows: Sequence[records.Row]) -> tables.Table:
     lines.append(
       (case, *cells, "slower than fp32: do not" if is_slower else "")
     )
-  return tables.Table(
+  return Table(
     (*summary.header, *_BYTES.values(), ""),
     lines,
     title=f"{rows[0].experiment} on {rows[0].machine}, JAX {rows[0].jax}",

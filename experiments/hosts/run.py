@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import rich.console
 import rich.progress
 
-from experiments.hosts import links, processes
+from experiments.hosts import links
 from experiments.hosts.cases import EXCHANGE_WORKER, PEER_WORKER
+from experiments.hosts.processes import HostGroup
 
 
 class Setting(NamedTuple):
@@ -65,34 +66,29 @@ def measure_cases(
   if peers and importlib.util.find_spec("torch") is None:
     console.print("PyTorch is not installed (extra `peers`): not measured.")
     chosen.pop()
-  with _make_hosts(setting) as hosts, contextlib.ExitStack() as stack:
+  with contextlib.ExitStack() as stack:
+    if setting.rate == "loopback":
+      hosts = links.loopback_hosts(setting.hosts)
+    else:
+      half_ms = setting.rtt_ms / 2
+      linked = links.linked_hosts(setting.hosts, setting.rate, half_ms)
+      hosts = stack.enter_context(linked)
     groups = [
-      (
-        stack.enter_context(processes.HostGroup(hosts, module, arguments)),
-        cases,
-      )
+      (stack.enter_context(HostGroup(hosts, module, arguments)), cases)
       for module, cases in chosen
       if cases
     ]
     return _take_turns(groups, setting.steps, setting.rounds, console)
 
 
-def _make_hosts(
-  setting: Setting,
-) -> contextlib.AbstractContextManager[list[links.Host]]:
-  if setting.rate == "loopback":
-    return contextlib.nullcontext(links.loopback_hosts(setting.hosts))
-  return links.linked_hosts(setting.hosts, setting.rate, setting.rtt_ms / 2)
-
-
 def _take_turns(
-  groups: Sequence[tuple[processes.HostGroup, Sequence[str]]],
+  groups: Sequence[tuple[HostGroup, Sequence[str]]],
   steps: int,
   rounds: int,
   console: rich.console.Console,
 ) -> list[Result]:
   """Times the cases of all groups, each once in every round."""
-  ready: list[tuple[processes.HostGroup, str]] = []
+  ready: list[tuple[HostGroup, str]] = []
   predicted: dict[str, float | None] = {}
   with rich.progress.Progress(console=console, transient=True) as progress:
     total = sum(len(cases) for _, cases in groups)

@@ -31,13 +31,10 @@ class PeerCase(NamedTuple):
   # run the case.
   wrap: "Callable[[torch.nn.Module], torch.nn.Module] | None"
   reason: str = ""  # Why gloo cannot run the case.
-  # Function (parameters, class of the optimizer, lr=) that makes the optimizer;
-  # None calls the class.
-  make_optimizer: "Callable[..., torch.optim.Optimizer] | None" = None
-
-
-def _wrap_none(module: "torch.nn.Module") -> "torch.nn.Module":
-  return module
+  # Makes the optimizer from its class, the parameters and the learning rate.
+  make_optimizer: "Callable[..., torch.optim.Optimizer]" = (
+    lambda kind, parameters, lr: kind(parameters, lr=lr)
+  )
 
 
 def _wrap_ddp(
@@ -113,14 +110,8 @@ def _wrap_fsdp2(module: "torch.nn.Module") -> "torch.nn.Module":
   return module
 
 
-def _call_class(
-  parameters: Any, kind: "type[torch.optim.Optimizer]", lr: float
-) -> "torch.optim.Optimizer":
-  return kind(parameters, lr=lr)  # type: ignore[call-arg]
-
-
 def _make_zero_optimizer(
-  parameters: Any, kind: "type[torch.optim.Optimizer]", lr: float
+  kind: "type[torch.optim.Optimizer]", parameters: Any, lr: float
 ) -> "torch.optim.Optimizer":
   """Returns an optimizer whose state is cut into parts, one a host."""
   from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -129,7 +120,7 @@ def _make_zero_optimizer(
 
 
 CASES = {
-  "torch_none": PeerCase("no exchange, no DDP", _wrap_none),
+  "torch_none": PeerCase("no exchange, no DDP", lambda module: module),
   "torch_fp32": PeerCase("DDP, default buckets", _wrap_ddp),
   "torch_fp16": PeerCase("DDP, fp16_compress_hook", _wrap_fp16),
   "torch_bf16": PeerCase(
@@ -176,8 +167,8 @@ def _make_step(
   import torch
 
   kind = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[args.optimizer]
-  optimizer = (case.make_optimizer or _call_class)(
-    module.parameters(), kind, lr=worker.OPTIMIZERS[args.optimizer]
+  optimizer = case.make_optimizer(
+    kind, module.parameters(), lr=worker.OPTIMIZERS[args.optimizer]
   )
   random = torch.Generator().manual_seed(1 + args.rank)
   x = torch.randn(args.batch, args.widths[0], generator=random)

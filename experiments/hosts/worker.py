@@ -127,11 +127,9 @@ def _read_commands() -> "queue.Queue[str]":
 
 
 def _answer_commands(
-  backend: Backend,
-  interface: str,
-  commands: "queue.Queue[str]",
-  reply: Reply,
+  backend: Backend, interface: str, commands: "queue.Queue[str]", reply: Reply
 ) -> None:
+  """Prepares and times cases as the parent asks, until it says quit."""
   steps: dict[str, Callable[[], float]] = {}
   periods: dict[str, int] = {}
   while True:

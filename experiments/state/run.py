@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import optax
 
 from experiments import gpu_compile
-from experiments.common import records, tables
+from experiments.common import records
+from experiments.common.records import Measured, Row
+from experiments.common.tables import Table
 from jaxmotion import codecs, memory
 from jaxmotion.core import PyTree
 
@@ -127,7 +129,7 @@ def make_rows(
   found: Iterable[tuple[str, str, gpu_compile.Compiled]],
   leaves: int,
   width: int,
-) -> Iterator[records.Row]:
+) -> Iterator[Row]:
   """Yields the rows of all cases."""
   # The baseline of state on the host is the naive loop, that of encoded state
   # on the device is plain state.
@@ -135,14 +137,12 @@ def make_rows(
   for optimizer, case, program in found:
     on_host = "host" in case
     values: dict[str, int | None] = {
-      "temp_bytes": program.memory.temp_size_in_bytes
+      "argument_bytes": program.memory.argument_size_in_bytes,
+      "temp_bytes": program.memory.temp_size_in_bytes,
+      "traffic_bytes": program.traffic_bytes,
     }
-    if not on_host:
-      values = {
-        "argument_bytes": program.memory.argument_size_in_bytes,
-        "temp_bytes": program.memory.temp_size_in_bytes,
-        "traffic_bytes": program.traffic_bytes,
-      }
+    if on_host:
+      values = {"temp_bytes": values["temp_bytes"]}
     for metric, value in values.items():
       assert value is not None, f"{metric} of {case} is unknown"
       known[optimizer, case, metric] = value
@@ -156,13 +156,13 @@ def make_rows(
         "state_compiled",
         f"{optimizer}/{leaves}x{width}x{width}/{case}",
         metric,
-        records.Measured(value, "bytes"),
+        Measured(value, "bytes"),
         baseline,
         machine=f"compiled, not run: {machine}",
       )
 
 
-def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+def summary_table(rows: Sequence[Row]) -> Table:
   """Returns the MiB of every case and metric, with ratios to baselines."""
   lines = [
     (
@@ -173,7 +173,7 @@ def summary_table(rows: Sequence[records.Row]) -> tables.Table:
     )
     for row in rows
   ]
-  return tables.Table(
+  return Table(
     ("case", "metric", "MiB", "ratio"),
     lines,
     title=rows[0].machine,

@@ -27,10 +27,6 @@ Phases = tuple[tuple[int | None, int], ...]
 """Branch of the program, and how many steps take it, one after the other."""
 
 
-def _send_alike(steps: int) -> Phases:
-  return ((0, steps),)
-
-
 class Algorithm(NamedTuple):
   """An algorithm of the study."""
 
@@ -41,7 +37,7 @@ class Algorithm(NamedTuple):
   # Base outer learning rate of local updates, None for others.
   outer_rate: float | None = None
   # Branches that a run of so many steps takes.
-  phases: Callable[[int], Phases] = _send_alike
+  phases: Callable[[int], Phases] = lambda steps: ((0, steps),)
   warms_up: bool = False  # Whether the program depends on the number of steps.
   rounds: int = 1  # Number of sums in a step that wait for one another.
   # Number of parts that local updates send at different steps.

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from matplotlib.ticker import NullFormatter
 
-from experiments.common import figures, records, tables
+from experiments.common import figures, tables
+from experiments.common.records import Row
 from experiments.study.rows import DIVERGED
 
 _PANELS = {
@@ -18,9 +19,7 @@ _TICKS = 1, 1.5, 2, 3, 5, 10, 20, 50
 _MARKERS = "os^Dv"
 
 
-def save_plot(
-  rows: Sequence[records.Row], path: str | os.PathLike[str]
-) -> None:
+def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   """Draws a line for each algorithm, a point for each length of its runs."""
   found = tables.index_rows(rows)
   metric = rows[0].metric.rsplit("_", 1)[0]

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from ml_collections import ConfigDict
 
 from experiments.common import records, tables
+from experiments.common.records import Measured, Row
+from experiments.common.tables import Table
 from experiments.study import trainer
-from experiments.train import tasks
+from experiments.study.trainer import StudyRun
+from experiments.train.tasks import Task
 
 BASELINE = "fp32"
 DIVERGED = "diverged"
@@ -17,15 +20,15 @@ _CLOSE = 0.05  # Times of equal programs differ by as much.
 _EMULATED = "ms (emulated)"
 _PREDICTED = "ms (predicted)"
 
-Found = dict[str, records.Measured]
+Found = dict[str, Measured]
 
 Curve = list[tuple[float, float]]
 """Cost of a whole run and its mean score, the cheapest run first."""
 
 
 def make_rows(
-  config: ConfigDict, task: tasks.Task, runs: Sequence[trainer.StudyRun]
-) -> list[records.Row]:
+  config: ConfigDict, task: Task, runs: Sequence[StudyRun]
+) -> list[Row]:
   """Returns the rows of all runs so far, an algorithm after the other."""
   cases = {}
   for name in config.algorithms:
@@ -56,10 +59,10 @@ def score_at(curve: Curve, budget: float) -> float | None:
 
 
 def _final_runs(
-  config: ConfigDict, runs: Sequence[trainer.StudyRun]
-) -> dict[int, list[trainer.StudyRun]]:
+  config: ConfigDict, runs: Sequence[StudyRun]
+) -> dict[int, list[StudyRun]]:
   """Returns the runs of the study's seeds by length, the longest first."""
-  found: dict[int, list[trainer.StudyRun]] = {}
+  found: dict[int, list[StudyRun]] = {}
   for length in sorted(config.lengths, reverse=True):
     own = [
       run
@@ -71,16 +74,16 @@ def _final_runs(
   return found
 
 
-def _step_ms(runs: Sequence[trainer.StudyRun]) -> float:
+def _step_ms(runs: Sequence[StudyRun]) -> float:
   """Returns the time of a step when other programs lengthened it least."""
   return min(run.step_ms for run in runs)
 
 
 def _measure_algorithm(
-  config: ConfigDict, task: tasks.Task, runs: Sequence[trainer.StudyRun]
+  config: ConfigDict, task: Task, runs: Sequence[StudyRun]
 ) -> Found:
   """Returns scores of each length, the chosen rates, bytes and times."""
-  one = records.Measured
+  one = Measured
   found: Found = {}
   finals = _final_runs(config, runs)
   for length, own in finals.items():
@@ -111,7 +114,7 @@ def _measure_algorithm(
   return found
 
 
-def _describe_trial(run: trainer.StudyRun) -> str:
+def _describe_trial(run: StudyRun) -> str:
   _, _, _, *rates = run.trial
   tried = "/".join(f"{rate:.3g}" for rate in rates if rate is not None)
   score = DIVERGED if run.score is None else f"{run.score:.4g}"
@@ -119,7 +122,7 @@ def _describe_trial(run: trainer.StudyRun) -> str:
 
 
 def _list_costs(
-  config: ConfigDict, runs: Sequence[trainer.StudyRun]
+  config: ConfigDict, runs: Sequence[StudyRun]
 ) -> dict[str, dict[int, float]]:
   """Returns what runs of each length cost: bytes, and seconds on each link."""
   step_ms = _step_ms(runs)
@@ -134,8 +137,8 @@ def _list_costs(
 
 def _score_budgets(
   config: ConfigDict,
-  task: tasks.Task,
-  runs: Sequence[trainer.StudyRun],
+  task: Task,
+  runs: Sequence[StudyRun],
   budgets: dict[str, dict[int, float]],
 ) -> Found:
   """Returns an algorithm's costs, and its scores for those of the baseline."""
@@ -145,7 +148,7 @@ def _score_budgets(
     unit = "bytes" if kind == "bytes" else "s (emulated and predicted)"
     curve: Curve = []
     for length, cost in costs.items():
-      found[f"cost_{kind}_{length}"] = records.Measured(cost, unit)
+      found[f"cost_{kind}_{length}"] = Measured(cost, unit)
       scores = [run.score for run in finals[length] if run.score is not None]
       if len(scores) == len(finals[length]):
         curve.append((cost, statistics.fmean(scores)))
@@ -153,14 +156,14 @@ def _score_budgets(
       score = score_at(curve, budget)
       if score is not None:
         name, unit = f"{task.metric}_equal_{kind}_{length}", task.unit
-        found[name] = records.Measured(score, f"{unit} (interpolated)")
+        found[name] = Measured(score, f"{unit} (interpolated)")
   return found
 
 
 _NOTHING = "-"
 
 
-def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+def summary_table(rows: Sequence[Row]) -> Table:
   """Returns a line for each algorithm."""
   found = tables.index_rows(rows)
   longest = rows[0].metric
@@ -180,17 +183,17 @@ def summary_table(rows: Sequence[records.Row]) -> tables.Table:
 
   lines = []
   for case in dict.fromkeys(row.case for row in rows):
-    row = found[case, longest] if (case, longest) in found else None
+    row = found.get((case, longest))
+    score = _NOTHING if row is None else DIVERGED
+    if row and row.value != DIVERGED:
+      score = tables.format_noise(row, digits)
     sent = found[case, "wire_bytes"]
     rates = [found.get((case, name)) for name in ("rate", "outer_rate")]
-    has_score = row is not None and row.value != DIVERGED
     lines.append(
       (
         case,
         ", ".join(f"{float(r.value):.2g}" for r in rates if r is not None),
-        tables.format_noise(row, digits)
-        if row and has_score
-        else (DIVERGED if row else _NOTHING),
+        score,
         _NOTHING
         if sent.baseline is None
         else f"{sent.baseline / float(sent.value):.1f}",
@@ -209,7 +212,7 @@ def summary_table(rows: Sequence[records.Row]) -> tables.Table:
     "at 100 Mbit/s",
     "at 1 Gbit/s",
   )
-  return tables.Table(
+  return Table(
     header,
     lines,
     title=f"{rows[0].experiment} on {rows[0].machine}, JAX {rows[0].jax}",

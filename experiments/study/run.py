@@ -1,16 +1,18 @@
 """Runs the study: rates by trials, then a table, rows and a plot."""
 
-import pathlib
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import jax
 from ml_collections import ConfigDict
 
 from experiments.common import names, records
 from experiments.common.console import make_console
+from experiments.common.records import Row
 from experiments.common.workdir import Workdir
 from experiments.study import cases, rows as study_rows, trainer
+from experiments.study.trainer import StudyRun, Trial
 from experiments.train import tasks
 from experiments.train.mesh import make_mesh
 
@@ -24,7 +26,7 @@ def run_experiment(
   json: str | None = None,
   plot: str | None = None,
   workdir: str | None = None,
-) -> list[records.Row]:
+) -> list[Row]:
   """Runs what is missing, prints the table, and writes rows and a plot."""
   names.check_fields(config, "algorithms")
   for name in config.algorithms:
@@ -38,21 +40,19 @@ def run_experiment(
       config,
       trainer.run_from_line,
       _FREE_FIELDS,
-      to_line=trainer.StudyRun.to_line,
+      to_line=StudyRun.to_line,
     )
-    cache = str(pathlib.Path(workdir) / "compiled")
+    cache = str(Path(workdir) / "compiled")
     jax.config.update("jax_compilation_cache_dir", cache)
   task = tasks.load_task(config)
   bench = trainer.Bench(config, task, mesh)
-  used: dict[
-    trainer.Trial, trainer.StudyRun
-  ] = {}  # Others had rates that lost since.
+  used: dict[Trial, StudyRun] = {}  # Others had rates that lost since.
   finished = {run.trial: run for run in folder.read_runs()} if folder else {}
   if finished:
     text = f"{workdir} has {len(finished)} finished runs; the others follow."
     print(text, file=sys.stderr)
 
-  def run(trial: trainer.Trial) -> trainer.StudyRun:
+  def run(trial: Trial) -> StudyRun:
     if trial in finished:
       used[trial] = finished[trial]
       return finished[trial]
@@ -86,10 +86,10 @@ def run_experiment(
 def choose_rates(
   config: ConfigDict,
   name: str,
-  run: Callable[[trainer.Trial], trainer.StudyRun],
+  run: Callable[[Trial], StudyRun],
   *,
   higher: bool,
-) -> trainer.StudyRun:
+) -> StudyRun:
   """Returns the best of an algorithm's trials."""
   # Three learning rates are tried, then both neighbors of the best of them:
   # other outer learning rates for local updates, rates in between for all
@@ -99,21 +99,21 @@ def choose_rates(
   base = config.base_rates[algorithm.optimizer or config.optimizer]
   is_local = algorithm.outer_rate is not None
 
-  def try_rates(rate: float, outer_rate: float | None) -> trainer.StudyRun:
+  def try_rates(rate: float, outer_rate: float | None) -> StudyRun:
     seed, steps = config.trial_seed, config.trial_steps
-    return run(trainer.Trial(name, seed, steps, rate, outer_rate))
+    return run(Trial(name, seed, steps, rate, outer_rate))
 
-  def rank(found: trainer.StudyRun) -> tuple[float, float]:
+  def rank(found: StudyRun) -> tuple[float, float]:
     if found.score is None or found.loss is None:
       return float("inf"), float("inf")
     # Scores of few examples are often equal: then the training loss decides.
     return (-found.score if higher else found.score), found.loss
 
-  def knob(found: trainer.StudyRun) -> float:
+  def knob(found: StudyRun) -> float:
     trial = found.trial
     return trial.rate if trial.outer_rate is None else trial.outer_rate
 
-  def scale(found: trainer.StudyRun, factor: float) -> trainer.StudyRun:
+  def scale(found: StudyRun, factor: float) -> StudyRun:
     _, _, _, rate, outer_rate = found.trial
     if outer_rate is None:
       return try_rates(rate * factor, None)

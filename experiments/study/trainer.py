@@ -12,9 +12,11 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from experiments.common import loop
+from experiments.common.loop import OnStep
 from experiments.study import cases
-from experiments.train import tasks, trainer
+from experiments.train import trainer
 from experiments.train.mesh import Mesh
+from experiments.train.tasks import Task
 from jaxmotion import perfmodel, wire
 
 LINKS = {
@@ -74,7 +76,7 @@ class Sent(NamedTuple):
 class Bench:
   """Trains all algorithms on one task; each is compiled once for all rates."""
 
-  def __init__(self, config: ConfigDict, task: tasks.Task, mesh: Mesh):
+  def __init__(self, config: ConfigDict, task: Task, mesh: Mesh):
     self._config = config
     self._task = task
     self._mesh = mesh
@@ -83,9 +85,7 @@ class Bench:
     # Programs are large: those of the algorithm at work are kept.
     self._compile = functools.lru_cache(maxsize=1)(self._compile_step)
 
-  def run(
-    self, trial: Trial, on_step: loop.OnStep = loop.ignore_step
-  ) -> StudyRun:
+  def run(self, trial: Trial, on_step: OnStep = loop.ignore_step) -> StudyRun:
     """Returns the measurements of a run."""
     algorithm = cases.ALGORITHMS[trial.algorithm]
     length = trial.steps if algorithm.warms_up else 0
@@ -161,10 +161,7 @@ def typical_ms(step_ms: Sequence[float]) -> float:
 
 
 def link_seconds(
-  ledger: wire.Ledger,
-  link: perfmodel.Link,
-  rounds: int = 1,
-  fragments: int = 1,
+  ledger: wire.Ledger, link: perfmodel.Link, rounds: int = 1, fragments: int = 1
 ) -> float:
   """Predicts the time that the collectives of a step take on a link."""
   # Those of one kind and dtype travel together, as compilers for GPUs and TPUs

@@ -6,6 +6,7 @@ import optax
 import jaxmotion
 from experiments.common import names
 from experiments.train import presets
+from experiments.train.presets import Place, Settings
 from jaxmotion import codecs
 from jaxmotion.core import AxisName
 
@@ -102,7 +103,7 @@ def exchange_with(
   mesh: jax.sharding.Mesh,
   exchange: str,
   optimizer: optax.GradientTransformation,
-  settings: presets.Settings = presets.Settings(),  # noqa: B008, a tuple of numbers.
+  settings: Settings = Settings(),  # noqa: B008, a tuple of numbers.
 ) -> optax.GradientTransformation:
   """Returns an optimizer with its exchange; of two axes, within hosts first."""
   axes = find_axes(mesh)
@@ -112,7 +113,7 @@ def exchange_with(
       exchange_with(mesh, name, optimizer, settings), axis_name=axes
     )
   if exchange in presets.PRESETS:
-    place = presets.Place(axes, optimizer, settings)
+    place = Place(axes, optimizer, settings)
     return presets.PRESETS[exchange](place)
   if exchange in SHARDED:
     gradients, weights = SHARDED[exchange]

@@ -6,7 +6,7 @@ import os
 import jax
 import numpy as np
 
-from experiments.common import console
+from experiments.common.console import JobError
 
 Mesh = jax.sharding.Mesh
 
@@ -24,7 +24,7 @@ def make_mesh(workers: int, processes: int = 1) -> Mesh:
   # If the machine has fewer devices than workers, CPU devices are emulated.
   # Call this function before anything else asks JAX for a device.
   if workers % processes:
-    raise console.JobError(
+    raise JobError(
       f"`config.workers` must be a multiple of the {processes} processes, got"
       f" {workers}."
     )
@@ -39,7 +39,7 @@ def make_mesh(workers: int, processes: int = 1) -> Mesh:
   if len(devices) < workers:
     devices = jax.devices("cpu")
   if len(devices) < workers:
-    raise console.JobError(
+    raise JobError(
       "`config.workers` must be at most the devices JAX has started with, got"
       f" {workers} for {len(devices)}."
     )
@@ -58,7 +58,7 @@ def _make_host_mesh(share: int, processes: int) -> Mesh:
   ]
   fewest = min(map(len, rows))
   if fewest < share:
-    raise console.JobError(
+    raise JobError(
       "`config.workers` must be at most the devices of all processes, got"
       f" {share} a process for {fewest}."
     )

@@ -3,15 +3,15 @@
 import optax
 from ml_collections import ConfigDict
 
-from experiments.common import console
-from experiments.train import presets
+from experiments.common.console import JobError
+from experiments.train.presets import Settings
 
 
 def make_settings(
   config: ConfigDict, schedule: optax.Schedule | None = None
-) -> presets.Settings:
+) -> Settings:
   """Returns what presets take of a configuration."""
-  return presets.Settings(
+  return Settings(
     schedule or _make_schedule(config),
     config.momentum,
     config.optimizer == "sgd",
@@ -36,7 +36,7 @@ def make_optimizer(
         optax.add_decayed_weights(config.weight_decay),
         optax.sgd(schedule, momentum=config.momentum, nesterov=nesterov),
       )
-  raise console.JobError(
+  raise JobError(
     "`config.optimizer` must be adamw, sgd or momentum, got"
     f" {config.optimizer!r}."
   )
@@ -44,7 +44,7 @@ def make_optimizer(
 
 def _make_schedule(config: ConfigDict) -> optax.Schedule:
   if not 0 <= config.warmup_steps < config.steps:
-    raise console.JobError(
+    raise JobError(
       "`config.warmup_steps` must be at least 0 and less than `config.steps` ="
       f" {config.steps}, got {config.warmup_steps}."
     )

@@ -3,12 +3,11 @@
 import os
 from collections.abc import Sequence
 
-from experiments.common import figures, records
+from experiments.common import figures
+from experiments.common.records import Row
 
 
-def save_plot(
-  rows: Sequence[records.Row], path: str | os.PathLike[str]
-) -> None:
+def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   """Draws the score against the bytes a worker sends per step."""
   metric, unit = rows[0].metric, rows[0].unit
   sent = {

@@ -52,19 +52,14 @@ def _power_sgd(
 
   def make(p: Place) -> optax.GradientTransformation:
     tx = presets.power_sgd(
-      p.axis_name,
-      rank=rank,
-      start=0 if in_turns else p.warmup,
-      form=form,
+      p.axis_name, rank=rank, start=0 if in_turns else p.warmup, form=form
     )
     return optax.chain(tx, p.optimizer)
 
   return make
 
 
-def _dgc(
-  **options: Any,
-) -> Callable[[Place], optax.GradientTransformation]:
+def _dgc(**options: Any) -> Callable[[Place], optax.GradientTransformation]:
   def make(p: Place) -> optax.GradientTransformation:
     tx = presets.dgc(
       p.axis_name,
@@ -97,30 +92,19 @@ def _onebit_adam(p: Place) -> optax.GradientTransformation:
 
 def _optimizer(
   preset: Callable[..., optax.GradientTransformation],
+  name: str | None = None,
 ) -> Callable[[Place], optax.GradientTransformation]:
-  """Makes a preset that is an optimizer by itself."""
+  """Makes an optimizer whose argument of this name is the momentum."""
 
   def make(p: Place) -> optax.GradientTransformation:
     return preset(
       p.axis_name,
       p.settings.learning_rate,
       weight_decay=p.settings.weight_decay,
+      **({name: p.settings.momentum} if name else {}),
     )
 
   return make
-
-
-def _signum(p: Place) -> optax.GradientTransformation:
-  return presets.signum(
-    p.axis_name,
-    p.settings.learning_rate,
-    momentum=p.settings.momentum,
-    weight_decay=p.settings.weight_decay,
-  )
-
-
-def _sdp4bit(p: Place) -> optax.GradientTransformation:
-  return presets.sdp4bit(p.axis_name, p.optimizer)
 
 
 ALTERNATING = "power_sgd_alternating"
@@ -136,8 +120,8 @@ PRESETS: dict[str, Callable[[Place], optax.GradientTransformation]] = {
   "onebit_adam": _onebit_adam,
   "demo": _optimizer(presets.demo),
   "lion": _optimizer(presets.lion),
-  "signum": _signum,
+  "signum": _optimizer(presets.signum, "momentum"),
   "sparse_loco": _optimizer(presets.sparse_loco),
-  "sdp4bit": _sdp4bit,
+  "sdp4bit": lambda p: presets.sdp4bit(p.axis_name, p.optimizer),
 }
 """Makes an optimizer with its exchange, by name of the exchange."""

@@ -6,8 +6,11 @@ from collections.abc import Iterable, Sequence
 import jax
 from ml_collections import ConfigDict
 
-from experiments.common import records, tables, workdir
-from experiments.train import tasks
+from experiments.common import records, tables
+from experiments.common.records import Measured, Row
+from experiments.common.tables import Table
+from experiments.common.workdir import Run
+from experiments.train.tasks import Task
 
 LINK_SPEEDS = {"100mbit": 1e8, "1gbit": 1e9, "10gbit": 1e10}
 """Bits per second of the links that exchange times are computed for."""
@@ -16,11 +19,9 @@ _BASELINE = "fp32"
 _COMPUTED = "ms (computed from bytes)"
 
 
-def make_rows(
-  config: ConfigDict, task: tasks.Task, runs: Iterable[workdir.Run]
-) -> list[records.Row]:
+def make_rows(config: ConfigDict, task: Task, runs: Iterable[Run]) -> list[Row]:
   """Returns one row for each exchange and metric, over the seeds."""
-  groups: dict[str, list[workdir.Run]] = {}
+  groups: dict[str, list[Run]] = {}
   for run in runs:
     groups.setdefault(run.exchange, []).append(run)
   # The workers of one process share its link.
@@ -34,16 +35,16 @@ def make_rows(
     sent = {name: group[0].wire_bytes for name, group in groups.items()}
     for name, found in cases.items():
       ratio = sent[_BASELINE] / sent[name]
-      found["wire_ratio"] = records.Measured(ratio, "x")
-  cases["data"] = {m: records.Measured(v, unit) for m, v, unit in task.facts}
+      found["wire_ratio"] = Measured(ratio, "x")
+  cases["data"] = {m: Measured(v, unit) for m, v, unit in task.facts}
   return records.make_rows(f"train_{config.experiment}", cases, base)
 
 
 def _measure_exchange(
-  task: tasks.Task, runs: list[workdir.Run], sharing: int
-) -> dict[str, records.Measured]:
+  task: Task, runs: list[Run], sharing: int
+) -> dict[str, Measured]:
   """Returns the measurements of one exchange by metric, the score first."""
-  one = records.Measured
+  one = Measured
   times = [run.step_ms for run in runs]
   sent, compiled = runs[0].wire_bytes, runs[0].compiled_bytes
   return {
@@ -60,7 +61,7 @@ def _measure_exchange(
   }
 
 
-def summary_table(rows: Sequence[records.Row]) -> tables.Table:
+def summary_table(rows: Sequence[Row]) -> Table:
   """Returns score, bytes and times, a line for each exchange."""
   found = tables.index_rows(rows)
   metric, unit = rows[0].metric, rows[0].unit
@@ -93,7 +94,7 @@ def summary_table(rows: Sequence[records.Row]) -> tables.Table:
     "at 1 Gbit/s",
     "at 10 Gbit/s",
   )
-  return tables.Table(
+  return Table(
     header,
     lines,
     title=f"{rows[0].experiment} on {rows[0].machine}, JAX {rows[0].jax}",

@@ -1,21 +1,19 @@
 """A training job: from a configuration to a table, rows and a plot."""
 
-import pathlib
+from pathlib import Path
 
 import jax
 from ml_collections import ConfigDict
 
-from experiments.common import (
-  checkpoint,
-  loop,
-  names,
-  progress,
-  records,
-)
+from experiments.common import loop, names, records
+from experiments.common.checkpoint import CheckpointStore
 from experiments.common.console import make_console
+from experiments.common.loop import OnStep
+from experiments.common.progress import Display, ScalarWriter
 from experiments.common.workdir import FREE_FIELDS, Run, Workdir
 from experiments.train import cases, rows as train_rows, tasks
 from experiments.train.mesh import Mesh, make_mesh
+from experiments.train.tasks import Task
 from experiments.train.trainer import Trainer, make_score
 
 
@@ -41,7 +39,7 @@ def run_experiment(
   folder = open_workdir(workdir, config) if workdir else None
   task = tasks.load_task(config)
   runs = len(config.exchanges) * len(config.seeds)
-  with progress.Display(console, steps=config.steps, runs=runs) as display:
+  with Display(console, steps=config.steps, runs=runs) as display:
     try:
       finished = train_all(
         config,
@@ -71,22 +69,22 @@ def open_workdir(folder: str, config: ConfigDict) -> Workdir:
   return Workdir(folder, config, free_fields=(*FREE_FIELDS, "workers"))
 
 
-def open_scalars(folder: str | None, name: str) -> progress.ScalarWriter | None:
+def open_scalars(folder: str | None, name: str) -> ScalarWriter | None:
   """Returns the writer of one run's scalars, if there is a folder for them."""
   if folder is None:
     return None
-  path = pathlib.Path(folder) / name
-  return progress.ScalarWriter(path, is_quiet=jax.process_index() != 0)
+  path = Path(folder) / name
+  return ScalarWriter(path, is_quiet=jax.process_index() != 0)
 
 
 def train_all(
   config: ConfigDict,
-  task: tasks.Task,
+  task: Task,
   mesh: Mesh,
   *,
   workdir: Workdir | None = None,
   tensorboard: str | None = None,
-  display: progress.Display | None = None,
+  display: Display | None = None,
 ) -> list[Run]:
   """Trains every exchange with every seed, but runs that `workdir` has."""
   score = make_score(task)
@@ -95,10 +93,7 @@ def train_all(
   }
 
   def run_case(
-    exchange: str,
-    seed: int,
-    store: checkpoint.CheckpointStore | None,
-    on_step: loop.OnStep,
+    exchange: str, seed: int, store: CheckpointStore | None, on_step: OnStep
   ) -> Run:
     trainer = trainers[exchange]
     writer = open_scalars(tensorboard, f"{exchange}-seed{seed}")

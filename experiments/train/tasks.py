@@ -12,9 +12,10 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from experiments.common import console
-from experiments.data import labels, text as data_text
+from experiments.common.console import JobError
+from experiments.data import text as data_text
 from experiments.data.images import batch_indices, load_images
+from experiments.data.labels import ImageData, Images
 from experiments.models import small
 
 Batch = dict[str, np.ndarray]
@@ -50,13 +51,13 @@ def load_task(config: ConfigDict) -> Task:
       return _image_task(config)
     case "transformer":
       return _text_task(config)
-  raise console.JobError(
+  raise JobError(
     f"`config.model` must be cnn or transformer, got {config.model!r}."
   )
 
 
 def image_batches(
-  data: labels.ImageData, size: int
+  data: ImageData, size: int
 ) -> tuple[Callable[[int, int], Batch], Callable[[], Iterator[Batch]]]:
   """Returns the functions `batch` and `test` of a task about images."""
   train = data.train
@@ -87,7 +88,7 @@ def _image_task(config: ConfigDict) -> Task:
   )
 
 
-def _image_batch(images: labels.Images, index: Any) -> Batch:
+def _image_batch(images: Images, index: Any) -> Batch:
   pixels = images.pixels[index].astype(np.float32) / np.float32(127.5) - 1
   return {"pixels": pixels, "labels": images.labels[index]}
 

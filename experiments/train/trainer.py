@@ -12,10 +12,14 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 import jaxmotion
-from experiments.common import console, distributed, loop, progress, workdir
+from experiments.common import console, distributed, loop
 from experiments.common.checkpoint import CheckpointStore, Elastic, Log
-from experiments.train import cases, optimizer, tasks
+from experiments.common.loop import OnStep
+from experiments.common.progress import ScalarWriter
+from experiments.common.workdir import Run
+from experiments.train import cases, optimizer
 from experiments.train.mesh import DEVICE_AXIS, Mesh
+from experiments.train.tasks import Batch, Task
 from jaxmotion import checkpoint, wire
 
 _SCALARS_EVERY = 10  # Steps: reading a state takes a program of its own.
@@ -23,12 +27,12 @@ _SCALARS_EVERY = 10  # Steps: reading a state takes a program of its own.
 Params = Any
 
 
-def make_score(task: tasks.Task) -> Callable[[Params], float]:
+def make_score(task: Task) -> Callable[[Params], float]:
   """Returns a function that scores parameters on the held-out data."""
   graph = nnx.graphdef(task.build(0))
 
   @jax.jit
-  def score_sum(params: Params, batch: tasks.Batch) -> jax.Array:
+  def score_sum(params: Params, batch: Batch) -> jax.Array:
     return task.score_sum(nnx.merge(graph, params), batch)
 
   def score(params: Params) -> float:
@@ -52,8 +56,7 @@ class Program(NamedTuple):
 
   # Maps (state, batch) to (state, loss).
   step: Callable[
-    [jaxmotion.TrainState, tasks.Batch],
-    tuple[jaxmotion.TrainState, jax.Array],
+    [jaxmotion.TrainState, Batch], tuple[jaxmotion.TrainState, jax.Array]
   ]
   # Bytes that one worker sends in one step, by the traced program, without what
   # stays within a host.
@@ -84,15 +87,13 @@ def compile_step(
 class Trainer:
   """Training of one exchange, compiled at the first step for all seeds."""
 
-  def __init__(
-    self, config: ConfigDict, task: tasks.Task, mesh: Mesh, exchange: str
-  ):
+  def __init__(self, config: ConfigDict, task: Task, mesh: Mesh, exchange: str):
     self._config = config
     self._task = task
     self._exchange = exchange
     graph = nnx.graphdef(task.build(0))
 
-    def loss(params: Params, batch: tasks.Batch) -> jax.Array:
+    def loss(params: Params, batch: Batch) -> jax.Array:
       return task.loss(nnx.merge(graph, params), batch)
 
     tx = cases.exchange_with(
@@ -115,8 +116,8 @@ class Trainer:
     *,
     store: CheckpointStore | None = None,
     stop: int | None = None,
-    on_step: loop.OnStep = loop.ignore_step,
-    writer: progress.ScalarWriter | None = None,
+    on_step: OnStep = loop.ignore_step,
+    writer: ScalarWriter | None = None,
   ) -> Trained:
     """Trains one seed, from its latest checkpoint if there is one."""
     initial = nnx.state(self._task.build(seed), nnx.Param)
@@ -129,9 +130,13 @@ class Trainer:
       distributed.wait_for_processes(f"{self._exchange} is compiled")
     program = self.program
 
-    def step(state: Any, batch: tasks.Batch) -> tuple[Any, float]:
+    def step(state: Any, batch: Batch) -> tuple[Any, float]:
       state, loss = program.step(state, batch)
       return state, float(loss)
+
+    def watch(done: int, state: jaxmotion.TrainState) -> None:
+      if writer and done % _SCALARS_EVERY == 0:
+        writer.write(done, jaxmotion.metrics(state.opt_state, self._mesh))
 
     def log_step(done: int, loss: float) -> None:
       if writer and done % _SCALARS_EVERY == 0:
@@ -147,29 +152,23 @@ class Trainer:
       store=store,
       elastic=None if store is None else self._make_elastic(state.params),
       stop=stop,
-      evaluate=self._make_watch(writer) if writer else None,
+      evaluate=watch,
       on_step=log_step,
     )
-    self._check_finite(log, seed)
+    if log.loss and not math.isfinite(log.loss[-1]):
+      raise FloatingPointError(
+        f"loss must be finite, got {log.loss[-1]} at step"
+        f" {len(log.loss) - 1} of {self._exchange}, seed {seed}; a lower"
+        " `config.learning_rate` or more `config.warmup_steps` may help."
+      )
     return Trained(state, log)
-
-  def _make_watch(
-    self, writer: progress.ScalarWriter
-  ) -> Callable[[int, jaxmotion.TrainState], None]:
-    """Returns a function of a step that logs what its exchange did."""
-
-    def watch(done: int, state: jaxmotion.TrainState) -> None:
-      if done % _SCALARS_EVERY == 0:
-        writer.write(done, jaxmotion.metrics(state.opt_state, self._mesh))
-
-    return watch
 
   def summarize_run(
     self, seed: int, trained: Trained, score: Callable[[Params], float]
-  ) -> workdir.Run:
+  ) -> Run:
     """Returns score, loss, bytes and times of a run that is done."""
     assert self.program is not None
-    return workdir.Run(
+    return Run(
       exchange=self._exchange,
       seed=seed,
       score=score(trained.state.params),
@@ -222,11 +221,3 @@ class Trainer:
       )
 
     return jax.tree.map(feed, batch)
-
-  def _check_finite(self, log: Log, seed: int) -> None:
-    if log.loss and not math.isfinite(log.loss[-1]):
-      raise FloatingPointError(
-        f"loss must be finite, got {log.loss[-1]} at step"
-        f" {len(log.loss) - 1} of {self._exchange}, seed {seed}; a lower"
-        " `config.learning_rate` or more `config.warmup_steps` may help."
-      )

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import jax
 import pytest
+from absl import flags
 from ml_collections import ConfigDict
 
 from experiments.models import staged
@@ -106,3 +107,10 @@ def tiny_hosted(monkeypatch) -> Callable[..., ConfigDict]:
 @pytest.fixture(scope="session", autouse=True)
 def enough_devices() -> None:
   assert jax.device_count() >= TINY["workers"], "see tests/conftest.py"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parsed_flags() -> None:
+  """Lets tests set flags and call the `main` of a runner."""
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS.mark_as_parsed()

@@ -23,26 +23,16 @@ def command(config, *flags):
   return [*program, "--config=configs/digits.py", *fields, *flags]
 
 
-def run_module(module, *flags, **variables):
+def run_module(module, *flags):
   """Runs a command of the experiments to its end."""
-  return finish(
-    [sys.executable, "-m", f"experiments.{module}", *flags], **variables
-  )
-
-
-def finish(command, **variables):
   return subprocess.run(
-    command,
+    [sys.executable, "-m", f"experiments.{module}", *flags],
     cwd=ROOT,
-    env=environment() | variables,
+    env=environment(),
     capture_output=True,
     text=True,
     timeout=WAIT,
   )
-
-
-def run(config, *flags):
-  return finish(command(config, *flags))
 
 
 def save_images(path):

@@ -6,9 +6,15 @@ import subprocess
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import (
+  Mesh,
+  NamedSharding,
+  PartitionSpec as P,
+  SingleDeviceSharding,
+)
 
 from experiments.common import checkpoint
 from experiments.common.checkpoint import (
@@ -23,53 +29,65 @@ from experiments.common.checkpoint import (
 )
 from experiments.common.console import JobError
 
-
-def test_nothing_saved_leaves_everything_as_it_was(tmp_path):
-  store = CheckpointStore(tmp_path)
-  tree = {"a": jnp.ones(3)}
-  restored, log = store.restore(tree)
-  assert restored is tree
-  assert log == Log([], [])
-
-
-def test_the_latest_state_comes_back_bit_for_bit(tmp_path):
-  mesh = Mesh(jax.devices()[:2], ("data",))
-  place = [NamedSharding(mesh, P("data")), NamedSharding(mesh, P())]
-  # Words that are a NaN, a subnormal and a negative zero stay what they are.
-  words = np.array([0x7FC01234, 1, 0x80000000, 0xFFFFFFFF], np.uint32)
-  tree = (
-    jax.device_put(words.view(np.float32), place[0]),
-    {"count": jax.device_put(np.int32(7), place[1])},
-  )
-  log = Log([0.1, 1 / 3], [4.0, 5.0])
-  store = CheckpointStore(tmp_path)
-  store.save(jax.tree.map(jnp.zeros_like, tree), Log([0.1], [4.0]))
-  store.save(tree, log)
-
-  other = CheckpointStore(tmp_path)
-  like = jax.tree.map(jnp.zeros_like, tree)
-  restored, restored_log = other.restore(like)
-  assert restored_log == log
-  np.testing.assert_array_equal(np.asarray(restored[0]).view(np.uint32), words)
-  assert restored[1]["count"] == 7
-  for leaf, expected in zip(
-    jax.tree.leaves(restored), jax.tree.leaves(like), strict=True
-  ):
-    assert leaf.sharding.is_equivalent_to(expected.sharding, leaf.ndim)
-
-
-def test_arrays_of_the_host_come_back_as_they_are(tmp_path):
-  tree = {"count": np.int64(2**40), "curve": np.array([1.5, np.nan])}
-  store = CheckpointStore(tmp_path)
-  store.save(tree, Log([0.1], [4.0]))
-  restored, _ = store.restore(tree)
-  assert restored["count"].dtype == np.int64  # Which JAX would narrow.
-  assert restored["count"] == 2**40
-  np.testing.assert_array_equal(restored["curve"], tree["curve"])
-
-
 TREE = {"w": np.arange(6, dtype=np.float32), "count": np.int32(3)}
-LOGS = Log([0.5], [1.0]), Log([0.5, 0.25], [1.0, 2.0])
+LOGS = Log([0.5], [1.0]), Log([0.5, 1 / 3], [1.0, 2.0])
+# Words that are a NaN, a subnormal and a negative zero stay what they are.
+WORDS = np.array([0x7FC01234, 1, 0x80000000, 0xFFFFFFFF], np.uint32)
+
+
+def make_leaves():
+  """One leaf of every dtype, shape and memory."""
+  mesh = Mesh(jax.devices()[:2], ("data",))
+  split, whole = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
+  device = jax.devices()[1]
+  pinned = SingleDeviceSharding(device, memory_kind="pinned_host")
+  return [
+    jax.device_put(WORDS.view(np.float32), split),
+    {"count": jax.device_put(np.int32(7), whole)},
+    np.int64(2**40),  # Which JAX would narrow.
+    np.array([1.5, np.nan]),
+    np.array([True, False]),
+    np.zeros((0, 3), np.uint8),
+    np.array([1.5, -0.0], ml_dtypes.bfloat16),
+    np.array([3, -4], ml_dtypes.int4),
+    jnp.array([3, 0.5], ml_dtypes.float8_e4m3fn),
+    jnp.zeros((2, 0)),
+    jax.device_put(np.float16(2), pinned),
+    jax.device_put(np.asfortranarray(np.arange(6).reshape(2, 3)), device),
+    jax.random.key(3),
+    jax.device_put(jax.random.split(jax.random.key(4, impl="rbg"), 2), split),
+  ]
+
+
+def test_every_dtype_shape_and_memory_of_the_latest_state_comes_back(tmp_path):
+  tree = make_leaves()
+  store = CheckpointStore(tmp_path)
+  restored, log = store.restore(tree)
+  assert restored is tree and log == Log([], [])  # Nothing is saved.
+  store.save(tree[:1], LOGS[0])
+  store.save(tree, LOGS[1])
+  restored, log = CheckpointStore(tmp_path).restore(tree)
+  assert log == LOGS[1]
+  leaves = zip(jax.tree.leaves(restored), jax.tree.leaves(tree), strict=True)
+  for found, expected in leaves:
+    assert found.dtype == expected.dtype and found.shape == expected.shape
+    if isinstance(expected, jax.Array):
+      assert found.sharding.is_equivalent_to(expected.sharding, found.ndim)
+      assert found.sharding.memory_kind == expected.sharding.memory_kind
+    elif found.ndim:
+      assert found.flags.writeable
+    if jnp.issubdtype(found.dtype, jax.dtypes.prng_key):
+      found, expected = map(jax.random.key_data, (found, expected))
+    assert np.asarray(found).tobytes() == np.asarray(expected).tobytes()
+
+
+def test_a_state_without_elements_is_saved_with_its_log(tmp_path):
+  store = CheckpointStore(tmp_path)
+  store.save([np.zeros((0, 2))], LOGS[0])
+  place = SingleDeviceSharding(jax.devices()[1])
+  shape = jax.ShapeDtypeStruct((0, 2), np.float64, sharding=place)
+  restored, log = store.restore([shape])
+  assert restored[0].shape == (0, 2) and log == LOGS[0]
 
 
 @pytest.fixture
@@ -120,13 +138,6 @@ def test_a_checkpoint_with_a_flipped_bit_is_refused_by_name(saved, capsys):
   assert_step(store.restore(TREE), 2)
 
 
-def test_files_of_a_checkpoint_hold_no_code(saved):
-  _, folder = saved
-  for path in files_of(folder / "2"):
-    # Neither a pickle nor an archive, which could hold one.
-    assert path.read_bytes()[:2] not in (b"\x80\x04", b"\x80\x05", b"PK")
-
-
 def test_a_run_without_a_whole_checkpoint_starts_again_and_says_so(
   saved, capsys
 ):
@@ -140,25 +151,6 @@ def test_a_run_without_a_whole_checkpoint_starts_again_and_says_so(
   for later in LOGS:  # Broken folders do not stand in the way.
     store.save(scale(TREE, len(later.loss)), later)
   assert_step(store.restore(TREE), 2)
-
-
-def test_files_of_another_checkpoint_are_refused(saved, capsys):
-  store, folder = saved
-  name = f"facts/{path_of_facts(folder / '2').name}"
-  before = path_of_facts(folder / "2").read_bytes()
-  path_of_facts(folder / "2").write_bytes(
-    path_of_facts(folder / "1").read_bytes()
-  )
-  assert_step(store.restore(TREE), 1)
-  assert f"{name} does not match" in capsys.readouterr().err
-  path_of_facts(folder / "2.broken").write_bytes(before)
-  shutil.copytree(folder / "1", folder / "7")
-  assert_step(store.restore(TREE), 1)
-  assert "is of another checkpoint" in capsys.readouterr().err
-
-
-def path_of_facts(checkpoint):
-  return checkpoint / "facts" / "metadata"
 
 
 def test_what_killed_jobs_left_is_no_checkpoint_and_is_removed(saved):
@@ -206,62 +198,6 @@ def test_a_full_disk_ends_a_save_in_one_line_and_leaves_no_piece(saved, capfd):
   assert capfd.readouterr().err == "run: resumed from step 2.\n"
 
 
-def test_every_dtype_shape_and_memory_comes_back(tmp_path):
-  import ml_dtypes
-
-  device = jax.devices()[1]
-  pinned = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
-  tree = [
-    np.array([True, False]),
-    np.zeros((0, 3), np.uint8),
-    np.array([1.5, -0.0], ml_dtypes.bfloat16),
-    np.array([3, -4], ml_dtypes.int4),
-    jnp.array([3, 0.5], ml_dtypes.float8_e4m3fn),
-    jnp.zeros((2, 0)),
-    jax.device_put(np.float16(2), pinned),
-    jax.device_put(np.asfortranarray(np.arange(6).reshape(2, 3)), device),
-  ]
-  store = CheckpointStore(tmp_path)
-  store.save(tree, LOGS[0])
-  restored, _ = store.restore(tree)
-  for found, expected in zip(restored, tree, strict=True):
-    assert found.dtype == expected.dtype and found.shape == expected.shape
-    assert np.asarray(found).tobytes() == np.asarray(expected).tobytes()
-    if isinstance(expected, jax.Array):
-      assert found.sharding == expected.sharding
-    else:
-      assert found.flags.writeable
-
-
-def test_typed_keys_come_back_on_their_devices(tmp_path):
-  mesh = Mesh(jax.devices()[:2], ("data",))
-  split = NamedSharding(mesh, P("data"))
-  keys = [
-    jax.random.key(3),
-    jax.device_put(jax.random.split(jax.random.key(4, impl="rbg"), 2), split),
-  ]
-  store = CheckpointStore(tmp_path)
-  store.save(keys, LOGS[0])
-  restored, _ = store.restore(keys)
-  for found, expected in zip(restored, keys, strict=True):
-    assert found.dtype == expected.dtype
-    assert found.sharding == expected.sharding
-    np.testing.assert_array_equal(
-      jax.random.key_data(found), jax.random.key_data(expected)
-    )
-
-
-def test_a_state_without_elements_is_saved_with_its_log(tmp_path):
-  store = CheckpointStore(tmp_path)
-  store.save([np.zeros((0, 2))], LOGS[0])
-  place = jax.sharding.SingleDeviceSharding(jax.devices()[1])
-  shape = jax.ShapeDtypeStruct((0, 2), np.float64, sharding=place)
-  for like in np.zeros((0, 2)), shape:
-    restored, log = store.restore([like])
-    assert np.asarray(restored[0]).shape == (0, 2)
-    assert log == LOGS[0]
-
-
 def test_a_state_of_the_same_layout_is_not_resized(tmp_path):
   layout = {"workers": (("data", 2),)}  # Its tuples come back as lists.
   store = CheckpointStore(tmp_path)
@@ -283,12 +219,6 @@ def sealed(tmp_path):
     path.write_bytes(content)
   write_manifest(folder, "4")
   return folder
-
-
-def test_an_unchanged_folder_gives_the_checksum_of_every_file(sealed):
-  sums = check_manifest(sealed)
-  assert sorted(sums) == sorted(FILES)
-  assert len(set(sums.values())) == len(FILES)
 
 
 def test_the_usual_program_reads_a_manifest(sealed):
@@ -319,21 +249,20 @@ def test_a_flipped_bit_in_any_byte_and_a_cut_are_refused_by_name(sealed, name):
   check_manifest(sealed)
 
 
-def test_a_missing_file_is_named(sealed):
-  (sealed / "b/empty").unlink()
-  with pytest.raises(BrokenFileError, match="b/empty is missing"):
-    check_manifest(sealed)
-
-
-def test_a_file_more_is_named(sealed):
-  (sealed / "b/d").write_bytes(b"")
-  with pytest.raises(BrokenFileError, match="b/d is not in SHA256SUMS"):
-    check_manifest(sealed)
-
-
-def test_a_folder_without_a_manifest_is_refused(sealed):
-  (sealed / NAME).unlink()
-  with pytest.raises(BrokenFileError, match="SHA256SUMS: No such file"):
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    (lambda folder: (folder / "b/empty").unlink(), "b/empty is missing"),
+    (
+      lambda folder: (folder / "b/d").write_bytes(b""),
+      "b/d is not in SHA256SUMS",
+    ),
+    (lambda folder: (folder / NAME).unlink(), "SHA256SUMS: No such file"),
+  ],
+)
+def test_a_file_less_or_more_is_named(sealed, change, message):
+  change(sealed)
+  with pytest.raises(BrokenFileError, match=message):
     check_manifest(sealed)
 
 

@@ -62,9 +62,3 @@ def test_a_pickle_in_place_of_an_archive_or_an_array_is_not_run(tmp_path):
   with pytest.raises(files.FileError, match="must be an .npz archive.*pickle"):
     image_files.load_cifar10(path)
   assert [p.name for p in tmp_path.iterdir()] == ["cifar.npz"]
-
-
-def test_objects_with_a_name_twice_are_refused_at_any_depth():
-  assert files.parse_object('{"a": {"b": 1}}') == {"a": {"b": 1}}
-  with pytest.raises(ValueError, match="'b' is there twice"):
-    files.parse_object('{"a": [{"b": 1, "b": 1}]}')

@@ -11,7 +11,6 @@ import pytest
 from experiments.common import distributed
 from tests.paths import ROOT
 
-LOST = "another process died, stalled or was cut off"
 WAIT = 60  # Seconds that a slow machine may take.
 
 RUNNER = """
@@ -62,11 +61,7 @@ def start(kind):
 
 @pytest.mark.parametrize(
   ("kind", "sent", "name"),
-  [
-    ("idle", signal.SIGINT, "SIGINT"),
-    ("idle", signal.SIGTERM, "SIGTERM"),
-    ("busy", signal.SIGTERM, "SIGTERM"),
-  ],
+  [("idle", signal.SIGINT, "SIGINT"), ("busy", signal.SIGTERM, "SIGTERM")],
 )
 def test_a_signal_ends_a_job_with_one_line(kind, sent, name):
   process = start(kind)

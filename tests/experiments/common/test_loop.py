@@ -44,47 +44,33 @@ def test_a_resumed_run_ends_where_a_straight_one_does():
     add,
     lambda i: i,
     store=store,
-    on_step=lambda *a: seen.append(a),
+    on_step=lambda *a: seen.append((*a, store.saved[0])),
     **options,
   )
   assert straight == resumed == 0 + 1 + 2 + 3 + 4
   assert log.loss == resumed_log.loss == [0, 1, 2, 3, 4]
-  assert seen == [(3, 2.0), (4, 3.0), (5, 4.0)]
+  # Steps since the last checkpoint are done again.
+  assert seen == [(3, 2.0, 1), (4, 3.0, 6), (5, 4.0, 10)]
   assert store.saved[0] == straight  # The last step has a checkpoint.
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_without_a_checkpoint():
-  store, evaluated = MemoryStore(), []
+  store = MemoryStore()
+
+  def evaluate(done, state):
+    state[1] += 10 * done  # An evaluation is part of the checkpoint.
+
   state, log = run_steps(
-    0.0,
-    add,
+    np.zeros(2),
+    lambda state, batch: (state + np.array([batch, 0]), batch),
     lambda i: [1.0, 2.0, math.inf, 4.0][i],
     steps=4,
     checkpoint_every=1,
     store=store,
-    evaluate=lambda done, state: evaluated.append(done),
-  )
-  assert log.loss == [1.0, 2.0, math.inf] and math.isinf(state)
-  assert evaluated == [1, 2]
-  assert store.saved[0] == 3.0
-
-
-def test_an_evaluation_is_part_of_the_checkpoint():
-  store = MemoryStore()
-
-  def evaluate(done, state):
-    state[done - 1] = 10 * done
-
-  run_steps(
-    np.zeros(2),
-    lambda state, batch: (state, 0.5),
-    lambda i: None,
-    steps=2,
-    checkpoint_every=2,
-    store=store,
     evaluate=evaluate,
   )
-  assert store.saved[0].tolist() == [10, 20]
+  assert log.loss == [1.0, 2.0, math.inf] and math.isinf(state[0])
+  assert store.saved[0].tolist() == [3.0, 30]
 
 
 def test_every_case_runs_with_every_seed_seeds_first():

@@ -8,6 +8,7 @@ from experiments.common.files import FileError
 from experiments.data import image_files
 
 RNG = np.random.default_rng(0)
+LABELS = [7, 0, 9]  # Of the images held out.
 
 
 def make_records(count):
@@ -17,6 +18,19 @@ def make_records(count):
   planes = pixels.transpose(0, 3, 1, 2).reshape(count, -1)
   records = np.concatenate([labels[:, None].astype(np.uint8), planes], axis=1)
   return pixels, labels, records
+
+
+def save_npz(path, **changed):
+  """Writes an archive of 6 and 3 images, some of its arrays changed."""
+  pixels, labels, _ = make_records(9)
+  arrays = {
+    "x_train": pixels[:6],
+    "y_train": labels[:6],
+    "x_test": pixels[6:],
+    "y_test": np.array(LABELS),
+  }
+  np.savez(path, **(arrays | changed))
+  return path
 
 
 def save_image(path, color):
@@ -39,34 +53,33 @@ def test_cifar10_binary_files_are_read_in_order(tmp_path):
   np.testing.assert_array_equal(data.test.pixels, parts[2][0])
 
 
-@pytest.mark.parametrize("named", ["folder", "file"])
-def test_cifar10_npz_is_read(tmp_path, named):
-  pixels, labels, _ = make_records(5)
-  np.savez(
-    tmp_path / "cifar.npz",
-    x_train=pixels[:3],
-    y_train=labels[:3, None],  # Keras keeps a second axis.
-    x_test=pixels[3:],
-    y_test=labels[3:],
-  )
-  path = tmp_path / "cifar.npz" if named == "file" else tmp_path
-  data = image_files.load_cifar10(path)
-  np.testing.assert_array_equal(data.train.pixels, pixels[:3])
-  np.testing.assert_array_equal(data.train.labels, labels[:3])
-  np.testing.assert_array_equal(data.test.labels, labels[3:])
+def test_cifar10_npz_is_read(tmp_path):
+  path = save_npz(tmp_path / "cifar.npz")
+  with np.load(path) as archive:
+    pixels, labels = archive["x_train"], archive["y_train"]
+  save_npz(path, x_train=pixels, y_train=labels[:, None])  # As Keras has it.
+  for named in (path, tmp_path):
+    data = image_files.load_cifar10(named)
+    np.testing.assert_array_equal(data.train.pixels, pixels)
+    np.testing.assert_array_equal(data.train.labels, labels)
+    assert data.test.pixels.shape == (3, 32, 32, 3)
+    assert data.test.labels.tolist() == LABELS
 
 
-def test_missing_cifar10_is_named(tmp_path):
+def test_missing_and_cut_files_of_cifar10_are_named(tmp_path):
   with pytest.raises(FileNotFoundError, match=r"data_batch_\*.bin or an .npz"):
     image_files.load_cifar10(tmp_path)
-  make_records(1)[2].tofile(tmp_path / "data_batch_1.bin")
+  records = make_records(3)[2]
+  path = tmp_path / "data_batch_1.bin"
+  records.tofile(path)
   with pytest.raises(FileNotFoundError, match=r"test_batch.bin"):
     image_files.load_cifar10(tmp_path)
-
-
-def test_cut_cifar10_file_is_named(tmp_path):
-  make_records(2)[2].reshape(-1)[:-1].tofile(tmp_path / "data_batch_1.bin")
-  with pytest.raises(ValueError, match=r"data_batch_1.bin.*got 6145 bytes"):
+  records.reshape(-1)[:-1].tofile(path)
+  with pytest.raises(ValueError, match=r"data_batch_1.bin.*got 9218 bytes"):
+    image_files.load_cifar10(tmp_path)
+  records[1, 0] = 10  # Outside the classes.
+  records.tofile(path)
+  with pytest.raises(FileError, match=r"data_batch_1.bin' must .* 0 to 9, got"):
     image_files.load_cifar10(tmp_path)
 
 
@@ -115,37 +128,15 @@ def test_missing_image_folders_are_named(tmp_path):
     image_files.load_image_folder(tmp_path, 8)
 
 
-def save_npz(path, **changed):
-  """Writes an archive of 6 and 3 images, some of its arrays changed."""
-  pixels, labels, _ = make_records(9)
-  arrays = {
-    "x_train": pixels[:6],
-    "y_train": labels[:6],
-    "x_test": pixels[6:],
-    "y_test": labels[6:],
-  }
-  np.savez(path, **(arrays | changed))
-  return path
-
-
+# Other types and numbers of them are refused in fuzz/test_files.py.
 @pytest.mark.parametrize(
   ("changed", "match"),
   [
-    ({"y_train": -np.ones(6, int)}, r"labels of 'train'.* 0 to 9, got -1 to"),
     ({"y_train": np.arange(6) + 5}, r"labels of 'train'.* 0 to 9, got 5 to 10"),
-    ({"y_test": np.arange(3) + 2.0}, r"labels of 'test'.*got float64 \(3,\)"),
-    ({"y_test": np.arange(2)}, r"each of its 3 images, got int64 \(2,\)"),
     ({"y_test": np.zeros((3, 2), int)}, r"got int64 \(3, 2\)"),
-    ({"y_train": np.array(["cat"] * 6)}, r"labels of 'train'.*got <U3"),
-    ({"y_train": np.array([None] * 6)}, r"allow_pickle=False"),
-    ({"x_train": np.zeros((6, 4, 4, 3))}, r"must be uint8.*got float64"),
     ({"x_train": np.zeros((6, 48), np.uint8)}, r"pixels of 'train'.*\(6, 48\)"),
     ({"x_test": np.zeros((3, 8, 8, 3), np.uint8)}, r"images of .* one shape"),
     ({"x_test": np.zeros((3, 3, 32, 32), np.uint8)}, r"1 or 3 channels"),
-    (
-      {"x_test": np.zeros((0, 32, 32, 3), np.uint8), "y_test": np.arange(0)},
-      r"at least one image",
-    ),
   ],
 )
 def test_arrays_that_are_no_labeled_images_are_refused(
@@ -159,27 +150,17 @@ def test_arrays_that_are_no_labeled_images_are_refused(
 
 def test_a_damaged_archive_is_named(tmp_path):
   path = save_npz(tmp_path / "cifar.npz")
-  whole = bytearray(path.read_bytes())
+  whole = path.read_bytes()
   # The header asks for one image less: no checksum is reached by reading it.
-  fewer = whole.replace(b"(6, 32, 32, 3)", b"(5, 32, 32, 3)", 1)
-  for content in (fewer, whole[:-30], whole[:200], b"", b"\x80\x04N."):
-    path.write_bytes(content)
-    with pytest.raises(FileError, match=r"cifar.npz' must be an .npz archive"):
-      image_files.load_cifar10(path)
+  path.write_bytes(whole.replace(b"(6, 32, 32, 3)", b"(5, 32, 32, 3)", 1))
+  with pytest.raises(FileError, match=r"cifar.npz' must be an .npz archive"):
+    image_files.load_cifar10(path)
 
 
 def test_two_archives_are_refused(tmp_path):
   for name in ("a.npz", "b.npz"):
     save_npz(tmp_path / name)
   with pytest.raises(FileError, match=r"one .npz file or name one, got a.npz"):
-    image_files.load_cifar10(tmp_path)
-
-
-def test_a_record_outside_the_classes_is_refused(tmp_path):
-  records = make_records(3)[2]
-  records[1, 0] = 10
-  records.tofile(tmp_path / "data_batch_1.bin")
-  with pytest.raises(FileError, match=r"data_batch_1.bin' must .* 0 to 9, got"):
     image_files.load_cifar10(tmp_path)
 
 
@@ -191,31 +172,18 @@ def save_folder(folder, path="train/a/1.png"):
   return folder / path
 
 
-def test_images_of_more_than_8_bits_are_refused(tmp_path):
-  path = save_folder(tmp_path)
-  deep = (RNG.random((8, 8)) * 60000).astype(np.uint16)
-  Image.fromarray(deep).save(path)
-  with pytest.raises(FileError, match=r"1.png' must have 8 bits a channel"):
-    image_files.load_image_folder(tmp_path, 8)
-
-
 @pytest.mark.parametrize("suffix", ["png", "jpg", "bmp", "webp"])
-def test_a_truncated_image_is_named(tmp_path, suffix):
+def test_a_damaged_image_is_named(tmp_path, suffix):
   path = save_folder(tmp_path, f"train/a/1.{suffix}")
   whole = path.read_bytes()
-  for length in (0, 20, len(whole) * 3 // 4):
-    path.write_bytes(whole[:length])
+  damaged = [whole[:length] for length in (0, 20, len(whole) * 3 // 4)]
+  if suffix == "png":
+    at = whole.index(b"IDAT") + 14
+    damaged.append(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+  for content in damaged:
+    path.write_bytes(content)
     with pytest.raises(FileError, match=rf"1.{suffix}' must be an image"):
       image_files.load_image_folder(tmp_path, 8)
-
-
-def test_a_damaged_png_is_named(tmp_path):
-  path = save_folder(tmp_path)
-  whole = path.read_bytes()
-  at = whole.index(b"IDAT") + 14
-  path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-  with pytest.raises(FileError, match=r"1.png' must be an image"):
-    image_files.load_image_folder(tmp_path, 8)
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK"])

@@ -47,8 +47,9 @@ def test_sources_are_sorted_and_leave_tests_out(tmp_path):
   assert names == ["a.py", "a/z.py", "b.py"]
 
 
-def test_split_keeps_files_whole_and_apart(sources):
-  data = data_text.load_text(text_config(sources))
+def test_split_keeps_files_whole_and_apart_and_limits_cut_it(sources):
+  config = text_config(sources)
+  data = data_text.load_text(config)
   sides = [
     set(side.tobytes().decode().splitlines())
     for side in (data.train, data.test)
@@ -56,18 +57,10 @@ def test_split_keeps_files_whole_and_apart(sources):
   assert sides[0] | sides[1] == {f"# module {i:02}" for i in range(40)}
   assert not sides[0] & sides[1]
   assert len(sides[1]) < len(sides[0])
-
-
-def test_limits_cut_the_corpus(sources):
-  whole = data_text.load_text(text_config(sources))
   cut = data_text.load_text(text_config(sources, train_bytes=20, test_bytes=5))
-  assert cut.train.tobytes() == whole.train.tobytes()[:20]
-  assert cut.test.tobytes() == whole.test.tobytes()[:5]
-
-
-def test_digest_names_the_bytes(sources):
-  config = text_config(sources)
-  before = data_text.corpus_sha256(data_text.load_text(config))
+  assert cut.train.tobytes() == data.train.tobytes()[:20]
+  assert cut.test.tobytes() == data.test.tobytes()[:5]
+  before = data_text.corpus_sha256(data)
   assert before == data_text.corpus_sha256(data_text.load_text(config))
   (sources / "m00.py").write_text("# changed\n")
   assert before != data_text.corpus_sha256(data_text.load_text(config))
@@ -79,13 +72,10 @@ def test_standard_library_is_there():
   assert b"import" in data.train.tobytes()
 
 
-def test_empty_folder_is_named(tmp_path):
-  with pytest.raises(FileNotFoundError, match=r"\*.py files for the train"):
-    data_text.load_text(text_config(tmp_path))
-
-
-def test_unknown_data_is_named(tmp_path):
+def test_unknown_and_missing_data_are_named(tmp_path):
   config = text_config(tmp_path)
+  with pytest.raises(FileNotFoundError, match=r"\*.py files for the train"):
+    data_text.load_text(config)
   config.data = "digits"
   with pytest.raises(JobError, match=r"got 'digits'"):
     data_text.load_text(config)
@@ -117,10 +107,6 @@ def test_random_windows_depend_on_seed_and_step_alone():
   np.testing.assert_array_equal(one, again)
   np.testing.assert_array_equal(one - one[:, :1], [[0, 1, 2, 3, 4, 5]] * 3)
   assert one.tolist() != data_text.draw_windows(text, 5, 3, 1, 8).tolist()
-
-
-def test_random_windows_reach_both_ends():
   text = np.arange(7, dtype=np.uint8)
   seen = data_text.draw_windows(text, 5, 200, seed=0, step=0)
-  assert seen.min() == 0
-  assert seen.max() == 6
+  assert (seen.min(), seen.max()) == (0, 6)  # Both ends are reached.

@@ -1,7 +1,6 @@
 """Generated codecs: sound ones keep all laws, broken parts are found."""
 
 import jax.numpy as jnp
-import pytest
 
 from experiments.fuzz import codecs as fuzz
 from experiments.fuzz.codecs import Setup
@@ -11,9 +10,8 @@ from jaxmotion.kernels import _block_layout
 MINMAX = codecs.uniform(bits=8, symmetric=False)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_fixed_rounds_break_no_law(seed):
-  done = fuzz.run_round(seed)
+def test_a_fixed_round_breaks_no_law():
+  done = fuzz.run_round(1)
   assert done.cases > 300
   assert done.defects == ()
 

@@ -1,7 +1,5 @@
 """Generated exchanges: sound ones keep all laws, broken parts are found."""
 
-import pytest
-
 from experiments.fuzz import exchanges
 from experiments.fuzz.exchange_programs import Setup
 from jaxmotion import codecs
@@ -17,9 +15,9 @@ SETUP = Setup(
 )
 
 
-@pytest.mark.parametrize("seed", [3, 11])
-def test_fixed_rounds_break_no_law(seed):
-  done = exchanges.run_round(seed)
+def test_sound_exchanges_keep_every_law():
+  assert find_laws(SETUP) == set()
+  done = exchanges.run_round(11)
   assert done.cases > 3
   assert done.defects == ()
 
@@ -28,10 +26,6 @@ def find_laws(setup):
   found = exchanges.check_exchange(setup, 0).defects
   assert all(repr(setup) in defect.case for defect in found)
   return {defect.law for defect in found}
-
-
-def test_a_sound_exchange_keeps_every_law():
-  assert find_laws(SETUP) == set()
 
 
 def test_an_exchange_with_broken_parts_is_found(monkeypatch):

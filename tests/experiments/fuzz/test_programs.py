@@ -42,19 +42,18 @@ def test_wrong_state_is_found(monkeypatch):
   }
 
 
-def test_an_error_that_names_no_argument_is_found(monkeypatch):
-  def fail(program, data):
-    raise TypeError("unsupported operand")
+def test_an_error_that_names_no_argument_is_found_and_a_refusal_is_none(
+  monkeypatch,
+):
+  def check(error):
+    def fail(program, data):
+      raise error
 
-  monkeypatch.setitem(programs.CHECKS, "residuals", fail)
-  (defect,) = programs.check_program("residuals", 0)
+    monkeypatch.setitem(programs.CHECKS, "residuals", fail)
+    return programs.check_program("residuals", 0)
+
+  (defect,) = check(TypeError("unsupported operand"))
   assert defect.law == "an error names the argument"
   assert "unsupported operand" in defect.detail
-
-
-def test_a_refusal_is_no_defect(monkeypatch):
-  def refuse(program, data):
-    raise ValueError("`params` must be positions of the 2 arguments, got 3.")
-
-  monkeypatch.setitem(programs.CHECKS, "residuals", refuse)
-  assert programs.check_program("residuals", 0) == []
+  text = "`params` must be positions of the 2 arguments, got 3."
+  assert check(ValueError(text)) == []

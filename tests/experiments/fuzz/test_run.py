@@ -1,27 +1,19 @@
 import os
+import re
 import time
 
 import pytest
+from absl.testing import flagsaver
 
 from experiments.common import records
+from experiments.fuzz import __main__ as fuzz_main, run
 from experiments.fuzz.rounds import Defect, Round
-from experiments.fuzz.run import (
-  SUBJECTS,
-  make_rows,
-  run_subjects,
-  summary_table,
-)
-from tests.experiments.jobs import run_module
 from tests.paths import ROOT
-
-
-def run_sound(seed):
-  return Round(10)
 
 
 def run_slowly(seed):
   time.sleep(0.02)
-  return Round(1)
+  return Round(10)
 
 
 def run_odd(seed):
@@ -44,7 +36,7 @@ def test_every_kind_of_defect_is_found_and_rounds_go_on():
   def report(tallies, defect):
     seen.append((tallies["odd"].rounds, defect))
 
-  tallies = run_subjects(
+  tallies = run.run_subjects(
     {"odd": run_odd},
     600.0,
     rounds=9,
@@ -64,49 +56,46 @@ def test_every_kind_of_defect_is_found_and_rounds_go_on():
   assert [defect for _, defect in seen if defect] == tally.defects
 
 
-def test_rows_count_the_rounds_of_every_subject():
-  def total(rows, case, metric):
-    (row,) = [r for r in rows if (r.case, r.metric) == (case, metric)]
-    return row.value
-
-  tallies = run_subjects(
-    {"a": run_sound, "b": run_sound}, 600.0, rounds=3, processes=1
-  )
-  rows = make_rows(tallies)
-  for case in ("a", "b"):
-    assert total(rows, case, "cases") == 10 * total(rows, case, "rounds") == 30
-    assert total(rows, case, "defects") == 0
-  assert [line[0] for line in summary_table(rows).lines] == ["a", "b"]
-
-
-def test_time_is_shared_as_asked():
-  tallies = run_subjects(
-    {"rare": run_slowly, "often": run_slowly},
-    0.6,
-    shares={"often": 4.0},
-    processes=1,
-  )
-  assert 0 < 2 * tallies["rare"].rounds < tallies["often"].rounds
-
-
-def test_the_command_prints_counts_and_writes_rows(tmp_path):
+def test_the_command_shares_the_time_prints_counts_and_writes_rows(
+  tmp_path, monkeypatch, capsys
+):
+  subjects = {"rare": run_slowly, "often": run_slowly}
+  monkeypatch.setattr(run, "SUBJECTS", subjects)
+  monkeypatch.setattr(run, "SHARES", {"often": 4.0})
   path = tmp_path / "fuzz.jsonl"
-  done = run_module(
-    "fuzz", "--subjects=files", "--minutes=0", "--processes=1", f"--json={path}"
-  )
-  assert done.returncode == 0, done.stderr
-  counts = {row.metric: row.value for row in records.read_rows(path)}
-  assert counts["rounds"] == 1 and counts["cases"] > 100
-  assert counts["defects"] == 0
-  assert f"{counts['cases']}" in done.stdout
+  with (
+    flagsaver.flagsaver(subjects=list(subjects), minutes=0.6 / 60),
+    flagsaver.flagsaver(processes=1, json=str(path)),
+    pytest.raises(SystemExit) as ended,
+  ):
+    fuzz_main.main()
+  assert not ended.value.code
+  rows = records.read_rows(path)
+  found = {(row.case, row.metric): row.value for row in rows}
+  assert 0 < 2 * found["rare", "rounds"] < found["often", "rounds"]
+  said = capsys.readouterr().out
+  for case in subjects:
+    assert found[case, "cases"] == 10 * found[case, "rounds"]
+    assert found[case, "defects"] == 0 < found[case, "seconds"]
+    assert f"{found[case, 'cases']}" in said
+
+
+def test_the_command_runs_one_round(capsys):
+  with (
+    flagsaver.flagsaver(round=run.parse_round("files:1")),
+    pytest.raises(SystemExit) as ended,
+  ):
+    fuzz_main.main()
+  assert not ended.value.code
+  assert re.search(r"1\d\d cases, 0 defects", capsys.readouterr().out)
+  for text, message in {
+    "codex:1": "SUBJECT must be one of .*did you mean 'codecs'",
+    "codecs": "must be SUBJECT:SEED, such as codecs:17, got 'codecs'",
+  }.items():
+    with pytest.raises(ValueError, match=message):
+      run.parse_round(text)
 
 
 def test_the_page_names_every_subject():
   page = (ROOT / "docs" / "fuzz.md").read_text()
-  assert [name for name in SUBJECTS if f"| {name} |" not in page] == []
-
-
-def test_the_command_refuses_a_misspelt_subject_in_one_line():
-  done = run_module("fuzz", "--round=codex:1")
-  assert done.returncode == 1
-  assert "codex" in done.stderr and "Traceback" not in done.stderr
+  assert [name for name in run.SUBJECTS if f"| {name} |" not in page] == []

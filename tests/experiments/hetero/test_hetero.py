@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -7,13 +8,21 @@ import pytest
 from experiments import tables
 from experiments.common import records
 from experiments.common.console import JobError
-from experiments.hetero import gradients, rows as hetero_rows, trainer
+from experiments.hetero import (
+  gradients,
+  rows as hetero_rows,
+  run as hetero_run,
+  trainer,
+)
 from experiments.hetero.cases import CASES, WORKERS, Settings, find_slowdowns
-from experiments.hetero.run import run_experiment
 
 TINY = Settings(
   seeds=(0,), steps=6, settle=1, channels=(4, 4), hidden=8, draws=60
 )
+
+
+# Each way to deal the data takes a second or two.
+examine_means = functools.cache(gradients.examine_means)
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +34,12 @@ def test_job_prints_tables_and_writes_rows_and_a_plot(
   bench, tmp_path, monkeypatch, capsys
 ):
   json, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
-  monkeypatch.setattr(trainer, "Bench", lambda settings: bench)
+  monkeypatch.setattr(hetero_run, "Bench", lambda settings: bench)
+  monkeypatch.setattr(hetero_run, "examine_means", examine_means)
   settings = dataclasses.replace(
     TINY, scenarios=("changing",), deals=("by_class",)
   )
-  run_experiment(settings, json=str(json), plot=str(plot))
+  hetero_run.run_experiment(settings, json=str(json), plot=str(plot))
   printed = capsys.readouterr().out
   assert "emulated" in printed and "\x1b[" not in printed
   rows = records.read_rows(json)
@@ -128,8 +138,8 @@ def test_the_extra_work_is_in_the_compiled_program(bench):
 
 
 def test_the_plain_mean_is_biased_and_noisier(bench):
-  shuffled = gradients.examine_means(bench, "shuffled")
-  by_class = gradients.examine_means(bench, "by_class")
+  shuffled = examine_means(bench, "shuffled")
+  by_class = examine_means(bench, "by_class")
   # Each worker's own classes: the plain mean is another gradient.
   assert by_class["plain_mean"].bias > 5 * by_class["plain_mean"].bias_noise
   assert by_class["weighted"].bias < by_class["plain_mean"].bias / 3

@@ -1,12 +1,17 @@
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
+from experiments.common import records
 from experiments.hosts import links as hosts_links
 from experiments.hosts.links import HEADER_BYTES, Host, linked_hosts, parse_rate
+from tests.experiments.jobs import run_module
+from tests.paths import ROOT
 
 REFUSAL = hosts_links.explain_refusal()
 PERMITTED = pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
@@ -64,32 +69,25 @@ def transfer(hosts, size):
 
 @pytest.mark.slow
 @PERMITTED
-def test_a_link_has_the_rate_and_counts_every_byte():
+def test_a_link_has_the_rate_and_the_delay_and_counts_every_byte():
   size = 1_000_000
-  with linked_hosts(2, "20mbit") as hosts:
-    seconds, sent, packets = transfer(hosts, size)
+  with linked_hosts(2, "20mbit", delay_ms=25.0) as hosts:
+    slow, sent, packets = transfer(hosts, size)
+    late, *_ = transfer(hosts, 1)
   # The bucket lets some through at once; an idle machine can only be slower.
   burst = 32 * 1024
-  assert seconds > 0.9 * 8 * (size - burst) / 20e6
+  assert slow > 0.9 * 8 * (size - burst) / 20e6
   assert sent - HEADER_BYTES * packets == pytest.approx(size, rel=0.01)
-
-
-@pytest.mark.slow
-@PERMITTED
-def test_a_delay_is_added_both_ways():
-  with linked_hosts(2, "none", delay_ms=25.0) as hosts:
-    seconds, *_ = transfer(hosts, 1)
   # A connection, a byte and an answer: two round trips at least.
-  assert seconds > 0.1
+  assert late > 0.1
 
 
 @pytest.mark.slow
 @PERMITTED
-@pytest.mark.parametrize("hosts", [2, 3])
-def test_namespaces_go_with_the_context(hosts):
+def test_namespaces_go_with_the_context():
   before = namespaces(os.getpid())
-  with pytest.raises(KeyError), linked_hosts(hosts) as made:
-    assert len({host.address for host in made}) == hosts
+  with pytest.raises(KeyError), linked_hosts(3) as made:
+    assert len({host.address for host in made}) == 3
     assert {host.namespace for host in made} <= namespaces(os.getpid()) - before
     raise KeyError
   assert namespaces(os.getpid()) <= before
@@ -126,13 +124,9 @@ def test_why_links_cannot_be_made_is_said(monkeypatch):
 
 @pytest.mark.parametrize("rate", ["100", "fast", "0mbit", "-1mbit", "1 gbit"])
 def test_bad_rates_are_named(rate):
-  with pytest.raises(ValueError, match="must be none or like 100mbit"):
-    parse_rate(rate)
-  with (
-    pytest.raises(ValueError, match="must be none or like"),
-    linked_hosts(2, rate),
-  ):
-    pass
+  for use in (parse_rate, lambda rate: linked_hosts(2, rate).__enter__()):
+    with pytest.raises(ValueError, match="must be none or like 100mbit"):
+      use(rate)
 
 
 @pytest.mark.parametrize(
@@ -148,3 +142,58 @@ def test_the_relay_imports_nothing_of_ours():
   # It runs by its path, where the package may not be importable.
   text = pathlib.Path(hosts_links.__file__).with_name("relay.py").read_text()
   assert "experiments" not in text and "jaxmotion" not in text
+
+
+SMALL = ["--widths=64,4096,10", "--batch=4", "--steps=2", "--rounds=2"]
+WAIT_S = 120
+
+
+@pytest.mark.slow
+@PERMITTED
+def test_a_slow_link_makes_fewer_bytes_faster_and_counts_those_predicted(
+  tmp_path,
+):
+  cases = ["fp32", "bf16", "int8", "int4_feedback", "sharded_int4"]
+  json = tmp_path / "rows.jsonl"
+  done = run_module(
+    *("hosts", *SMALL),
+    "--rate=50mbit",
+    "--rtt_ms=2",
+    f"--cases=none,{','.join(cases)}",
+    "--peers=torch_fp32",
+    f"--json={json}",
+  )
+  assert done.returncode == 0, done.stderr
+  rows = records.read_rows(json)
+  assert rows[0].experiment == "hosts_2_50mbit_rtt2ms"
+  values = {(row.case, row.metric): row.value for row in rows}
+  # 4x fewer bytes; the link alone takes 190 ms for those of fp32.
+  assert values["int8", "speedup"] > 1.5
+  assert values["int8", "ideal_ratio"] > 0.8
+  for case in cases:
+    assert values[case, "wire_bytes_counted"] == pytest.approx(
+      values[case, "wire_bytes_predicted"], rel=0.03, abs=4096
+    )
+  assert values["none", "interface_bytes"] < 1000
+
+
+@pytest.mark.slow
+@PERMITTED
+def test_an_ended_run_leaves_no_namespaces_behind():
+  endless = ["--rounds=100000"]
+  process = subprocess.Popen(
+    [sys.executable, "-m", "experiments.hosts", *SMALL, "--peers=", *endless],
+    cwd=ROOT,
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+  )
+  deadline = time.monotonic() + WAIT_S
+  seen = 0
+  # The first ones are those of the question whether any can be made.
+  while seen < 10 and time.monotonic() < deadline:
+    time.sleep(0.1)
+    seen = seen + 1 if namespaces(process.pid) else 0
+  assert namespaces(process.pid)
+  process.send_signal(signal.SIGTERM)
+  assert process.wait(WAIT_S) == 128 + signal.SIGTERM
+  assert not namespaces(process.pid)

@@ -36,51 +36,33 @@ def test_every_case_runs_on_all_hosts_in_step():
         assert len(reply["step_ms"]) == 2 and min(reply["step_ms"]) > 0
 
 
+# Distances of parameters to those of fp32. PowerSGD leaves matrices this small
+# alone at rank 4. Without an exchange the difference is 2e-2.
+NEAR = {
+  "torch_fp16": (1e-7, 1e-5),
+  "torch_bf16": (1e-6, 1e-4),
+  "torch_powersgd1": (1e-4, 5e-3),
+  "torch_powersgd2": (1e-4, 5e-3),
+  "torch_zero": (0, 1e-6),
+  "torch_fsdp2": (0, 1e-6),
+}
+
+
 @pytest.fixture(scope="module")
 def trained():
   pytest.importorskip("torch")
   module = "tests.experiments.hosts.torch_report"
   with HostGroup(loopback_hosts(2), module, SMALL) as group:
     return {
-      # The last ones leave the process group unusable.
-      case: group.ask({"do": "prepare", "case": case})
-      for case in (*SUPPORTED, "bf16", "quantization")
+      case: group.ask({"do": "prepare", "case": case}) for case in SUPPORTED
     }
 
 
 @pytest.mark.parametrize("case", SUPPORTED)
-def test_hosts_train_the_same_model(case, trained):
+def test_hosts_train_the_same_model_as_ddp_with_fp32(case, trained):
   first, second = (reply["params"] for reply in trained[case])
   assert (first == second) == (case != "torch_none")
-
-
-# PowerSGD leaves matrices this small alone at rank 4. Without an exchange the
-# difference is 2e-2.
-@pytest.mark.parametrize(
-  ("case", "least", "most"),
-  [
-    ("torch_fp16", 1e-7, 1e-5),
-    ("torch_bf16", 1e-6, 1e-4),
-    ("torch_powersgd1", 1e-4, 5e-3),
-    ("torch_powersgd2", 1e-4, 5e-3),
-  ],
-)
-def test_compressed_training_is_near_fp32(case, least, most, trained):
-  fp32, other = (trained[c][0]["params"] for c in ("torch_fp32", case))
-  error = max(abs(a - b) for a, b in zip(fp32, other, strict=True))
-  assert least < error < most
-
-
-@pytest.mark.parametrize("case", ["torch_zero", "torch_fsdp2"])
-def test_sharded_training_is_that_of_ddp(case, trained):
-  fp32, other = (trained[c][0]["params"] for c in ("torch_fp32", case))
-  assert fp32 == pytest.approx(other, abs=1e-6)
-
-
-def test_reasons_for_leaving_out_stock_hooks_hold(trained):
-  for reply in trained["bf16"]:
-    assert reply["failure"].startswith("TypeError: BF16 all reduce")
-  message = "IndexError: invalid index of a 0-dim tensor"
-  assert message in torch_worker.CASES["torch_quantization"].reason
-  for reply in trained["quantization"]:
-    assert message in reply["failure"]
+  fp32 = trained["torch_fp32"][0]["params"]
+  error = max(abs(a - b) for a, b in zip(fp32, first, strict=True))
+  least, most = NEAR.get(case, (0, 1))
+  assert least <= error < most

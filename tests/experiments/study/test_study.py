@@ -7,9 +7,7 @@ from experiments.study import rows as study_rows
 from experiments.study.run import choose_rates, run_experiment
 from experiments.study.trainer import (
   StudyRun,
-  Trial,
   link_seconds,
-  run_from_line,
   typical_ms,
 )
 from experiments.tables import render_markdown
@@ -56,19 +54,10 @@ def test_a_stopped_study_goes_on_and_its_rows_make_a_table(
   assert again["step_ms"] == first["step_ms"], "it was trained again"
   local = {row.metric: row for row in rows if row.case == "diloco_int4"}
   # Eight steps have one exchange: quiet steps send nothing.
-  assert 0 < local["wire_bytes"].ratio < 1 / 8
+  assert 0 < local["wire_bytes"].ratio < 1 / 40
   assert plot.read_bytes().startswith(b"\x89PNG")
   table = render_markdown(records.read_rows(json))
   assert table.count("\n") == 3 and "| diloco_int4 |" in table
-
-
-def test_a_finished_run_is_a_line_of_the_fields_of_its_trial_and_its_own():
-  line = {"algorithm": "lion", "seed": 2, "steps": 8, "rate": 0.1}
-  line |= {"outer_rate": None, "score": 9.5, "loss": None, "wire_bytes": 7.0}
-  line |= {"link_ms": [1.0, 2.0, 3.0], "step_ms": 4.0}
-  run = run_from_line(**line)
-  assert run.trial == Trial("lion", 2, 8, 0.1, None)
-  assert run.step_ms == 4.0 and run.to_line() == line
 
 
 @pytest.mark.parametrize(

@@ -35,53 +35,32 @@ def printed(rows):
   return console.file.getvalue()
 
 
-def test_scores_are_means_with_their_spread_and_baseline():
-  _, cells = summarized()
+def test_rows_are_means_with_spread_ratios_bytes_and_link_times():
+  rows, cells = summarized()
   fp32 = cells["fp32", "test_accuracy"]
-  assert fp32.value == 97.5
-  assert fp32.noise == pytest.approx(0.5**0.5)
+  assert fp32.value == 97.5 and fp32.noise == pytest.approx(0.5**0.5)
   int8 = cells["int8", "test_accuracy"]
-  assert int8.baseline == 97.5
+  assert (int8.baseline, int8.noise) == (97.5, 0)
   assert int8.ratio == pytest.approx(97 / 97.5)
-  assert int8.noise == 0
-
-
-def test_wire_ratio_is_bytes_of_fp32_over_bytes():
-  _, cells = summarized()
-  assert cells["fp32", "wire_ratio"].value == 1
-  assert cells["int8", "wire_ratio"].value == 4
-
-
-def test_link_times_are_bits_over_speed_and_say_so():
-  _, cells = summarized()
+  ratios = [cells[case, "wire_ratio"].value for case in ("fp32", "int8")]
+  assert ratios == [1, 4]  # Bytes of fp32 over bytes.
   assert cells["fp32", "exchange_ms_100mbit"].value == pytest.approx(80)
   assert cells["fp32", "exchange_ms_1gbit"].value == pytest.approx(8)
   assert cells["int8", "exchange_ms_10gbit"].value == pytest.approx(0.2)
   assert "computed" in cells["int8", "exchange_ms_10gbit"].unit
-  assert "computed" in printed(summarized()[0])
-
-
-def test_facts_become_rows():
-  _, cells = summarized()
   assert cells["data", "corpus_sha256"].value == "ab"
-
-
-def test_table_shows_every_exchange_and_its_distance():
-  text = printed(summarized()[0])
+  text = printed(rows)
   for part in ("fp32", "int8", "97.50 ± 0.71", "-0.50", "250,000", "4.00"):
     assert part in text
+  assert "computed" in text
 
 
 def test_a_job_without_baseline_has_no_ratios():
-  rows, cells = summarized(RUNS[2:])
+  rows, cells = summarized(RUNS[2:3])
   assert ("int8", "wire_ratio") not in cells
-  assert cells["int8", "test_accuracy"].baseline is None
+  row = cells["int8", "test_accuracy"]  # Nor has one seed a spread.
+  assert row.baseline is row.ratio is row.noise is None
   assert "int8" in printed(rows)
-
-
-def test_one_seed_has_no_spread():
-  _, cells = summarized(RUNS[::2])
-  assert cells["int8", "test_accuracy"].noise is None
 
 
 def test_plot_is_an_image_with_something_in_it(tmp_path):

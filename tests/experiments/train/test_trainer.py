@@ -4,10 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from absl import flags
+from absl.testing import flagsaver
 from flax import nnx
 from jax.sharding import AbstractMesh
 
 import jaxmotion
+from experiments.common import records
 from experiments.common.console import JobError
 from experiments.common.workdir import Workdir
 from experiments.data import images
@@ -15,7 +18,7 @@ from experiments.train import tasks, trainer as trainers
 from experiments.train.cases import get_exchange
 from experiments.train.mesh import make_mesh
 from experiments.train.optimizer import make_optimizer
-from experiments.train.run import open_workdir, train_all
+from experiments.train.run import open_workdir, run_experiment, train_all
 from jaxmotion import checkpoint, wire
 from tests.experiments.jobs import assert_same_bits
 
@@ -107,6 +110,7 @@ def test_other_workers_continue_a_run(tmp_path, tiny, capfd):
   assert_same_bits(trained.state, again.state)
 
 
+@pytest.mark.slow
 def test_other_workers_continue_a_sharded_optimizer(tmp_path, tiny):
   config = tiny("digits", steps=4, checkpoint_every=2, workers=4)
   store = open_workdir(tmp_path, config).open_store(SHARDED, 0)
@@ -125,33 +129,43 @@ def test_other_workers_continue_a_sharded_optimizer(tmp_path, tiny):
   assert np.isfinite(trained.log.loss).all()
 
 
-def test_every_exchange_trains_and_is_measured(tiny):
+# Of ml_collections, which reads the default configuration.
+@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
+def test_a_job_trains_every_exchange_and_writes_rows_and_a_plot(
+  tmp_path, tiny, capsys
+):
+  from experiments.train import __main__ as train_main
+
   config = tiny("digits", steps=12, batch_size=32, learning_rate=0.1)
-  task = tasks.load_task(config)
-  runs = train_all(config, task, make_mesh(config.workers))
-  assert [run.exchange for run in runs] == list(config.exchanges)
-  sent = {run.exchange: run.wire_bytes for run in runs}
-  assert sent["fp32"] > sent["bf16"] > sent["int8"] > sent["int4_feedback"]
-  for run in runs:
-    assert run.loss < math.log(10)
-    assert run.wire_bytes == run.compiled_bytes
-    assert 0 <= run.score <= 100
+  json, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
+  with flagsaver.flagsaver(json=str(json), plot=str(plot)):
+    flags.FLAGS["config"].value = config
+    train_main.main()
+  said = capsys.readouterr().out
+  assert "computed from the bytes" in said and "\x1b[" not in said
+  assert plot.read_bytes().startswith(b"\x89PNG")
+  rows = records.read_rows(json)
+  assert all("8 x cpu" in row.machine for row in rows)
+  found = {(row.case, row.metric): row.value for row in rows}
+  cases = list(dict.fromkeys(row.case for row in rows))
+  assert cases == list(config.exchanges)
+  sent = [found[case, "wire_bytes_predicted"] for case in cases[:4]]
+  assert sent == sorted(sent, reverse=True) and len(set(sent)) == 4
+  for case in cases:
+    assert found[case, "loss"] < math.log(10)
+    predicted = found[case, "wire_bytes_predicted"]
+    assert predicted == found[case, "wire_bytes_compiled"]
+    assert 0 <= found[case, "test_accuracy"] <= 100
 
 
-def test_full_digits_model_sends_few_bytes(load_config, monkeypatch):
-  def trace_step(step, *args, branches):
-    (branch,) = branches
-    sent = wire.step_bytes(step, *args, branch=branch).total_bytes
-    return trainers.Program(step, sent, sent, 0.0)
-
-  # Compiling six programs of the full model would take most of a minute.
-  monkeypatch.setattr(trainers, "compile_step", trace_step)
+def test_full_digits_model_sends_few_bytes(load_config):
   config = load_config("digits")
-  sent = {}
-  for name in config.exchanges:
-    trainer = make_trainer(config, name)
-    trainer.train_seed(seed=0, stop=0)
-    sent[name] = trainer.program.wire_bytes
+  model = tasks.load_task(config).build(0)
+  params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+  sent = {
+    name: wire.payload_bytes(get_exchange(name), params)
+    for name in config.exchanges
+  }
   # Biases, scales and positions are counted.
   for name, ratio in {
     "bf16": 1.99,
@@ -184,30 +198,21 @@ def test_finished_runs_are_not_repeated(tmp_path, tiny):
   assert steps == [("fp32", 2, done) for done in (1, 2, 3)]
 
 
-def test_one_compilation_serves_every_seed(tiny):
-  trainer = make_trainer(tiny("digits"), "int8")
-  trainer.train_seed(seed=0)
+def test_a_score_is_of_the_whole_test_set_and_seeds_share_a_program(tiny):
+  config = tiny("digits")
+  task = tasks.load_task(config)
+  trainer = make_trainer(config, "fp32")
+  trained = trainer.train_seed(seed=0)
   program = trainer.program
   trainer.train_seed(seed=1)
   assert trainer.program is program
-
-
-def test_a_loss_that_is_not_finite_stops_the_run(tiny):
-  config = tiny("digits", learning_rate=1e30)
-  with pytest.raises(FloatingPointError, match=r"loss must be finite, got "):
-    make_trainer(config, "fp32").train_seed(seed=0)
-
-
-def test_score_is_that_of_the_whole_test_set(tiny):
-  config = tiny("digits")
-  task = tasks.load_task(config)
-  trained = make_trainer(config, "fp32").train_seed(seed=0)
   score = trainers.make_score(task)(trained.state.params)
   test = images.load_digits().test
   batch = tasks._image_batch(test, slice(None))
   graph = nnx.graphdef(task.build(0))
-  logits = nnx.merge(graph, trained.state.params)(batch["pixels"])
-  right = jnp.argmax(logits, axis=-1) == test.labels
+  answer = jax.jit(lambda params, x: nnx.merge(graph, params)(x).argmax(-1))
+  right = np.asarray(answer(trained.state.params, batch["pixels"]))
+  right = right == test.labels
   assert score == pytest.approx(100 * float(right.mean()), abs=1e-3)
 
 
@@ -226,11 +231,22 @@ def test_learning_rate_ends_at_zero(tiny, name):
   assert sizes[4] == pytest.approx(0, abs=1e-7)
 
 
-def test_optimizer_settings_are_checked(tiny):
-  with pytest.raises(JobError, match=r"`config.optimizer` .*got 'lion'"):
-    make_optimizer(tiny("digits", optimizer="lion"))
-  with pytest.raises(JobError, match=r"`config.warmup_steps` .*got 3"):
-    make_optimizer(tiny("digits", warmup_steps=3, steps=3))
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    ({"optimizer": "lion"}, r"`config.optimizer` .*got 'lion'"),
+    ({"warmup_steps": 3, "steps": 3}, r"`config.warmup_steps` .*got 3"),
+  ],
+)
+def test_optimizer_settings_are_checked(tiny, fields, message):
+  with pytest.raises(JobError, match=message):
+    make_optimizer(tiny("digits", **fields))
+
+
+def test_a_loss_that_is_not_finite_ends_the_job_with_a_message(tiny):
+  config = tiny("digits", exchanges=("fp32",), learning_rate=1e30)
+  with pytest.raises(SystemExit, match=r"Stopped: loss must be finite, got"):
+    run_experiment(config)
 
 
 def test_too_many_workers_are_refused():
