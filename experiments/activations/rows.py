@@ -1,12 +1,11 @@
 """Rows and tables of activation ratios, predicted gains, and the paper's."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from experiments import models
-from experiments.activations import codes, measure, offload
+from experiments.activations import measure, offload
 from experiments.activations.codes import CODES, OURS, PUBLISHED_CODE
 from experiments.common import records, tables
 
@@ -29,16 +28,6 @@ PUBLISHED = "published"
 _BATCH = 128  # Images in the batch of a predicted step.
 
 
-class _Found(NamedTuple):
-  """A figure before its machine and ratio are added."""
-
-  case: str
-  metric: str
-  value: float | str
-  unit: str
-  baseline: float | None = None
-
-
 def make_rows(measured: Sequence[measure.Measured]) -> list[records.Row]:
   """Returns the rows of all networks, of their mean, and of the paper."""
   # The baseline of a ratio is the ratio of cDMA's code on the same activations.
@@ -49,59 +38,60 @@ def make_rows(measured: Sequence[measure.Measured]) -> list[records.Row]:
     nets.setdefault(each.net, []).append(each)
   found = [row for own in nets.values() for row in _list_network(own)]
   found += _average_networks(found, list(nets))
-  published = {"machine": SOURCE, "version": "not JAX"}
-  return [
-    *(_make_row(one) for one in found),
-    *(_make_row(one, **published) for one in _list_published()),
-  ]
+  return found + _list_published()
 
 
-def _make_row(found: _Found, **source: str) -> records.Row:
-  case, metric, value, unit, baseline = found
-  measured = records.Measured(value, unit)
+def _make_row(
+  case: str,
+  metric: str,
+  value: float | str,
+  unit: str,
+  baseline: float | None = None,
+) -> records.Row:
   key = (EXPERIMENT, case, metric)
-  return records.make_row(*key, measured, baseline, **source)
+  return records.make_row(*key, records.Measured(value, unit), baseline)
 
 
-def _list_network(snapshots: list[measure.Measured]) -> Iterator[_Found]:
+def _list_network(snapshots: list[measure.Measured]) -> Iterator[records.Row]:
+  """Yields the rows of one network: all steps, each step, each layer."""
   last = snapshots[-1]
   net = last.net
-  yield _Found(net, "test_accuracy", last.accuracy, "%")
-  yield _Found(net, "test_loss", last.loss, "nats")
-  yield _Found(
+  yield _make_row(net, "test_accuracy", last.accuracy, "%")
+  yield _make_row(net, "test_loss", last.loss, "nats")
+  yield _make_row(
     net, "sparsity", _average(m.sparsity for m in snapshots), "share"
   )
   yield from _list_ratios(net, snapshots)
   layers = [layer for each in snapshots for layer in each.layers]
-  most = max(layer.ratio(codes.PUBLISHED_CODE) for layer in layers)
-  yield _Found(net, f"{codes.PUBLISHED_CODE}_max_ratio", most, "x")
+  most = max(layer.ratio(PUBLISHED_CODE) for layer in layers)
+  yield _make_row(net, f"{PUBLISHED_CODE}_max_ratio", most, "x")
   error = max(layer.bf16_error for layer in layers)
-  yield _Found(net, "bf16_error", error, "share of the norm")
+  yield _make_row(net, "bf16_error", error, "share of the norm")
   overflows = _average(each.overflow_rate for each in snapshots)
-  yield _Found(net, "overflow_rate", overflows, "share of tiles")
+  yield _make_row(net, "overflow_rate", overflows, "share of tiles")
   yield from _predict_gains(last)
   for each in snapshots:
     case = f"{net}_step{each.step}"
-    yield _Found(case, "sparsity", each.sparsity, "share")
+    yield _make_row(case, "sparsity", each.sparsity, "share")
     yield from _list_ratios(case, [each])
   for layer in last.layers:
     case = f"{net}/{layer.name}"
-    yield _Found(case, "sparsity", layer.sparsity, "share")
-    base = layer.ratio(codes.PUBLISHED_CODE)
-    for code in (codes.PUBLISHED_CODE, codes.OURS):
-      yield _Found(case, f"{code}_ratio", layer.ratio(code), "x", base)
+    yield _make_row(case, "sparsity", layer.sparsity, "share")
+    base = layer.ratio(PUBLISHED_CODE)
+    for code in (PUBLISHED_CODE, OURS):
+      yield _make_row(case, f"{code}_ratio", layer.ratio(code), "x", base)
 
 
 def _list_ratios(
   case: str, snapshots: list[measure.Measured]
-) -> Iterator[_Found]:
-  base = _average(each.ratio(codes.PUBLISHED_CODE) for each in snapshots)
-  for code in codes.CODES:
+) -> Iterator[records.Row]:
+  base = _average(each.ratio(PUBLISHED_CODE) for each in snapshots)
+  for code in CODES:
     ratio = _average(each.ratio(code) for each in snapshots)
-    yield _Found(case, f"{code}_ratio", ratio, "x", base)
+    yield _make_row(case, f"{code}_ratio", ratio, "x", base)
 
 
-def _predict_gains(measured: measure.Measured) -> Iterator[_Found]:
+def _predict_gains(measured: measure.Measured) -> Iterator[records.Row]:
   """Yields gains of the full-size network, with the narrow one's ratios."""
   net = models.make_network(measured.net)
   for name, platform in offload.PLATFORMS.items():
@@ -109,20 +99,24 @@ def _predict_gains(measured: measure.Measured) -> Iterator[_Found]:
     plain = offload.predict_step(stages, platform, 1.0)
     bound = offload.sum_compute(stages)
     metric = f"predicted_{name}"
-    yield _Found(
+    yield _make_row(
       measured.net, f"{metric}_step_ms", 1e3 * plain, "ms (predicted)"
     )
     gains = {"no_transfer": 100 * (plain / bound - 1)}
-    for code in (codes.PUBLISHED_CODE, codes.OURS):
+    for code in (PUBLISHED_CODE, OURS):
       ratios = {layer.name: layer.ratio(code) for layer in measured.layers}
       coded = offload.predict_step(stages, platform, ratios)
       gains[code] = 100 * (plain / coded - 1)
     for code, gain in gains.items():
-      yield _Found(measured.net, f"{metric}_{code}_gain", gain, "% (predicted)")
-  yield _Found(measured.net, "gpu_gain", "not measured", "%")
+      yield _make_row(
+        measured.net, f"{metric}_{code}_gain", gain, "% (predicted)"
+      )
+  yield _make_row(measured.net, "gpu_gain", "not measured", "%")
 
 
-def _average_networks(found: list[_Found], nets: list[str]) -> Iterator[_Found]:
+def _average_networks(
+  found: list[records.Row], nets: list[str]
+) -> Iterator[records.Row]:
   """Yields means over the networks of the metrics that all of them have."""
   values = {(one.case, one.metric): one for one in found}
   for one in [one for one in found if one.case == nets[0]]:
@@ -131,19 +125,20 @@ def _average_networks(found: list[_Found], nets: list[str]) -> Iterator[_Found]:
     each = [values[net, one.metric] for net in nets]
     value = _average(float(e.value) for e in each)
     bases = [e.baseline for e in each if e.baseline is not None]
-    yield _Found(
+    yield _make_row(
       MEAN, one.metric, value, one.unit, _average(bases) if bases else None
     )
 
 
-def _list_published() -> list[_Found]:
-  gain = "offload_gain"
-  return [
-    _Found(PUBLISHED, f"{codes.PUBLISHED_CODE}_ratio", MEAN_RATIO, "x"),
-    _Found(PUBLISHED, f"{codes.PUBLISHED_CODE}_max_ratio", MAX_RATIO, "x"),
-    _Found(PUBLISHED, gain, MEAN_GAIN, "%"),
-    _Found(PUBLISHED, f"max_{gain}", MAX_GAIN, "%"),
-  ]
+def _list_published() -> list[records.Row]:
+  figures = {
+    f"{PUBLISHED_CODE}_ratio": records.Measured(MEAN_RATIO, "x"),
+    f"{PUBLISHED_CODE}_max_ratio": records.Measured(MAX_RATIO, "x"),
+    "offload_gain": records.Measured(MEAN_GAIN, "%"),
+    "max_offload_gain": records.Measured(MAX_GAIN, "%"),
+  }
+  cases = {PUBLISHED: figures}
+  return records.make_rows(EXPERIMENT, cases, machine=SOURCE, version="not JAX")
 
 
 def _average(values: Iterable[float]) -> float:

@@ -34,12 +34,8 @@ CODECS = {
 }
 """Codec by name; all of them are timed at encoding a matrix."""
 
-UPDATES = ("bf16", "int8", "int4", "sign", "topk1")
-"""Codecs timed inside an SGD update."""
-
-TREES = ("bf16", "int8", "int4", "sign", "topk1")
-"""Codecs timed at encoding trees of many leaves."""
-
+SOME = ("bf16", "int8", "int4", "sign", "topk1")
+"""Codecs timed inside an SGD update, and at encoding trees of many leaves."""
 
 _BASELINE = "baseline"
 
@@ -67,7 +63,7 @@ def measure_codecs(
   rng = np.random.default_rng(0)
   flat = jnp.asarray(rng.standard_normal(elements, dtype=np.float32))
   groups = _make_groups(flat.reshape(-1, columns), flat, leaves)
-  total = 3 + len(leaves) * len(TREES)
+  total = 3 + len(leaves) * len(SOME)
   results = []
   for metric, baseline, cases in rich.progress.track(groups, total=total):
     times = timing.measure_times({_BASELINE: baseline, **cases}, repeats)
@@ -122,12 +118,12 @@ def _make_groups(
   encoders = {case: time_encode(codec, x) for case, codec in CODECS.items()}
   yield "encode_copies", timing.make_copy(2 * x.nbytes), encoders
   for metric, array in (("update_ratio", x), ("vector_ratio", flat)):
-    updates = {case: time_update(CODECS[case], array) for case in UPDATES}
+    updates = {case: time_update(CODECS[case], array) for case in SOME}
     yield metric, time_plain_update(array), updates
   for count in leaves:
     pieces = jnp.split(x, count)
     tree = {f"leaf{i:04d}": piece for i, piece in enumerate(pieces)}
-    for case in TREES:
+    for case in SOME:
       many = {case: time_encode(CODECS[case], tree)}
       yield f"leaves{count}_ratio", encoders[case], many
 
@@ -138,6 +134,7 @@ def make_rows(results: Sequence[Result]) -> list[records.Row]:
 
 
 def _make_pair(result: Result) -> Iterator[records.Row]:
+  """Yields the ratio of a result, then its milliseconds."""
   case, base = result.case, result.baseline
   stem, _, kind = result.metric.rpartition("_")
   unit = "copies" if kind == "copies" else "x"

@@ -174,6 +174,7 @@ def _list_work(
 def _time_shape(
   metric: str, codec_name: str, awkward: shape_cases.Awkward
 ) -> timing.TimedCalls:
+  """Returns the calls that time one codec on one shape."""
   codec, shapes = shape_cases.CODECS[codec_name], awkward.shapes
   if metric == "exchange":
     return time_exchange(codec, shapes, awkward.workers)

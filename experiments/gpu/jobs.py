@@ -42,7 +42,8 @@ def read_known(path: pathlib.Path) -> list[records.Row]:
   except files.MissingFileError:
     return []
   failed = {name for name, _ in find_failures(rows)}
-  return [row for row in rows if _find_job(row) not in failed]
+  rows = [r for r in rows if r.experiment.removeprefix("gpu_") not in failed]
+  return [r for r in rows if r.metric != SECONDS or r.case not in failed]
 
 
 def find_failures(rows: Sequence[records.Row]) -> list[tuple[str, str]]:
@@ -104,12 +105,6 @@ def _last_line(text: str) -> str:
   return lines[-1] if lines else "it said nothing"
 
 
-def _find_job(row: records.Row) -> str:
-  return (
-    row.case if row.metric == SECONDS else row.experiment.removeprefix("gpu_")
-  )
-
-
 def _make_row(
   name: str, value: float | str, rows: Sequence[records.Row] = ()
 ) -> records.Row:
@@ -137,15 +132,11 @@ def jobs_table(rows: Sequence[records.Row]) -> tables.Table:
 
 def summary_table(rows: Sequence[records.Row]) -> tables.Table:
   """Returns what plans and transfers measured, a line for each row."""
-  lines = [
-    (row.case, row.metric, _format_value(row.value), row.unit)
-    for row in rows
-    if row.experiment.startswith(("gpu_plans", "gpu_transfers"))
-  ]
+  lines = []
+  for row in rows:
+    if row.experiment.startswith(("gpu_plans", "gpu_transfers")):
+      value = row.value if isinstance(row.value, str) else f"{row.value:,.4g}"
+      lines.append((row.case, row.metric, value, row.unit))
   return tables.Table(
     ("case", "metric", "value", "unit"), lines, text_columns=(0, 1, 3)
   )
-
-
-def _format_value(value: float | str) -> str:
-  return value if isinstance(value, str) else f"{value:,.4g}"

@@ -21,7 +21,7 @@ from jax.sharding import SingleDeviceSharding
 
 from experiments.common import records, shared_flags
 from jaxmotion import codecs
-from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.core import PyTree
 
 _MAX_BYTES = flags.DEFINE_integer(
   "max_bytes", 1 << 28, "Largest array, bytes.", 1024, allow_override=True
@@ -58,6 +58,7 @@ def measure_transfers(max_bytes: int, repeats: int) -> Iterator[records.Row]:
 
 
 def _measure_rates(x: np.ndarray, repeats: int) -> Iterator[records.Row]:
+  """Yields the rates of pinned and other memory, in both directions."""
   device = jax.devices()[0]
   on_device = SingleDeviceSharding(device)
   pinned = SingleDeviceSharding(device, memory_kind="pinned_host")
@@ -75,14 +76,16 @@ def _measure_rates(x: np.ndarray, repeats: int) -> Iterator[records.Row]:
 
 
 def _measure_packed(x: np.ndarray, repeats: int) -> Iterator[records.Row]:
+  """Yields the times of encoding, sending and decoding, by codec."""
   device, host = jax.devices()[0], jax.devices("cpu")[0]
   weights = jax.device_put(x, host)
+  like = jax.ShapeDtypeStruct(x.shape, x.dtype)
   plain = _time_calls(lambda: jax.device_put(weights, device), repeats)
   case = f"{x.nbytes}_bytes/float32"
   yield _make_row(case, "transfer", plain, "ms")
   for name, codec in _CODECS.items():
-    encode = jax.jit(functools.partial(_encode, codec))
-    decode = jax.jit(functools.partial(_decode, codec, weights))
+    encode = jax.jit(lambda x, codec=codec: codec.encode(x)[0])
+    decode = jax.jit(lambda sent, codec=codec: codec.decode(sent, like))
     payload = encode(weights)
     sent = jax.device_put(payload, device)
     parts = {
@@ -106,14 +109,6 @@ def _make_row(
   noise = records.find_spread(repeats)
   median = records.Measured(statistics.median(repeats), unit, noise)
   return records.make_row("gpu_transfers", case, metric, median, baseline)
-
-
-def _encode(codec: codecs.Codec, x: Array) -> PyTree:
-  return codec.encode(x)[0]
-
-
-def _decode(codec: codecs.Codec, like: ShapedLike, payload: PyTree) -> Array:
-  return codec.decode(payload, like)
 
 
 def _time_calls(call: Callable[[], PyTree], repeats: int) -> list[float]:

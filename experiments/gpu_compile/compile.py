@@ -143,10 +143,7 @@ def compile_memory(
 
 
 def trace_for(
-  fn: Callable[..., PyTree],
-  *args: PyTree,
-  gpu: ptx.Gpu,
-  **jit_options: Any,
+  fn: Callable[..., PyTree], *args: PyTree, gpu: ptx.Gpu, **jit_options: Any
 ) -> Any:
   """Traces a function at arguments on a GPU that is not there."""
   if why := explain_refusal():
@@ -177,9 +174,7 @@ def _lower_program(
 @functools.cache
 def _make_device(gpu: ptx.Gpu) -> Any:
   topology = topologies.get_topology_desc(
-    platform="cuda",
-    target_config=ptx.describe_target(gpu),
-    topology="1x1x1",
+    platform="cuda", target_config=ptx.describe_target(gpu), topology="1x1x1"
   )
   return topology.devices[0]
 

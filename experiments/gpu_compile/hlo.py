@@ -7,16 +7,8 @@ from jaxmotion import program
 
 # Instructions that move no bytes.
 _FREE = {
-  "add-dependency",
-  "after-all",
-  "bitcast",
-  "constant",
-  "get-tuple-element",
-  "opt-barrier",
-  "parameter",
-  "partition-id",
-  "replica-id",
-  "tuple",
+  *("add-dependency", "after-all", "bitcast", "constant", "opt-barrier"),
+  *("get-tuple-element", "parameter", "partition-id", "replica-id", "tuple"),
 }
 _SLICES = {"dynamic-slice", "gather", "slice"}
 # Instructions that update their first operand in place, and the operand that
@@ -66,6 +58,8 @@ def _walk_instructions(
   computations: Mapping[str, _Computation],
   launches: Mapping[str, int],
 ) -> Iterator[Kernel]:
+  """Yields the kernels of a computation and of those that it calls."""
+
   def list_inner(name: str, runs: int | None) -> list[Kernel]:
     inner = computations[name]
     return list(_walk_instructions(inner, runs, computations, launches))

@@ -37,10 +37,7 @@ _OPS = list_flags.define_names(
   "ops", [], cases.list_ops(), "Names of ops; all if empty.", least=0
 )
 _MAX_BYTES = flags.DEFINE_integer(
-  "max_bytes",
-  None,
-  "Largest array, bytes; by default what fits the device.",
-  4,
+  "max_bytes", None, "Largest array, bytes; by default what fits the device.", 4
 )
 _REPEATS = flags.DEFINE_integer(
   "repeats", 9, "Interleaved repeats.", 1, allow_override=True
@@ -64,8 +61,7 @@ def main() -> None:
   # Peers need memory too.
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   made, wrong = _compile_ops() if _COMPILED.value else _check_and_time()
-  if _JSON.value:
-    records.write_rows(_JSON.value, made)
+  records.write_rows(_JSON.value, made)
   if wrong:
     sys.exit(f"Wrong: {', '.join(wrong)}.")
 

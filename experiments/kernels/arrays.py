@@ -1,5 +1,6 @@
 """Arrays that the kernels are checked on, by the tests and on a device."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -74,17 +75,11 @@ MARKED: dict[str, Callable[[], np.ndarray]] = {
 
 
 class Selection(NamedTuple):
-  """An array, and what to keep of its lanes.
+  """An array, and what to keep of its lanes."""
 
-  Attributes:
-    make: returns the array.
-    k: elements kept of a lane.
-    planes: number of planes, the length of a lane.
-  """
-
-  make: Callable[[], np.ndarray]
-  k: int
-  planes: int
+  make: Callable[[], np.ndarray]  # Returns the array.
+  k: int  # Elements kept of a lane.
+  planes: int  # Number of planes, the length of a lane.
 
 
 def special_values() -> np.ndarray:
@@ -119,18 +114,12 @@ SELECTED = {
 
 
 class Encoding(NamedTuple):
-  """An op and the form of an array to encode with it.
+  """An op and the form of an array to encode with it."""
 
-  Attributes:
-    op: the quantizer.
-    shape: shape of the array.
-    dtype: dtype of the array.
-    special: whether the array has NaN, infinities, subnormals and huge values.
-  """
-
-  op: BlockOp
-  shape: tuple[int, ...]
-  dtype: str = "float32"
+  op: BlockOp  # The quantizer.
+  shape: tuple[int, ...] = (16, 64)  # Shape of the array.
+  dtype: str = "float32"  # Dtype of the array.
+  # Whether the array has NaN, infinities, subnormals and huge values.
   special: bool = False
 
   def array(self, seed: int = 0) -> np.ndarray:
@@ -139,68 +128,38 @@ class Encoding(NamedTuple):
     x = rng.normal(size=self.shape) * 10.0 ** rng.integers(-3, 4, self.shape)
     flat = x.astype(np.float32).reshape(-1)
     if self.special:
+      places = flat[7 :: flat.size // 8]
       some = [np.nan, np.inf, -np.inf, 1e-42, -3e38, 2.0**127, -0.0]
-      flat[7 :: flat.size // 8][: len(some)] = some[
-        : len(flat[7 :: flat.size // 8])
-      ]
+      places[: len(some)] = some[: len(places)]
     return flat.reshape(self.shape)
 
 
+_absmax = functools.partial(quantize.AbsmaxOp, block=32)
+_minmax = functools.partial(quantize.MinMaxOp, block=32)
+_ternary = functools.partial(ternary.TernaryOp, block=32)
+_mx = functools.partial(microscaling.MicroscalingOp, block=32)
+_rotate = functools.partial(rotate.RotateOp, length=32, seed=3)
+
 ENCODED = {
-  "absmax1": Encoding(quantize.AbsmaxOp(bits=1, block=32), (16, 64)),
-  "absmax3": Encoding(quantize.AbsmaxOp(bits=3, block=32), (16, 64)),
-  "absmax4": Encoding(quantize.AbsmaxOp(bits=4, block=32), (16, 64)),
-  "absmax8": Encoding(quantize.AbsmaxOp(bits=8, block=32), (16, 64)),
-  "minmax2": Encoding(quantize.MinMaxOp(bits=2, block=32), (16, 64)),
-  "minmax7": Encoding(quantize.MinMaxOp(bits=7, block=32), (16, 64)),
-  "absmax8_stochastic": Encoding(
-    quantize.AbsmaxOp(bits=8, block=32, stochastic=True), (16, 64)
-  ),
-  "minmax3_stochastic": Encoding(
-    quantize.MinMaxOp(bits=3, block=32, stochastic=True), (16, 64)
-  ),
-  "absmax8_special": Encoding(
-    quantize.AbsmaxOp(bits=8, block=32), (16, 64), special=True
-  ),
-  "minmax8_special": Encoding(
-    quantize.MinMaxOp(bits=8, block=32), (16, 64), special=True
-  ),
-  "absmax4_bfloat16": Encoding(
-    quantize.AbsmaxOp(bits=4, block=32), (16, 64), "bfloat16"
-  ),
+  **{f"absmax{n}": Encoding(_absmax(bits=n)) for n in (1, 3, 4, 8)},
+  **{f"minmax{n}": Encoding(_minmax(bits=n)) for n in (2, 7)},
+  "absmax8_stochastic": Encoding(_absmax(bits=8, stochastic=True)),
+  "minmax3_stochastic": Encoding(_minmax(bits=3, stochastic=True)),
+  "absmax8_special": Encoding(_absmax(bits=8), special=True),
+  "minmax8_special": Encoding(_minmax(bits=8), special=True),
+  "absmax4_bfloat16": Encoding(_absmax(bits=4), dtype="bfloat16"),
   # Blocks of 58 elements, padding at the end, tiles that exceed both.
-  "absmax8_odd": Encoding(quantize.AbsmaxOp(bits=8, block=64), (37, 29)),
-  "minmax6_odd": Encoding(quantize.MinMaxOp(bits=6, block=64), (37, 29)),
-  "absmax8_vector": Encoding(quantize.AbsmaxOp(bits=8, block=32), (1000,)),
-  "absmax8_groups": Encoding(quantize.AbsmaxOp(bits=8, block=16), (96, 64)),
+  "absmax8_odd": Encoding(_absmax(bits=8, block=64), (37, 29)),
+  "minmax6_odd": Encoding(_minmax(bits=6, block=64), (37, 29)),
+  "absmax8_vector": Encoding(_absmax(bits=8), (1000,)),
+  "absmax8_groups": Encoding(_absmax(bits=8, block=16), (96, 64)),
   "sign": Encoding(sign.SignOp(block=32), (32, 64)),
   "sign_groups": Encoding(sign.SignOp(block=8), (96, 64)),
-  "ternary": Encoding(ternary.TernaryOp(block=32), (20, 64)),
-  "ternary_odd": Encoding(ternary.TernaryOp(block=32), (37, 29)),
-  "ternary_threshold": Encoding(
-    ternary.TernaryOp(block=32, stochastic=False), (20, 64)
-  ),
-  **{
-    f"mx_{name}": Encoding(
-      microscaling.MicroscalingOp(format=name, block=32), (16, 64)
-    )
-    for name in microscaling.FORMATS
-  },
-  "mx_special": Encoding(
-    microscaling.MicroscalingOp(format="float4_e2m1fn", block=32),
-    (16, 64),
-    special=True,
-  ),
-  "rotated_absmax4": Encoding(
-    rotate.RotateOp(op=quantize.AbsmaxOp(bits=4, block=128), length=32, seed=3),
-    (16, 64),
-  ),
-  "rotated_mx4": Encoding(
-    rotate.RotateOp(
-      op=microscaling.MicroscalingOp(format="float4_e2m1fn", block=32),
-      length=32,
-      seed=3,
-    ),
-    (16, 64),
-  ),
+  "ternary": Encoding(_ternary(), (20, 64)),
+  "ternary_odd": Encoding(_ternary(), (37, 29)),
+  "ternary_threshold": Encoding(_ternary(stochastic=False), (20, 64)),
+  **{f"mx_{n}": Encoding(_mx(format=n)) for n in microscaling.FORMATS},
+  "mx_special": Encoding(_mx(format="float4_e2m1fn"), special=True),
+  "rotated_absmax4": Encoding(_rotate(op=_absmax(bits=4, block=128))),
+  "rotated_mx4": Encoding(_rotate(op=_mx(format="float4_e2m1fn"))),
 }

@@ -1,6 +1,7 @@
 """Ops of passes over blocks: encoding, with error memory, sums and means."""
 
 import functools
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -51,53 +52,25 @@ _SUMS, _SUM_TOLERANCE = ("sign", "ternary_threshold"), 1e-5
 
 def list_ops() -> list[ops.Op]:
   """Returns the ops of passes over blocks."""
-  return [
-    *(_make_encode(name) for name in _OPS),
-    *(_make_encode_error(name) for name in _EVERY_PASS),
-    *(_make_sum(name) for name in _EVERY_PASS),
-    *(_make_mean(name) for name in _EVERY_PASS),
-  ]
+  return [op for name in _OPS for op in _block_ops(name)]
 
 
-def _make_key(op: kernels.BlockOp) -> core.Key | None:
-  return make_key(0) if op.needs_key else None
-
-
-def _find_tolerance(name: str) -> float:
-  return _SUM_TOLERANCE if name in _SUMS else 0.0
-
-
-def _make_encode(name: str) -> ops.Op:
+def _block_ops(name: str) -> list[ops.Op]:
+  """Returns encoding and, for some ops, error memory, sums and means."""
   op = _OPS[name]
+  tolerance = _SUM_TOLERANCE if name in _SUMS else 0.0
 
-  def run_op(
-    like: ShapedLike,
-    x: Array,
-    key: core.Key | None,
-    *,
-    implementation: str | None,
+  def encode(
+    like: ShapedLike, x: Array, key: core.Key | None, **options: Any
   ) -> PyTree:
-    return blocks.encode(op, x, key, implementation=implementation)
+    return blocks.encode(op, x, key, **options)
 
-  make_args = lambda x: (x, _make_key(op))
-  return ops.Op(
-    name, run_op, make_args, _ARRAYS, tolerance=_find_tolerance(name)
-  )
-
-
-def _make_encode_error(name: str) -> ops.Op:
-  op = _OPS[name]
-
-  def run_op(
-    like: ShapedLike,
-    x: Array,
-    memory: kernels.ErrorMemory,
-    *,
-    implementation: str | None,
+  def encode_error(
+    like: ShapedLike, x: Array, memory: kernels.ErrorMemory, **options: Any
   ) -> tuple[PyTree, Array]:
-    return blocks.encode_error(op, x, memory, implementation=implementation)
+    return blocks.encode_error(op, x, memory, **options)
 
-  def make_args(x: Array) -> tuple[PyTree, ...]:
+  def make_error_args(x: Array) -> tuple[PyTree, ...]:
     value = x.astype(jnp.float32)[..., ::-1]
     sent = blocks.encode(op, value)
     return x, kernels.ErrorMemory(jnp.int32(1), value, sent)
@@ -108,41 +81,28 @@ def _make_encode_error(name: str) -> ops.Op:
     (sent, value), (x, memory) = outputs, args
     return x, kernels.ErrorMemory(memory.count, value, sent)
 
-  return ops.Op(
-    f"{name}_feedback",
-    run_op,
-    make_args,
-    _ARRAYS,
-    feed=feed_sent,
-    tolerance=_find_tolerance(name),
-  )
+  def sum_decoded(like: ShapedLike, payloads: PyTree, **options: Any) -> Array:
+    return blocks.sum_decoded(op, payloads, like, **options)
 
+  def encode_mean(like: ShapedLike, payloads: PyTree, **options: Any) -> PyTree:
+    return blocks.encode_mean(op, payloads, like, **options)
 
-def _make_sum(name: str) -> ops.Op:
-  op = _OPS[name]
-
-  def run_op(
-    like: ShapedLike, payloads: PyTree, *, implementation: str | None
-  ) -> Array:
-    return blocks.sum_decoded(op, payloads, like, implementation=implementation)
-
+  make_args = lambda x: (x, make_key(0) if op.needs_key else None)
+  found = [ops.Op(name, encode, make_args, _ARRAYS, tolerance=tolerance)]
+  if name not in _EVERY_PASS:
+    return found
   stack = ops.stack_payloads(lambda x: blocks.encode(op, x))
-  return ops.Op(f"{name}_sum", run_op, lambda x: (stack(x),), _ARRAYS)
-
-
-def _make_mean(name: str) -> ops.Op:
-  op = _OPS[name]
-
-  def run_op(
-    like: ShapedLike, payloads: PyTree, *, implementation: str | None
-  ) -> PyTree:
-    return blocks.encode_mean(op, payloads, like, implementation=implementation)
-
-  stack = ops.stack_payloads(lambda x: blocks.encode(op, x))
-  return ops.Op(
-    f"{name}_mean",
-    run_op,
-    lambda x: (stack(x),),
-    _ARRAYS,
-    tolerance=_find_tolerance(name),
-  )
+  make_payloads = lambda x: (stack(x),)
+  return [
+    *found,
+    ops.Op(
+      *(f"{name}_feedback", encode_error, make_error_args, _ARRAYS),
+      feed=feed_sent,
+      tolerance=tolerance,
+    ),
+    ops.Op(f"{name}_sum", sum_decoded, make_payloads, _ARRAYS),
+    ops.Op(
+      *(f"{name}_mean", encode_mean, make_payloads, _ARRAYS),
+      tolerance=tolerance,
+    ),
+  ]

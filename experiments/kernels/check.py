@@ -18,24 +18,16 @@ _POISON = 0xA5
 
 
 class Outcome(NamedTuple):
-  """Outputs of one implementation, compared on one array.
+  """Outputs of one implementation, compared on one array."""
 
-  Attributes:
-    op: name of the op.
-    implementation: name of the implementation.
-    case: name of the array.
-    values: number of output elements that were compared.
-    wrong: number of them that differ; None if the implementation does not take
-      such arguments.
-    reason: why it does not take them.
-  """
-
-  op: str
-  implementation: str
-  case: str
-  values: int
+  op: str  # Name of the op.
+  implementation: str  # Name of the implementation.
+  case: str  # Name of the array.
+  values: int  # Number of output elements that were compared.
+  # Number of them that differ; None if the implementation does not take such
+  # arguments.
   wrong: int | None
-  reason: str
+  reason: str  # Why it does not take them.
 
 
 def check_op(
@@ -117,6 +109,7 @@ def _count_wrong(
 def _find_different(
   a: np.ndarray, b: np.ndarray, tolerance: float
 ) -> np.ndarray:
+  """Returns where two arrays differ beyond a relative tolerance."""
   # The bits of a NaN depend on the device: all NaN are equal here.
   if not jnp.issubdtype(a.dtype, jnp.floating):
     return a != b

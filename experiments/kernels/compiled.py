@@ -10,26 +10,21 @@ from experiments.kernels import ops
 
 
 class Figures(NamedTuple):
-  """Figures of one implementation of an op, compiled and not run.
+  """Figures of one implementation of an op, compiled and not run."""
 
-  Attributes:
-    launches: number of kernels that a call launches.
-    traffic_ratio: bytes that the kernels read and write, over the bytes of the
-      op's arguments and outputs.
-    spill_bytes: bytes that all kernels spill.
-    registers: registers of a thread; like the fields below, of the kernel that
-      moves most bytes.
-    occupancy: share of a multiprocessor's threads that can be resident.
-    loads: number of load instructions by their bytes for a thread.
-    stores: number of store instructions by their bytes for a thread.
-  """
-
-  launches: int | None
+  launches: int | None  # Number of kernels that a call launches.
+  # Bytes that the kernels read and write, over the bytes of the op's arguments
+  # and outputs.
   traffic_ratio: float | None
-  spill_bytes: int | None
+  spill_bytes: int | None  # Bytes that all kernels spill.
+  # Registers of a thread; like the fields below, of the kernel that moves most
+  # bytes.
   registers: int | None
+  # Share of a multiprocessor's threads that can be resident.
   occupancy: float | None
+  # Number of load instructions by their bytes for a thread.
   loads: dict[int, int]
+  # Number of store instructions by their bytes for a thread.
   stores: dict[int, int]
 
 
@@ -51,8 +46,7 @@ def summarize(compiled: gpu_compile.Compiled, ideal_bytes: int) -> Figures:
   """Returns the figures of a compiled program."""
   traffic = compiled.traffic_bytes
   main = max(
-    compiled.kernels,
-    key=lambda k: k.launches * (k.read_bytes + k.write_bytes),
+    compiled.kernels, key=lambda k: k.launches * (k.read_bytes + k.write_bytes)
   )
   spills = [a.spill_bytes for a in compiled.assembly]
   of_main = [a for a in compiled.assembly if a.instruction == main.name]

@@ -20,28 +20,23 @@ _TRITON = "__gpu$xla.gpu.triton"
 
 
 class Op(NamedTuple):
-  """One op that starts from a floating array.
+  """One op that starts from a floating array."""
 
-  Attributes:
-    name: name of the op and its configuration.
-    run: function (like, *args, implementation=...) -> outputs; `like` is the
-      shape and dtype of the array.
-    make: function from the array to the arguments of `run` after `like`.
-    cases: functions that make the arrays to check.
-    feed: function (outputs, arguments) -> arguments of the next call, for an
-      op that continues from its outputs.
-    view: function (like, arguments, outputs) -> the part of the outputs that
-      must be equal for every implementation.
-    tolerance: largest relative difference of floats in that part.
-  """
-
-  name: str
+  name: str  # Name of the op and its configuration.
+  # Function (like, *args, implementation=...) -> outputs; `like` is the shape
+  # and dtype of the array.
   run: Callable[..., PyTree]
+  # Function from the array to the arguments of `run` after `like`.
   make: Callable[[Array], tuple[PyTree, ...]]
+  # Functions that make the arrays to check.
   cases: Mapping[str, Callable[[], np.ndarray]]
+  # Function (outputs, arguments) -> arguments of the next call, for an op that
+  # continues from its outputs.
   feed: Callable[[PyTree, tuple], tuple] | None = None
+  # Function (like, arguments, outputs) -> the part of the outputs that must be
+  # equal for every implementation.
   view: Callable[[ShapedLike, tuple, PyTree], PyTree] = lambda like, args, y: y
-  tolerance: float = 0.0
+  tolerance: float = 0.0  # Largest relative difference of floats in that part.
 
   def step(
     self, like: ShapedLike, implementation: str | None

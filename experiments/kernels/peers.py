@@ -21,18 +21,12 @@ _BLOCK = 512
 
 
 class _Peer(NamedTuple):
-  """One function of another library.
+  """One function of another library."""
 
-  Attributes:
-    name: name of the function in the rows.
-    package: package that has to be installed.
-    backends: JAX backends that it runs beside.
-    make: function from the array to the call that is timed.
-  """
-
-  name: str
-  package: str
-  backends: tuple[str, ...]
+  name: str  # Name of the function in the rows.
+  package: str  # Package that has to be installed.
+  backends: tuple[str, ...]  # JAX backends that it runs beside.
+  # Function from the array to the call that is timed.
   make: Callable[[Array], timing.TimedCalls]
 
 

@@ -1,8 +1,7 @@
 """Rows of checked, timed and compiled ops."""
 
 from collections.abc import Iterator, Sequence
-
-import jax
+from typing import Any
 
 from experiments.common import records
 from experiments.kernels import check, compiled, speed
@@ -23,31 +22,19 @@ def format_size(size_bytes: int) -> str:
 def make_speed_rows(speeds: Sequence[speed.Speed]) -> Iterator[records.Row]:
   """Yields bandwidth, and fraction and speedup, of each timed case."""
   for s in speeds:
-    case = f"{s.op}/{format_size(s.size_bytes)}/{s.case}"
-    if (
-      s.rate is None
-      or s.copy_rate is None
-      or s.fraction is None
-      or s.speedup is None
-    ):
+    of_array = f"{s.op}/{format_size(s.size_bytes)}"
+    case = f"{of_array}/{s.case}"
+    if s.rate is None or s.fraction is None or s.speedup is None:
       yield _make_row(case, "bandwidth", f"not measured: {s.reason}", "GB/s")
       continue
+    yield _make_row(case, "bandwidth", s.rate, "GB/s", baseline=s.copy_rate)
+    fraction, noise = s.fraction
     yield _make_row(
-      case, "bandwidth", s.rate, "GB/s", s.copy_rate, s.rate / s.copy_rate
+      case, "bandwidth_fraction", fraction, "of the copy's", noise
     )
-    yield _make_row(
-      case,
-      "bandwidth_fraction",
-      s.fraction.value,
-      "of the copy's",
-      noise=s.fraction.noise,
-    )
-    yield _make_row(
-      case, "speedup", s.speedup.value, "x", noise=s.speedup.noise
-    )
+    yield _make_row(case, "speedup", s.speedup.value, "x", s.speedup.noise)
     if s.is_default:
-      case = f"{s.op}/{format_size(s.size_bytes)}"
-      yield _make_row(case, "default_implementation", s.case, "")
+      yield _make_row(of_array, "default_implementation", s.case, "")
 
 
 def make_check_rows(outcomes: Sequence[check.Outcome]) -> Iterator[records.Row]:
@@ -104,21 +91,8 @@ def _make_row(
   metric: str,
   value: float | str,
   unit: str,
-  baseline: float | None = None,
-  ratio: float | None = None,
   noise: float | None = None,
-  *,
-  machine: str | None = None,
+  **options: Any,
 ) -> records.Row:
-  return records.Row(
-    "kernels",
-    case,
-    metric,
-    value,
-    unit,
-    baseline,
-    ratio,
-    noise,
-    machine or records.describe_machine(),
-    jax.__version__,
-  )
+  figure = records.Measured(value, unit, noise)
+  return records.make_row("kernels", case, metric, figure, **options)

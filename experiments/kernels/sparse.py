@@ -1,6 +1,7 @@
 """Ops that keep some elements and their positions."""
 
 import math
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -28,32 +29,20 @@ def list_ops() -> list[Op]:
 
 
 def _topk_ops(k: int, planes: int) -> list[Op]:
-  def encode(
-    like: ShapedLike, x: Array, *, implementation: str | None
-  ) -> PyTree:
-    return select.topk_select(x, k, planes, implementation=implementation)
+  """Returns selection, scattering and summing of the largest elements."""
+
+  def encode(like: ShapedLike, x: Array, **options: Any) -> PyTree:
+    return select.topk_select(x, k, planes, **options)
 
   def decode(
-    like: ShapedLike,
-    values: Array,
-    places: Array,
-    *,
-    implementation: str | None,
+    like: ShapedLike, values: Array, places: Array, **options: Any
   ) -> Array:
-    return select.topk_scatter(
-      values, places, like, planes, implementation=implementation
-    )
+    return select.topk_scatter(values, places, like, planes, **options)
 
   def sum_payloads(
-    like: ShapedLike,
-    values: Array,
-    places: Array,
-    *,
-    implementation: str | None,
+    like: ShapedLike, values: Array, places: Array, **options: Any
   ) -> Array:
-    return select.topk_sum(
-      values, places, like, planes, implementation=implementation
-    )
+    return select.topk_sum(values, places, like, planes, **options)
 
   one = lambda x: select.topk_select(x, k, planes)
   return [
@@ -64,18 +53,14 @@ def _topk_ops(k: int, planes: int) -> list[Op]:
 
 
 def _zero_value_ops() -> list[Op]:
-  def encode(
-    like: ShapedLike, words: Array, *, implementation: str | None
-  ) -> PyTree:
-    return compact.compact_tiles(
-      words, _TILE, _CAPACITY, implementation=implementation
-    )
+  """Returns compaction of nonzero words, and its inverse."""
 
-  def decode(
-    like: ShapedLike, tiles: PyTree, *, implementation: str | None
-  ) -> Array:
+  def encode(like: ShapedLike, words: Array, **options: Any) -> PyTree:
+    return compact.compact_tiles(words, _TILE, _CAPACITY, **options)
+
+  def decode(like: ShapedLike, tiles: PyTree, **options: Any) -> Array:
     size = math.prod(like.shape)
-    return compact.expand_tiles(tiles, size, implementation=implementation)
+    return compact.expand_tiles(tiles, size, **options)
 
   def make_words(x: Array) -> Array:
     rectified = jnp.maximum(x, 0).astype(jnp.float32).reshape(-1)
@@ -91,20 +76,16 @@ def _zero_value_ops() -> list[Op]:
 
 
 def _threshold_ops() -> list[Op]:
-  def mark_large(
-    like: ShapedLike, x: Array, *, implementation: str | None
-  ) -> Array:
-    return compact.threshold_bitmap(
-      x, _THRESHOLD, implementation=implementation
-    )
+  """Returns marking of large elements, and the positions of marks."""
+
+  def mark_large(like: ShapedLike, x: Array, **options: Any) -> Array:
+    return compact.threshold_bitmap(x, _THRESHOLD, **options)
 
   def find_positions(
-    like: ShapedLike, bitmap: Array, start: Array, *, implementation: str | None
+    like: ShapedLike, bitmap: Array, start: Array, **options: Any
   ) -> Array:
     capacity = max(1, round(_CAPACITY_SHARE * math.prod(like.shape)))
-    return compact.bitmap_positions(
-      bitmap, start, capacity, implementation=implementation
-    )
+    return compact.bitmap_positions(bitmap, start, capacity, **options)
 
   def mask_positions(like: ShapedLike, args: tuple, positions: Array) -> Array:
     # Positions after the last mark are arbitrary.

@@ -11,64 +11,43 @@ from jaxmotion.core import Array, PyTree, ShapedLike
 
 
 class Ratio(NamedTuple):
-  """One ratio of times within a repeat.
+  """One ratio of times within a repeat."""
 
-  Attributes:
-    value: median over the repeats.
-    noise: sample standard deviation over the repeats.
-  """
-
-  value: float
-  noise: float
+  value: float  # Median over the repeats.
+  noise: float  # Sample standard deviation over the repeats.
 
 
 class Speed(NamedTuple):
-  """Speed of one implementation of an op, or of a peer, on one array.
+  """Speed of one implementation of an op, or of a peer, on one array."""
 
-  Attributes:
-    op: name of the op.
-    size_bytes: bytes of the array that the op starts from.
-    case: name of the implementation or of the peer.
-    is_default: whether the op chooses this implementation here.
-    rate: bytes of the op's arguments and outputs over its time, GB/s; None if
-      it was not measured.
-    copy_rate: bytes that a copy read and wrote over its time, GB/s.
-    fraction: `rate` over `copy_rate`, within a repeat.
-    speedup: time of the reference over the time, within a repeat.
-    reason: why it was not measured.
-  """
-
-  op: str
-  size_bytes: int
-  case: str
-  is_default: bool = False
+  op: str  # Name of the op.
+  size_bytes: int  # Bytes of the array that the op starts from.
+  case: str  # Name of the implementation or of the peer.
+  is_default: bool = False  # Whether the op chooses this implementation here.
+  # Bytes of the op's arguments and outputs over its time, GB/s; None if it was
+  # not measured.
   rate: float | None = None
+  # Bytes that a copy read and wrote over its time, GB/s.
   copy_rate: float | None = None
-  fraction: Ratio | None = None
+  fraction: Ratio | None = None  # `rate` over `copy_rate`, within a repeat.
+  # Time of the reference over the time, within a repeat.
   speedup: Ratio | None = None
-  reason: str = ""
+  reason: str = ""  # Why it was not measured.
 
 
 class Prepared(NamedTuple):
-  """One op compiled for arrays of one shape.
+  """One op compiled for arrays of one shape."""
 
-  Attributes:
-    op: the op that was compiled.
-    size_bytes: bytes of its arguments and outputs.
-    default: name of the implementation that it chooses.
-    make: function from the array to the arguments.
-    outputs: shapes and dtypes of the outputs.
-    steps: function (outputs of the last call, *arguments) -> outputs of each
-      implementation.
-    missing: reason why an implementation does not take such arrays.
-  """
-
-  op: ops.Op
-  size_bytes: int
-  default: str
+  op: ops.Op  # The op that was compiled.
+  size_bytes: int  # Bytes of its arguments and outputs.
+  default: str  # Name of the implementation that it chooses.
+  # Function from the array to the arguments.
   make: Callable[[Array], tuple[PyTree, ...]]
-  outputs: PyTree
+  outputs: PyTree  # Shapes and dtypes of the outputs.
+  # Function (outputs of the last call, *arguments) -> outputs of each
+  # implementation.
   steps: dict[str, Callable[..., PyTree]]
+  # Reason why an implementation does not take such arrays.
   missing: dict[str, str]
 
 

@@ -1,6 +1,7 @@
 """Ops that turn single elements into words: casts, truncation, bit fields."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,10 +30,10 @@ def list_ops() -> list[ops.Op]:
 
 
 def _cast_ops(dtype: str) -> list[ops.Op]:
-  def encode(
-    like: ShapedLike, x: Array, *, implementation: str | None
-  ) -> Array:
-    return narrow.cast_encode(x, dtype, implementation=implementation)
+  """Returns casts to a narrow dtype, and sums of their words."""
+
+  def encode(like: ShapedLike, x: Array, **options: Any) -> Array:
+    return narrow.cast_encode(x, dtype, **options)
 
   def view_values(like: ShapedLike, args: tuple, words: Array) -> Array:
     # NaN has several words, and subnormal numbers may have that of zero.
@@ -40,10 +41,8 @@ def _cast_ops(dtype: str) -> list[ops.Op]:
     values = narrow.cast_decode(words, wide, dtype)
     return jnp.where(jnp.abs(values) < _LEAST_NORMAL, 0.0, values)
 
-  def sum_payloads(
-    like: ShapedLike, words: Array, *, implementation: str | None
-  ) -> Array:
-    return narrow.cast_sum(words, like, dtype, implementation=implementation)
+  def sum_payloads(like: ShapedLike, words: Array, **options: Any) -> Array:
+    return narrow.cast_sum(words, like, dtype, **options)
 
   stack = ops.stack_payloads(lambda x: narrow.cast_encode(x, dtype))
   return [
@@ -53,17 +52,13 @@ def _cast_ops(dtype: str) -> list[ops.Op]:
 
 
 def _truncate_ops(count: int, rounding: str = "zero") -> list[ops.Op]:
-  def encode(
-    like: ShapedLike, x: Array, *, implementation: str | None
-  ) -> PyTree:
-    return narrow.truncate_encode(
-      x, count, rounding, implementation=implementation
-    )
+  """Returns truncation to leading bytes, and sums of such planes."""
 
-  def sum_payloads(
-    like: ShapedLike, planes: PyTree, *, implementation: str | None
-  ) -> Array:
-    return narrow.truncate_sum(planes, like, implementation=implementation)
+  def encode(like: ShapedLike, x: Array, **options: Any) -> PyTree:
+    return narrow.truncate_encode(x, count, rounding, **options)
+
+  def sum_payloads(like: ShapedLike, planes: PyTree, **options: Any) -> Array:
+    return narrow.truncate_sum(planes, like, **options)
 
   name = f"truncate{count}" + ("" if rounding == "zero" else f"_{rounding}")
   stack = ops.stack_payloads(
@@ -76,16 +71,14 @@ def _truncate_ops(count: int, rounding: str = "zero") -> list[ops.Op]:
 
 
 def _pack_ops(bits: int) -> list[ops.Op]:
-  def encode(
-    like: ShapedLike, codes: Array, *, implementation: str | None
-  ) -> Array:
-    return pack.pack_flat(codes, bits, implementation=implementation)
+  """Returns packing of codes of some bits into words, and its inverse."""
 
-  def decode(
-    like: ShapedLike, words: Array, *, implementation: str | None
-  ) -> Array:
+  def encode(like: ShapedLike, codes: Array, **options: Any) -> Array:
+    return pack.pack_flat(codes, bits, **options)
+
+  def decode(like: ShapedLike, words: Array, **options: Any) -> Array:
     size = math.prod(like.shape)
-    return pack.unpack_flat(words, bits, size, implementation=implementation)
+    return pack.unpack_flat(words, bits, size, **options)
 
   def make_codes(x: Array) -> Array:
     words = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)

@@ -52,11 +52,7 @@ def alexnet(
 
 
 def vgg(
-  depth: int = 16,
-  *,
-  image: int = 224,
-  classes: int = 1000,
-  width: float = 1.0,
+  depth: int = 16, *, image: int = 224, classes: int = 1000, width: float = 1.0
 ) -> network.Network:
   """Returns VGG without batch norm: 11 is configuration A, 16 is D."""
   *widths, wide = network.scale_widths((64, 128, 256, 512, 512, 4096), width)

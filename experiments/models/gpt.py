@@ -13,10 +13,11 @@ from experiments.models.layers import (
   Layer,
   ParamSpec,
   See,
-  ignore_output,
+  WithoutParams,
   kernel_spec,
   normalize,
   per_channel,
+  skip_output,
 )
 from jaxmotion import core
 from jaxmotion.core import Array, PyTree, ShapedLike
@@ -64,9 +65,7 @@ class Embed:
       for name, count in counts.items()
     }
 
-  def __call__(
-    self, params: PyTree, x: Array, see: See = ignore_output
-  ) -> Array:
+  def __call__(self, params: PyTree, x: Array, see: See = skip_output) -> Array:
     """Maps int32 `(batch, length)` to `(batch, length, features)`."""
     return params["tokens"][x] + params["places"][None]
 
@@ -84,9 +83,7 @@ class Norm:
       "bias": ParamSpec(x.shape[-1:]),
     }
 
-  def __call__(
-    self, params: PyTree, x: Array, see: See = ignore_output
-  ) -> Array:
+  def __call__(self, params: PyTree, x: Array, see: See = skip_output) -> Array:
     """Maps `(..., channels)` to the same shape."""
     y = normalize(x, (-1,)) * per_channel(params["scale"], x)
     return y + per_channel(params["bias"], x)
@@ -105,28 +102,20 @@ class Project:
     specs = {"kernel": kernel_spec(x.shape[-1], self.features)}
     return specs | {"bias": ParamSpec((self.features,))} if self.bias else specs
 
-  def __call__(
-    self, params: PyTree, x: Array, see: See = ignore_output
-  ) -> Array:
+  def __call__(self, params: PyTree, x: Array, see: See = skip_output) -> Array:
     """Maps `(..., channels)` to `(..., features)`."""
     y = x @ params["kernel"]
     return y + per_channel(params["bias"], y) if self.bias else y
 
 
 @dataclasses.dataclass(frozen=True)
-class Attend:
+class Attend(WithoutParams):
   """Causal attention; queries, keys and values are joined along channels."""
 
   name: str
   heads: int
 
-  def specs(self, x: ShapedLike) -> PyTree:
-    """Returns an empty tree of parameters."""
-    return {}
-
-  def __call__(
-    self, params: PyTree, x: Array, see: See = ignore_output
-  ) -> Array:
+  def __call__(self, params: PyTree, x: Array, see: See = skip_output) -> Array:
     """Maps `(batch, length, 3 channels)` to `(batch, length, channels)`."""
     batch, length, channels = x.shape
     parts = x.reshape(batch, length, 3, self.heads, -1)

@@ -43,6 +43,7 @@ class _BlockMaker:
     self._small = small
 
   def stem(self) -> Chain:
+    """Shrinks the image to an eighth, by two joins of a pool and a conv."""
     cut = None if self._small else 0
     first = 1 if self._small else 2
     branches = (
@@ -194,6 +195,7 @@ def googlenet(
 
 
 def _inception_block(widths: tuple[int, ...], norm: bool) -> layers.Join:
+  """Joins four branches: 1x1, two deeper ones, and a pool."""
   one, few3, three, few5, five, pooled = widths
 
   def conv(name: str, features: int, size: int = 1) -> layers.Conv:

@@ -20,7 +20,7 @@ See = Callable[[str, Array], None]
 """Receives a layer's name and the output of its ReLU or pooling."""
 
 
-def ignore_output(name: str, y: Array) -> None:
+def skip_output(name: str, y: Array) -> None:
   """Ignores the output of a ReLU or pooling."""
 
 
@@ -66,9 +66,7 @@ class Layer(Protocol):
     """Returns a `ParamSpec` for each parameter, given the input's shape."""
     ...
 
-  def __call__(
-    self, params: PyTree, x: Array, see: See = ignore_output
-  ) -> Array:
+  def __call__(self, params: PyTree, x: Array, see: See = skip_output) -> Array:
     """Returns the layer's output."""
     ...
 
@@ -112,9 +110,7 @@ class Conv:
       for n in as_pair(self.size)
     ]
 
-  def __call__(
-    self, params: PyTree, x: Array, see: See = ignore_output
-  ) -> Array:
+  def __call__(self, params: PyTree, x: Array, see: See = skip_output) -> Array:
     """Maps `(batch, height, width, inputs)` to `(batch, ..., features)`."""
     y = lax.conv_general_dilated(
       x,
@@ -144,16 +140,22 @@ class Dense:
       "bias": ParamSpec((self.features,)),
     }
 
-  def __call__(
-    self, params: PyTree, x: Array, see: See = ignore_output
-  ) -> Array:
+  def __call__(self, params: PyTree, x: Array, see: See = skip_output) -> Array:
     """Maps `(batch, ...)` to `(batch, features)`."""
     y = x.reshape(x.shape[0], -1) @ params["kernel"]
     return _apply_relu(self, y + per_channel(params["bias"], y), see)
 
 
+class WithoutParams:
+  """Base of layers that have no parameters."""
+
+  def specs(self, x: ShapedLike) -> PyTree:
+    """Returns an empty tree of parameters."""
+    return {}
+
+
 @dataclasses.dataclass(frozen=True)
-class MaxPool:
+class MaxPool(WithoutParams):
   """Max pooling over square windows."""
 
   name: str  # Key of the layer in its block.
@@ -162,13 +164,7 @@ class MaxPool:
   padding: int = 0  # Rows and columns added on each side.
   ceil: bool = False  # Whether a last, partial window is kept.
 
-  def specs(self, x: ShapedLike) -> PyTree:
-    """Returns an empty tree of parameters."""
-    return {}
-
-  def __call__(
-    self, params: PyTree, x: Array, see: See = ignore_output
-  ) -> Array:
+  def __call__(self, params: PyTree, x: Array, see: See = skip_output) -> Array:
     """Maps `(batch, height, width, channels)` to a smaller image."""
     y = lax.reduce_window(
       x,
@@ -188,19 +184,13 @@ class MaxPool:
 
 
 @dataclasses.dataclass(frozen=True)
-class MeanPool:
+class MeanPool(WithoutParams):
   """Mean pooling with stride 1, over the pixels that lie inside the image."""
 
   name: str
   window: int = 3
 
-  def specs(self, x: ShapedLike) -> PyTree:
-    """Returns an empty tree of parameters."""
-    return {}
-
-  def __call__(
-    self, params: PyTree, x: Array, see: See = ignore_output
-  ) -> Array:
+  def __call__(self, params: PyTree, x: Array, see: See = skip_output) -> Array:
     """Maps `(batch, height, width, channels)` to the same shape."""
     pixels = jnp.ones((1, *x.shape[1:3], 1))
     y = self._sum_windows(x) / self._sum_windows(pixels)
@@ -213,19 +203,13 @@ class MeanPool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class Call(WithoutParams):
   """A function without parameters, as a layer."""
 
   name: str
   fn: Callable[[Array], Array]
 
-  def specs(self, x: ShapedLike) -> PyTree:
-    """Returns an empty tree of parameters."""
-    return {}
-
-  def __call__(
-    self, params: PyTree, x: Array, see: See = ignore_output
-  ) -> Array:
+  def __call__(self, params: PyTree, x: Array, see: See = skip_output) -> Array:
     """Returns the function's value."""
     return self.fn(x)
 
@@ -254,9 +238,7 @@ class Chain:
       x = output_shape(layer, x)
     return specs
 
-  def __call__(
-    self, params: PyTree, x: Array, see: See = ignore_output
-  ) -> Array:
+  def __call__(self, params: PyTree, x: Array, see: See = skip_output) -> Array:
     """Returns the last layer's output."""
     for layer in self.layers:
       x = layer(params[layer.name], x, see)
@@ -274,9 +256,7 @@ class Join:
     """Returns the parameters of each branch by its name."""
     return {b.name: b.specs(x) for b in self.branches}
 
-  def __call__(
-    self, params: PyTree, x: Array, see: See = ignore_output
-  ) -> Array:
+  def __call__(self, params: PyTree, x: Array, see: See = skip_output) -> Array:
     """Returns the channels of all branches."""
     return join_channels(*(b(params[b.name], x, see) for b in self.branches))
 
@@ -294,9 +274,7 @@ class Add:
     """Returns the parameters of each branch by its name."""
     return {b.name: b.specs(x) for b in self._branches()}
 
-  def __call__(
-    self, params: PyTree, x: Array, see: See = ignore_output
-  ) -> Array:
+  def __call__(self, params: PyTree, x: Array, see: See = skip_output) -> Array:
     """Returns the sum of both branches."""
     y, *rest = (b(params[b.name], x, see) for b in self._branches())
     return _apply_relu(self, y + (rest[0] if rest else x), see)

@@ -69,11 +69,7 @@ class Network:
     return inputs, labels
 
   def apply(
-    self,
-    params: PyTree,
-    x: Array,
-    wrap: Wrap | None = None,
-    together: int = 1,
+    self, params: PyTree, x: Array, wrap: Wrap | None = None, together: int = 1
   ) -> Array:
     """Returns the logits of a batch."""
     for name, block, repeats in self.stages:

@@ -79,6 +79,7 @@ def _stem(features: int, image: int) -> Conv | Chain:
 
 
 def _block_body(block: str, few: int, stride: int) -> Chain:
+  """Returns the convolutions of a block, without its shortcut."""
   layers: tuple[Conv, ...]
   if block == "basic":
     layers = (

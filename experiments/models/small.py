@@ -90,13 +90,7 @@ class Transformer(nnx.Module):
   """A transformer decoder over bytes; the output shares the embedding."""
 
   def __init__(
-    self,
-    *,
-    layers: int,
-    width: int,
-    heads: int,
-    context: int,
-    rngs: nnx.Rngs,
+    self, *, layers: int, width: int, heads: int, context: int, rngs: nnx.Rngs
   ):
     if width % heads:
       raise ValueError(

@@ -244,11 +244,9 @@ def _build_module(
 
 
 def _build_conv(
-  conv: layers.Conv,
-  inputs: int,
-  pools: Sequence[layers.Layer],
-  rngs: nnx.Rngs,
+  conv: layers.Conv, inputs: int, pools: Sequence[layers.Layer], rngs: nnx.Rngs
 ) -> Conv | Stem:
+  """Returns the module of a convolution and of the pooling after it."""
   if conv.norm:
     return Stem(inputs, conv.features, bool(pools), rngs=rngs)
   (size, _) = layers.as_pair(conv.size)

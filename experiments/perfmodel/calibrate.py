@@ -42,7 +42,7 @@ _CODECS = list_flags.define_names(
 
 def main() -> None:
   """Measures, prints the table, writes the platform and the rows."""
-  chosen = codecs.find_codecs(_CODECS.value)
+  chosen = [codecs.CODECS[name] for name in _CODECS.value]
   with rich.progress.Progress(console=console.make_console()) as bar:
     task = bar.add_task("calibrating", total=_REPEATS.value)
     platform = calibration.calibrate_platform(
@@ -58,8 +58,7 @@ def main() -> None:
   console.make_console().print(tables.calibration_table(platform).to_console())
   if _PLATFORM.value:
     perfmodel.save_platform(platform, _PLATFORM.value)
-  if _JSON.value:
-    records.write_rows(_JSON.value, rows.calibration_rows(platform))
+  records.write_rows(_JSON.value, rows.calibration_rows(platform))
 
 
 if __name__ == "__main__":

@@ -17,17 +17,11 @@ _IMAGE, _CLASSES = 784, 10
 
 
 class Case(NamedTuple):
-  """A training step of an MLP.
+  """A training step of an MLP."""
 
-  Attributes:
-    width: width of the hidden layers.
-    batch: examples of each worker.
-    exchange: `none`, or the name of an exchange.
-  """
-
-  width: int
-  batch: int
-  exchange: str
+  width: int  # Width of the hidden layers.
+  batch: int  # Examples of each worker.
+  exchange: str  # `none`, or the name of an exchange.
 
   @property
   def name(self) -> str:
@@ -46,15 +40,11 @@ class Case(NamedTuple):
 
 
 class Grid(NamedTuple):
-  """Steps that are measured on one testbed.
+  """Steps that are measured on one testbed."""
 
-  Attributes:
-    known: steps without exchange, which calibrate predictions.
-    held_out: steps that predictions are compared with.
-  """
-
+  # Steps without exchange, which calibrate predictions.
   known: tuple[Case, ...]
-  held_out: tuple[Case, ...]
+  held_out: tuple[Case, ...]  # Steps that predictions are compared with.
 
   def list_unseen(self, case: Case) -> str:
     """Returns the properties of a held-out case that no known case has."""
@@ -68,13 +58,7 @@ class Grid(NamedTuple):
 
 
 def parse_shape(text: str) -> tuple[int, int]:
-  """Returns the width and the batch of a step.
-
-  Args:
-    text: WIDTHxBATCH.
-
-  Raises:
-    ValueError: the text has another form.
+  """Returns the width and the batch of a step, given as WIDTHxBATCH.
 
   >>> parse_shape("512x64")
   (512, 64)

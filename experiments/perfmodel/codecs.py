@@ -1,7 +1,5 @@
 """Names of the codecs that experiments calibrate."""
 
-from collections.abc import Sequence
-
 from jaxmotion import codecs
 
 CODECS = {
@@ -14,8 +12,3 @@ CODECS = {
   "sign_feedback": codecs.feedback(codecs.sign()),
   "topk1_feedback": codecs.feedback(codecs.topk(density=0.01)),
 }
-
-
-def find_codecs(names: Sequence[str]) -> list[codecs.Codec]:
-  """Returns the codecs of some names."""
-  return [CODECS[name] for name in names]

@@ -18,11 +18,8 @@ class BaseStepModel:
 
   With `P` bytes of parameters and `F` FLOPs, `t = a(P) + b(P) F`. For each
   width, `a` and `b` are the line of least relative error through steps of
-  several batches. Between two widths they grow as powers of `P`.
-
-  Args:
-    seconds: seconds of steps without exchange by case, of at least two widths
-      with at least two batches each.
+  several batches. Between two widths they grow as powers of `P`. At least two
+  widths are known, with at least two batches each.
   """
 
   def __init__(self, seconds: Mapping[cases.Case, float]):
@@ -117,6 +114,7 @@ def interpolate_platform(
 def _interpolate_curve(
   below: perfmodel.Curve, above: perfmodel.Curve, share: float
 ) -> perfmodel.Curve:
+  """Returns the geometric mean of two curves, weighted by `share`."""
   sizes = sorted({*below.sizes, *above.sizes})
   seconds = [
     below.seconds_at(s) ** (1 - share) * above.seconds_at(s) ** share
@@ -132,6 +130,7 @@ def _interpolate_curve(
 def _scale_collective(
   curve: perfmodel.Curve, op: str, known: int, workers: int
 ) -> perfmodel.Curve:
+  """Scales a curve by the bytes on all wires of both numbers of workers."""
   there, here = (
     n * perfmodel.collective_traffic(op, 1.0, n).wire_bytes
     for n in (known, workers)

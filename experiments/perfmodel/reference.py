@@ -22,7 +22,7 @@ from experiments.models import catalog, layers
 from jaxmotion import core
 from jaxmotion.core import Array, PyTree, ShapedLike
 
-_OPTIONS: dict[str, dict[str, Any]] = {
+NETWORKS: dict[str, dict[str, Any]] = {
   "alexnet": {},
   "vgg11": {},
   "vgg16": {},
@@ -31,44 +31,33 @@ _OPTIONS: dict[str, dict[str, Any]] = {
   "resnet50": {},
   "googlenet": {"variant": "torchvision"},
 }
-
+"""Options of `make_network` by the name of the network."""
 
 IMAGES, LABELS = -1, -2
 """Positions of the layer inputs that are not layers: the batch's parts."""
 
 
 class Layer(NamedTuple):
-  """One layer of a network, a plain function of abstract arrays.
+  """One layer of a network, a plain function of abstract arrays."""
 
-  Attributes:
-    name: unique within the network.
-    fn: `fn(params, *inputs)`, hashable; channels come last everywhere.
-    params: ShapeDtypeStructs by name, whose last axis is that of the layer's
-      output channels; `{}` for a layer without parameters.
-    inputs: positions of the layers that are read; `IMAGES` and `LABELS` are the
-      batch.
-    mixes: whether each output channel reads all channels of its inputs.
-  """
-
-  name: str
+  name: str  # Unique within the network.
+  # `fn(params, *inputs)`, hashable; channels come last everywhere.
   fn: Callable[..., Array]
+  # ShapeDtypeStructs by name, whose last axis is that of the layer's output
+  # channels; `{}` for a layer without parameters.
   params: Mapping[str, ShapedLike]
+  # Positions of the layers that are read; `IMAGES` and `LABELS` are the batch.
   inputs: tuple[int, ...]
+  # Whether each output channel reads all channels of its inputs.
   mixes: bool = False
 
 
 class Network(NamedTuple):
-  """A network as layers in the order of the forward pass; the last is the loss.
+  """Layers in the order of the forward pass; the last one is the loss."""
 
-  Attributes:
-    name: the network's name.
-    layers: each layer reads only layers before it.
-    image: shape of one image, channels last.
-  """
-
-  name: str
-  layers: tuple[Layer, ...]
-  image: tuple[int, ...]
+  name: str  # The network's name.
+  layers: tuple[Layer, ...]  # Each layer reads only layers before it.
+  image: tuple[int, ...]  # Shape of one image, channels last.
 
   @property
   def params(self) -> dict[str, Mapping[str, ShapedLike]]:
@@ -100,6 +89,7 @@ class Network(NamedTuple):
   def _run_layers(
     self, params: PyTree, images: Array, labels: Array
   ) -> list[Array]:
+    """Returns the outputs of all layers."""
     values: list[Array] = []
     for layer in self.layers:
       # IMAGES and LABELS count from the end, however many layers have run.
@@ -122,8 +112,8 @@ def reference_network(name: str) -> Network:
     for image recognition, 2016. Szegedy et al., Going deeper with
     convolutions, 2015. Numbers: https://docs.pytorch.org/vision/stable/models
   """
-  core.check_choice("name", name, _OPTIONS)
-  network = catalog.make_network(name, **_OPTIONS[name])
+  core.check_choice("name", name, NETWORKS)
+  network = catalog.make_network(name, **NETWORKS[name])
   image = tuple(network.input.shape)
   builder = _LayerList(image)
   x = IMAGES

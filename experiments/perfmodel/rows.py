@@ -3,8 +3,6 @@
 import statistics
 from collections.abc import Sequence
 
-import jax
-
 from experiments.common import records
 from experiments.perfmodel import measured, score, sweep
 from jaxmotion import perfmodel
@@ -27,21 +25,15 @@ def validation_rows(
   pairs: Sequence[score.Pair], decisions: Sequence[score.Decision]
 ) -> list[records.Row]:
   """Returns a row for each predicted step, then rows of the scores."""
-  stamp = (records.describe_machine(), jax.__version__)
   rows = []
   for pair in pairs:
+    key = f"{_VALIDATE}_{pair.testbed}", f"{pair.exchange} {pair.shape}"
+    measured_ms = 1e3 * pair.measured_s
+    predicted = records.Measured(
+      1e3 * pair.predicted_s, "ms", measured_ms * pair.noise
+    )
     rows.append(
-      records.Row(
-        f"{_VALIDATE}_{pair.testbed}",
-        f"{pair.exchange} {pair.shape}",
-        "predicted_step_ms",
-        1e3 * pair.predicted_s,
-        "ms",
-        1e3 * pair.measured_s,
-        pair.predicted_s / pair.measured_s,
-        1e3 * pair.measured_s * pair.noise,
-        *stamp,
-      )
+      records.make_row(*key, "predicted_step_ms", predicted, measured_ms)
     )
   for name, members in group_pairs(pairs).items():
     testbed, _, case = name.partition(" ")
@@ -52,36 +44,18 @@ def validation_rows(
       "max_error": found.worst,
       "rank_correlation": found.rank,
     }
-    rows += [
-      records.Row(
-        f"{_VALIDATE}_{testbed}",
-        case,
-        metric,
-        value,
-        "1",
-        None,
-        None,
-        found.noise,
-        *stamp,
-      )
-      for metric, value in scores.items()
-    ]
+    cases = {case: _list_scores(scores, found.noise)}
+    rows += records.make_rows(f"{_VALIDATE}_{testbed}", cases)
   for testbed, choices in _group_decisions(decisions).items():
-    rows += [
-      records.Row(
-        f"{_VALIDATE}_{testbed}",
-        _ALL,
-        m,
-        v,
-        "1",
-        None,
-        None,
-        None,
-        *stamp,
-      )
-      for m, v in score_decisions(choices).items()
-    ]
+    cases = {_ALL: _list_scores(score_decisions(choices))}
+    rows += records.make_rows(f"{_VALIDATE}_{testbed}", cases)
   return rows
+
+
+def _list_scores(
+  scores: dict[str, float], noise: float | None = None
+) -> records.Metrics:
+  return {k: records.Measured(v, "1", noise) for k, v in scores.items()}
 
 
 def _group_decisions(
@@ -111,17 +85,10 @@ def score_decisions(decisions: Sequence[score.Decision]) -> dict[str, float]:
 def calibration_rows(platform: perfmodel.Platform) -> list[records.Row]:
   """Returns a row for each size of each curve."""
   return [
-    records.Row(
-      "perfmodel_calibrate",
-      f"{name} at {size:.6g}",
-      "seconds",
-      seconds,
-      "s",
-      None,
-      None,
-      curve.noise * seconds,
-      platform.name,
-      jax.__version__,
+    records.make_row(
+      *("perfmodel_calibrate", f"{name} at {size:.6g}", "seconds"),
+      records.Measured(seconds, "s", curve.noise * seconds),
+      machine=platform.name,
     )
     for name, curve in measured.platform_curves(platform).items()
     for size, seconds in zip(curve.sizes, curve.seconds, strict=True)
@@ -135,21 +102,14 @@ def scaling_rows(points: Sequence[sweep.Point]) -> list[records.Row]:
     for point in points
     if point.strategy == sweep.BASELINE
   }
-  rows = []
-  for point in points:
-    step_ms, plain = 1e3 * point.step.total_s, base.get(point[:3])
-    rows.append(
-      records.Row(
-        f"perfmodel_scaling_{point.network}",
-        f"{point.strategy} {point.axis}={point.value:g}",
-        "predicted_step_ms",
-        step_ms,
-        "ms",
-        plain,
-        step_ms / plain if plain else None,
-        None,
-        "predicted, ethernet_10gbit",
-        jax.__version__,
-      )
+  return [
+    records.make_row(
+      f"perfmodel_scaling_{point.network}",
+      f"{point.strategy} {point.axis}={point.value:g}",
+      "predicted_step_ms",
+      records.Measured(1e3 * point.step.total_s, "ms"),
+      base.get(point[:3]),
+      machine="predicted, ethernet_10gbit",
     )
-  return rows
+    for point in points
+  ]

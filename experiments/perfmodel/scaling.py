@@ -13,13 +13,13 @@ predicted by `jaxmotion.perfmodel`; nothing is measured.
 from absl import flags
 
 from experiments.common import console, list_flags, records, shared_flags
-from experiments.perfmodel import plot, sweep, tables
+from experiments.perfmodel import plot, reference, sweep, tables
 from experiments.perfmodel.rows import scaling_rows
 
 _NETWORKS = list_flags.define_names(
   "networks",
   ["alexnet", "vgg16", "resnet50", "googlenet"],
-  sweep.NETWORKS,
+  reference.NETWORKS,
   "Reference networks.",
 )
 _AXES = list_flags.define_names(
@@ -42,8 +42,7 @@ def main() -> None:
   )
   console.make_console().print(tables.scaling_table(points).to_console())
   rows = scaling_rows(points)
-  if _JSON.value:
-    records.write_rows(_JSON.value, rows)
+  records.write_rows(_JSON.value, rows)
   if _PLOT.value:
     plot.plot_scaling(rows, _PLOT.value)
 

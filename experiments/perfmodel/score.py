@@ -8,26 +8,17 @@ import numpy as np
 
 
 class Pair(NamedTuple):
-  """A predicted step and a measured one.
+  """A predicted step and a measured one."""
 
-  Attributes:
-    testbed: name of the testbed.
-    shape: width and batch of the step; pairs of one testbed and shape differ in
-      the exchange.
-    exchange: name of the exchange.
-    unseen: properties of the step that no calibration step has.
-    predicted_s: predicted seconds.
-    measured_s: measured seconds.
-    noise: noise of the measurement, relative.
-  """
-
-  testbed: str
+  testbed: str  # Name of the testbed.
+  # Width and batch of the step; pairs of one testbed and shape differ in the
+  # exchange.
   shape: str
-  exchange: str
-  unseen: str
-  predicted_s: float
-  measured_s: float
-  noise: float
+  exchange: str  # Name of the exchange.
+  unseen: str  # Properties of the step that no calibration step has.
+  predicted_s: float  # Predicted seconds.
+  measured_s: float  # Measured seconds.
+  noise: float  # Noise of the measurement, relative.
 
   @property
   def error(self) -> float:
@@ -36,45 +27,26 @@ class Pair(NamedTuple):
 
 
 class Errors(NamedTuple):
-  """Relative errors of several pairs.
+  """Relative errors of several pairs."""
 
-  Attributes:
-    pairs: number of pairs.
-    mape: mean of the absolute errors.
-    bias: mean of the errors.
-    worst: largest absolute error.
-    rank: Spearman's rank correlation; NaN for fewer than two pairs.
-    noise: median noise of the measurements.
-  """
-
-  pairs: int
-  mape: float
-  bias: float
-  worst: float
-  rank: float
-  noise: float
+  pairs: int  # Number of pairs.
+  mape: float  # Mean of the absolute errors.
+  bias: float  # Mean of the errors.
+  worst: float  # Largest absolute error.
+  rank: float  # Spearman's rank correlation; NaN for fewer than two pairs.
+  noise: float  # Median noise of the measurements.
 
 
 class Decision(NamedTuple):
-  """The exchange that is predicted to be the fastest for a shape.
+  """The exchange that is predicted to be the fastest for a shape."""
 
-  Attributes:
-    testbed: name of the testbed.
-    shape: width and batch of the step.
-    chosen: the exchange with the least predicted seconds.
-    best: the exchange with the least measured seconds.
-    regret: measured seconds of `chosen` over those of `best`, less 1.
-    noise: the larger noise of the two measurements.
-    is_right_to_compress: whether choosing `fp32` or a codec was right.
-  """
-
-  testbed: str
-  shape: str
-  chosen: str
-  best: str
-  regret: float
-  noise: float
-  is_right_to_compress: bool
+  testbed: str  # Name of the testbed.
+  shape: str  # Width and batch of the step.
+  chosen: str  # The exchange with the least predicted seconds.
+  best: str  # The exchange with the least measured seconds.
+  regret: float  # Measured seconds of `chosen` over those of `best`, less 1.
+  noise: float  # The larger noise of the two measurements.
+  is_right_to_compress: bool  # Whether choosing `fp32` or a codec was right.
 
   @property
   def is_right(self) -> bool:
@@ -84,9 +56,6 @@ class Decision(NamedTuple):
 
 def score_errors(pairs: Sequence[Pair]) -> Errors:
   """Returns the errors of predictions.
-
-  Args:
-    pairs: at least one pair.
 
   >>> pair = Pair("here", "width 8", "fp32", "exchange", 1.1, 1.0, 0.02)
   >>> other = pair._replace(predicted_s=1.8, measured_s=2.0)

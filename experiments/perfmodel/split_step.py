@@ -29,15 +29,17 @@ from jaxmotion.perfmodel import extend
 
 def predict_split_step(
   network: reference.Network,
-  batch: int,
+  batch: int,  # Images of all workers together.
   platform: perfmodel.Platform,
   *,
-  data_axis: str | None = None,
-  model_axis: str | None = None,
-  codec: codecs.Codec | None = None,
+  data_axis: str | None = None,  # Splits the batch.
+  model_axis: str | None = None,  # Splits the channels.
+  codec: codecs.Codec | None = None,  # Of gradients over `data_axis`.
+  # Of activations and their gradients over `model_axis`.
   activation_codec: codecs.Codec | None = None,
+  # Least bytes of gradients in every bucket but the last; None is one bucket.
   bucket_bytes: int | None = None,
-  overlap: bool = True,
+  overlap: bool = True,  # Of the exchange of gradients and the backward pass.
   algorithm: str = "ring",
 ) -> perfmodel.StepPrediction:
   """Predicts a step of SGD whose channels, batch or both are split.
@@ -53,22 +55,6 @@ def predict_split_step(
   A layer with fewer channels than workers leaves some of them idle; the
   prediction is that of the busiest worker, for which the others wait. Layers
   are costed one by one, so nothing fuses across them.
-
-  Args:
-    network: the network that is trained.
-    batch: number of images of all workers together, a multiple of the workers
-      on `data_axis`.
-    platform: devices and links.
-    data_axis: name of the axis that splits the batch; None for none.
-    model_axis: name of the axis that splits channels; None for none.
-    codec: codec of gradients over `data_axis`; None sends full precision.
-    activation_codec: codec of activations and their gradients over
-      `model_axis`; None sends full precision.
-    bucket_bytes: least bytes of gradients in every bucket but the last; None
-      is one bucket, 1 a bucket for each layer.
-    overlap: whether gradients are exchanged during the backward pass.
-    algorithm: "ring", "halving_doubling" or "tree", as in
-      `perfmodel.collective_traffic`.
 
   Raises:
     ValueError: `data_axis` does not divide the batch, both axes are the same,
@@ -156,16 +142,11 @@ def _update_seconds(nbytes: int, device: perfmodel.Device) -> float:
 
 
 class LayerSplit:
-  """Shapes of one worker's part of every layer of a network.
+  """Shapes of the busiest worker's part of every layer of a network.
 
-  Indices are positions in `Network.layers`. The worker is the busiest one,
-  which has the rounded-up share of every layer.
-
-  Args:
-    network: the network whose layers are split.
-    images: number of images that each worker reads.
-    parts: number of workers that share the channels; of a layer with fewer
-      channels, each of the first workers has one.
+  Indices are positions in `Network.layers`. The busiest worker has the
+  rounded-up part of every layer's channels; of a layer with fewer channels than
+  workers, each of the first workers has one.
 
   Attributes:
     params: ShapeDtypeStructs of the worker's parameters, for each layer.

@@ -36,6 +36,7 @@ def compile_step(
 def _separate_step(
   mesh: jax.sharding.Mesh, case: cases.Case
 ) -> tuple[Any, Any]:
+  """Returns a step whose workers exchange nothing, and its parameters."""
   tx = optax.sgd(_LEARNING_RATE)
 
   def local(params: Any, batch: Any) -> tuple[Any, Any]:
@@ -59,6 +60,7 @@ def _separate_step(
 def _exchange_step(
   mesh: jax.sharding.Mesh, case: cases.Case
 ) -> tuple[Any, Any]:
+  """Returns a step that exchanges gradients, and its state."""
   tx = optax.chain(
     jaxmotion.exchange("axis", case.codec), optax.sgd(_LEARNING_RATE)
   )

@@ -13,17 +13,6 @@ import rich.progress
 from experiments.perfmodel import reference, split_step
 from jaxmotion import codecs, perfmodel
 
-NETWORKS = (
-  "alexnet",
-  "vgg11",
-  "vgg16",
-  "resnet18",
-  "resnet34",
-  "resnet50",
-  "googlenet",
-)
-"""Names that `reference_network` takes."""
-
 AXES = {
   "batch": tuple(4**i for i in range(3, 10)),
   "flops": tuple(4.0**i * 1e12 for i in range(-1, 6)),
@@ -61,30 +50,17 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 
 class Point(NamedTuple):
-  """One predicted step of the sweep.
+  """One predicted step of the sweep."""
 
-  Attributes:
-    network: name of the network.
-    axis: axis that is swept.
-    value: value on that axis.
-    strategy: name of one of `STRATEGIES`.
-    step: predicted step.
-  """
-
-  network: str
-  axis: str
-  value: float
-  strategy: str
-  step: perfmodel.StepPrediction
+  network: str  # Name of the network.
+  axis: str  # Axis that is swept.
+  value: float  # Value on that axis.
+  strategy: str  # Name of one of `STRATEGIES`.
+  step: perfmodel.StepPrediction  # Predicted step.
 
 
 def platform_at(axis: str, value: float, workers: int) -> perfmodel.Platform:
   """Returns the cluster at a value of an axis.
-
-  Args:
-    axis: one of `AXES`.
-    value: value on that axis.
-    workers: number of nodes, unless the axis is "workers".
 
   >>> platform_at("flops", 1e12, 64).device.matmul_flops_per_s["float32"]
   1000000000000.0
@@ -93,9 +69,7 @@ def platform_at(axis: str, value: float, workers: int) -> perfmodel.Platform:
   device, (link_axis,) = base.device, base.axes
   if axis == "flops":
     device = dataclasses.replace(
-      device,
-      matmul_flops_per_s={"float32": value},
-      vector_flops_per_s=value,
+      device, matmul_flops_per_s={"float32": value}, vector_flops_per_s=value
     )
   elif axis == "memory":
     device = dataclasses.replace(

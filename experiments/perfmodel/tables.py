@@ -22,13 +22,8 @@ def calibration_table(platform: perfmodel.Platform) -> tables.Table:
     for name, curve in measured.platform_curves(platform).items()
   ]
   header = (
-    "operation",
-    "sizes",
-    "smallest",
-    "largest",
-    "noise",
-    "off the line",
-    "left-out error",
+    *("operation", "sizes", "smallest", "largest", "noise"),
+    *("off the line", "left-out error"),
   )
   caption = platform.sources["device.kernel_s"]
   return tables.Table(header, lines, title=platform.name, caption=caption)
@@ -36,27 +31,22 @@ def calibration_table(platform: perfmodel.Platform) -> tables.Table:
 
 def error_table(pairs: Sequence[score.Pair]) -> tables.Table:
   """Returns the errors of each testbed, and of each kind of held-out steps."""
+  groups = rows.group_pairs(pairs)
+  found = {name: score.score_errors(own) for name, own in groups.items()}
   return tables.Table(
     ("held-out steps", "steps", "MAPE", "bias", "max", "rank", "noise"),
     [
-      [name, *_error_cells(score.score_errors(members))]
-      for name, members in rows.group_pairs(pairs).items()
+      [
+        *(name, str(errors.pairs), f"{errors.mape:.1%}"),
+        *(f"{errors.bias:+.1%}", f"{errors.worst:.1%}"),
+        *(f"{errors.rank:.2f}", f"{errors.noise:.1%}"),
+      ]
+      for name, errors in found.items()
     ],
     title=f"Predicted against measured steps on {records.describe_machine()}",
     caption="Errors are relative to the measured step. Noise: half of the"
     " 10-90 % spread of its repeats.",
   )
-
-
-def _error_cells(errors: score.Errors) -> list[str]:
-  return [
-    str(errors.pairs),
-    f"{errors.mape:.1%}",
-    f"{errors.bias:+.1%}",
-    f"{errors.worst:.1%}",
-    f"{errors.rank:.2f}",
-    f"{errors.noise:.1%}",
-  ]
 
 
 def step_table(pairs: Sequence[score.Pair]) -> tables.Table:
@@ -73,16 +63,12 @@ def step_table(pairs: Sequence[score.Pair]) -> tables.Table:
     ]
     for pair in pairs
   ]
-  header = (
-    "testbed",
-    "step",
-    "exchange",
-    "predicted",
-    "measured",
-    "error",
-    "noise",
+  return tables.Table(
+    ("testbed", "step", "exchange", "predicted", "measured", "error", "noise"),
+    lines,
+    title="Steps, ms",
+    text_columns=(0, 1, 2),
   )
-  return tables.Table(header, lines, title="Steps, ms", text_columns=(0, 1, 2))
 
 
 def decision_table(decisions: Sequence[score.Decision]) -> tables.Table:

@@ -1,7 +1,6 @@
 """Testbeds that steps are measured on: emulated devices, hosts with a link."""
 
 import contextlib
-import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -17,15 +16,11 @@ _MODULE = "experiments.perfmodel.worker"
 
 
 class Testbed(NamedTuple):
-  """Workers on this machine: emulated devices or network namespaces.
+  """Workers on this machine: emulated devices or network namespaces."""
 
-  Attributes:
-    workers: number of workers.
-    rate: rate of the link between hosts of one device each, such as `100mbit`;
-      None for emulated devices of one process.
-  """
-
-  workers: int
+  workers: int  # Number of workers.
+  # Rate of the link between hosts of one device each, such as `100mbit`; None
+  # for emulated devices of one process.
   rate: str | None = None
 
   @property
@@ -37,33 +32,23 @@ class Testbed(NamedTuple):
 
 
 class Effort(NamedTuple):
-  """Sizes and repeats of a measurement.
+  """Sizes and repeats of a measurement."""
 
-  Attributes:
-    largest: elements of the largest array of a calibration; half as many
-      between hosts, where large arrays take long.
-    sizes: number of sizes of each operation.
-    rounds: number of rounds over all steps.
-    steps: runs of each step per round; each size is timed as often.
-  """
-
+  # Elements of the largest array of a calibration; half as many between hosts,
+  # where large arrays take long.
   largest: int
-  sizes: int
-  rounds: int
-  steps: int
+  sizes: int  # Number of sizes of each operation.
+  rounds: int  # Number of rounds over all steps.
+  steps: int  # Runs of each step per round; each size is timed as often.
 
 
 class Measured(NamedTuple):
-  """Measured platform and step times of a testbed.
+  """Measured platform and step times of a testbed."""
 
-  Attributes:
-    platform: platform calibrated there; None if it was not calibrated.
-    seconds: lower quartile of a step by case.
-    noise: half of the spread (10th to 90th percentile) over `seconds`.
-  """
-
+  # Platform calibrated there; None if it was not calibrated.
   platform: perfmodel.Platform | None
-  seconds: dict[Case, float]
+  seconds: dict[Case, float]  # Lower quartile of a step by case.
+  # Half of the spread (10th to 90th percentile) over `seconds`.
   noise: dict[Case, float]
 
 
@@ -95,12 +80,6 @@ def start_calibration(
   processes.ask({"do": "calibrate", "options": options})
 
 
-def fetch_platform(processes: HostGroup) -> perfmodel.Platform:
-  """Returns the platform of all rounds so far."""
-  reply = processes.ask({"do": "platform"})
-  return perfmodel.platform_from_dict(reply[0]["platform"])
-
-
 def compile_cases(processes: HostGroup, grid: Grid) -> None:
   """Compiles the steps of all cases in the processes of a testbed."""
   cases = [list(case) for case in (*grid.known, *grid.held_out)]
@@ -126,8 +105,3 @@ def summarize_rounds(
     seconds[case], spread = robust_seconds(times)
     noise[case] = spread / seconds[case]
   return Measured(platform, seconds, noise)
-
-
-def platform_path(folder: str | None, testbed: Testbed) -> pathlib.Path | None:
-  """Returns the file of a testbed's platform; None without a folder."""
-  return pathlib.Path(folder, f"{testbed.name}.json") if folder else None

@@ -104,10 +104,7 @@ def main() -> None:
   _check_testbeds()
   console = make_console()
   grid = make_grid(
-    _KNOWN_WIDTHS.value,
-    _KNOWN_BATCHES.value,
-    _SHAPES.value,
-    _EXCHANGES.value,
+    _KNOWN_WIDTHS.value, _KNOWN_BATCHES.value, _SHAPES.value, _EXCHANGES.value
   )
   effort = Effort(_LARGEST.value, _SIZES.value, _ROUNDS.value, _STEPS.value)
   signals.exit_on_sigterm()
@@ -126,8 +123,7 @@ def main() -> None:
   console.print(tables.decision_table(decisions).to_console())
   console.print(tables.error_table(pairs).to_console())
   rows = validation_rows(pairs, decisions)
-  if _JSON.value:
-    records.write_rows(_JSON.value, rows)
+  records.write_rows(_JSON.value, rows)
   if _PLOT.value:
     plot_validation(rows, _PLOT.value)
 

@@ -1,5 +1,6 @@
 """Validation: measures held-out steps on testbeds and predicts them."""
 
+import pathlib
 from collections.abc import Mapping
 
 import rich.console
@@ -12,8 +13,6 @@ from experiments.perfmodel.testbed import (
   Measured,
   Testbed,
   compile_cases,
-  fetch_platform,
-  platform_path,
   run_round,
   start_calibration,
   start_processes,
@@ -32,9 +31,9 @@ def measure_testbed(
 ) -> Measured:
   """Calibrates a testbed and runs all cases on it, in alternating rounds."""
   codecs = {case.exchange for case in grid.held_out} - {"none", "fp32"}
-  path = platform_path(platforms, testbed)
+  path = platforms and pathlib.Path(platforms, f"{testbed.name}.json")
   platform, rounds = None, []
-  if path is not None and path.exists():
+  if path and path.exists():
     try:
       platform = perfmodel.load_platform(path)
     except (OSError, TypeError, ValueError) as error:
@@ -55,8 +54,9 @@ def measure_testbed(
       rounds.append(run_round(processes, effort.steps))
       progress.advance(task)
     if is_calibrated and not is_stored:
-      platform = fetch_platform(processes)
-      if path is not None:
+      reply = processes.ask({"do": "platform"})
+      platform = perfmodel.platform_from_dict(reply[0]["platform"])
+      if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         perfmodel.save_platform(platform, path)
   return summarize_rounds(grid, rounds, platform)

@@ -64,13 +64,14 @@ def _barrier() -> None:
 
 
 def _answer_commands(commands: "queue.Queue[str]", reply: worker.Reply) -> None:
+  """Answers the parent's commands until it says "quit"."""
   runs: list[Callable[[], None]] = []
   timer: ProbeTimer | None = None
   workers = jax.device_count()
   while True:
     match json.loads(commands.get()):
       case {"do": "calibrate", "options": options}:
-        chosen = codecs.find_codecs(options.pop("codecs"))
+        chosen = [codecs.CODECS[name] for name in options.pop("codecs")]
         timer = prepare_timer(workers, chosen, barrier=_barrier, **options)
         reply({"calibrating": True})
       case {"do": "platform"}:
@@ -98,6 +99,7 @@ def _answer_commands(commands: "queue.Queue[str]", reply: worker.Reply) -> None:
 
 
 def _time_steps(run: Callable[[], None], steps: int) -> list[float]:
+  """Returns the seconds of each run, started on all hosts together."""
   _barrier()
   seconds = []
   for _ in range(steps):

@@ -99,11 +99,7 @@ class HandPlans:
   _MOST_SHARE = 1.15
 
   def __init__(
-    self,
-    model: str,
-    options: str,
-    target: str,
-    store: CompileStore | None,
+    self, model: str, options: str, target: str, store: CompileStore | None
   ):
     self.model, self.options, self.target = model, options, target
     self.store, self._compiled = store, dict[str, int]()
@@ -131,15 +127,11 @@ class HandPlans:
     """Returns the compiled bytes of a plan; None if it was not compiled."""
     return self._compiled.get(plan.policy.name)
 
-  def find_plan(self, name: str) -> HandPlan:
-    """Returns the plan of a name."""
-    return next(p for p in self.plans if p.policy.name == name)
-
   def find_fastest(self, budget: float, most_s: float) -> HandPlan | None:
     """Returns the fastest plan that fits."""
-    # Plans that take longer than `most_s` are not compiled: the first of them
-    # that is predicted to fit stands for all.
-    # `most_s`: seconds of the step that plans are compared with.
+    # `most_s`: seconds of the step that plans are compared with. Plans that
+    # take longer are not compiled: the first of them that is predicted to fit
+    # stands for all.
     for plan in self.plans:
       nbytes = plan.device_bytes
       may_fit = nbytes <= self._MOST_SHARE * budget
@@ -148,10 +140,6 @@ class HandPlans:
       if nbytes <= budget:
         return plan
     return None
-
-  def list_errors(self) -> list[float]:
-    """Returns how far predicted bytes of all plans are off; compiles them."""
-    return [p.device_bytes / self.find_bytes(p) - 1 for p in self.plans]
 
 
 def _predict_plans(model: str, exact: bool, target: str) -> Iterator[HandPlan]:
@@ -235,7 +223,8 @@ def fit_model(hand: HandPlans, depths: Sequence[float]) -> Iterator[MemoryFit]:
   task, store = hand.task, hand.store
   platform = perfmodel.builtin_platform(measure.TARGETS[hand.target])
   smallest = min(hand.plans, key=lambda p: p.device_bytes)
-  plain = hand.find_bytes(hand.find_plan("plain"))
+  plain_plan = next(p for p in hand.plans if p.policy.name == "plain")
+  plain = hand.find_bytes(plain_plan)
   least = hand.find_bytes(smallest)
 
   def measure_memory(fn: Any, *args: Any) -> int:

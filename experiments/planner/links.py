@@ -24,22 +24,15 @@ from experiments.planner import rows as planner_rows
 from jaxmotion import codecs, perfmodel, planner
 
 LINKS = {
-  "WAN, 1 Gbit/s, 20 ms": perfmodel.Link(
-    latency_s=2e-2, rate=perfmodel.gbit_per_s(1)
-  ),
-  "Ethernet, 10 Gbit/s": perfmodel.Link(
-    latency_s=5e-5, rate=perfmodel.gbit_per_s(10)
-  ),
-  "Ethernet, 25 Gbit/s": perfmodel.Link(
-    latency_s=5e-5, rate=perfmodel.gbit_per_s(25)
-  ),
-  "Ethernet, 100 Gbit/s": perfmodel.Link(
-    latency_s=5e-5, rate=perfmodel.gbit_per_s(100)
-  ),
-  "PCIe 5.0 x16": perfmodel.Link(
-    latency_s=5.7e-6, rate=perfmodel.gbyte_per_s(64)
-  ),
-  "NVLink": perfmodel.Link(latency_s=3.4e-6, rate=perfmodel.gbyte_per_s(450)),
+  name: perfmodel.Link(latency_s=latency_s, rate=rate)
+  for name, latency_s, rate in (
+    ("WAN, 1 Gbit/s, 20 ms", 2e-2, perfmodel.gbit_per_s(1)),
+    ("Ethernet, 10 Gbit/s", 5e-5, perfmodel.gbit_per_s(10)),
+    ("Ethernet, 25 Gbit/s", 5e-5, perfmodel.gbit_per_s(25)),
+    ("Ethernet, 100 Gbit/s", 5e-5, perfmodel.gbit_per_s(100)),
+    ("PCIe 5.0 x16", 5.7e-6, perfmodel.gbyte_per_s(64)),
+    ("NVLink", 3.4e-6, perfmodel.gbyte_per_s(450)),
+  )
 }
 """Links from GPU to GPU: nominal rates each way, latencies assumed."""
 

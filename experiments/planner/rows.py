@@ -68,11 +68,7 @@ def tensor_table(plan: planner.ExchangePlan) -> tables.Table:
 def codec_table(plan: planner.ExchangePlan) -> tables.Table:
   """Returns the step time of the plan, and of each codec for all tensors."""
   lines = [
-    (
-      case,
-      f"{1e3 * seconds:.4g}",
-      f"{plan.uncompressed.total_s / seconds:.2f}",
-    )
+    (case, f"{1e3 * seconds:.4g}", f"{plan.uncompressed.total_s / seconds:.2f}")
     for case, seconds in list_step_times(plan).items()
   ]
   return tables.Table(

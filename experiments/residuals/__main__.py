@@ -28,24 +28,13 @@ measured again, unless with --fresh; rows of what was not asked for stay.
 
 from absl import flags
 
-from experiments.common import console, list_flags, shared_flags
-from experiments.residuals import (
-  cases,
-  measure,
-  networks,
-  run,
-)
+from experiments.common import list_flags, records, shared_flags
+from experiments.common.console import make_console
+from experiments.residuals import cases, measure, networks, run, tables
 
 _USUAL = (
-  "plain",
-  "jax_checkpoint",
-  "jax_offload",
-  "cut",
-  "cut_int4",
-  "cut_together",
-  "cut_int4_together",
-  "update_int4_host",
-  "everything",
+  *("plain", "jax_checkpoint", "jax_offload", "cut", "cut_int4"),
+  *("cut_together", "cut_int4_together", "update_int4_host", "everything"),
 )
 _NETWORKS = list_flags.define_items(
   "networks",
@@ -96,29 +85,24 @@ _PLOT = shared_flags.define_plot()
 
 
 def main() -> None:
-  """Runs the job that the flags describe."""
-  target = _TARGET.value
+  """Measures and searches; prints tables, writes rows and a plot."""
+  target, console = _TARGET.value, make_console()
   if why := measure.explain_refusal(target):
-    console.make_console().print(
-      f"Nothing can be compiled for {target}: {why}."
-    )
+    console.print(f"Nothing can be compiled for {target}: {why}.")
     return
-  question = run.Question(
-    _NETWORKS.value,
-    _MODES.value,
-    _FIT.value,
-    _BATCH_OF.value,
-    _LIMIT.value,
-    _BUDGET_OF.value,
-    _BUDGETS.value,
-  )
-  run.run_experiment(
-    question,
-    target,
-    json=_JSON.value,
-    plot=_PLOT.value,
-    fresh=_FRESH.value,
-  )
+  job = run.Job(target, _JSON.value, _FRESH.value)
+  job.measure_networks(_NETWORKS.value, _MODES.value)
+  console.print(tables.point_table(job.list_points()).to_console())
+  job.find_limits(_FIT.value, _BATCH_OF.value, _LIMIT.value)
+  for spec in _BUDGET_OF.value:
+    job.fit_budgets(spec, _BUDGETS.value)
+  rows = job.list_rows()
+  console.print(tables.comparison_table(rows).to_console())
+  records.write_rows(_JSON.value, rows)
+  if _PLOT.value:
+    from experiments.residuals.plot import save_plot  # Imports matplotlib.
+
+    save_plot(rows, _PLOT.value)
 
 
 if __name__ == "__main__":

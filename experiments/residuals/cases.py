@@ -97,10 +97,6 @@ def _make_update_mode(
   return build
 
 
-def _is_product(prim: Any, *_: Any, **params: Any) -> bool:
-  return prim.name in _PRODUCTS
-
-
 _OFFLOAD_INPUT = jax.checkpoint_policies.save_and_offload_only_these_names(
   names_which_can_be_saved=[],
   names_which_can_be_offloaded=[_INPUT],
@@ -111,7 +107,9 @@ _OFFLOAD_INPUT = jax.checkpoint_policies.save_and_offload_only_these_names(
 _GRADIENT_MODES = {
   "plain": _make_gradient_mode(lambda _: None),
   "jax_checkpoint": _make_checkpoint_mode(),
-  "jax_checkpoint_products": _make_checkpoint_mode(_is_product),
+  "jax_checkpoint_products": _make_checkpoint_mode(
+    lambda prim, *_, **__: prim.name in _PRODUCTS
+  ),
   "jax_checkpoint_no_batch": _make_checkpoint_mode(
     jax.checkpoint_policies.dots_with_no_batch_dims_saveable
   ),

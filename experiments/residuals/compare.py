@@ -51,7 +51,7 @@ import inspect
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -63,13 +63,7 @@ from experiments.common import console, list_flags, records, shared_flags
 from experiments.common.console import JobError, make_console
 from experiments.common.records import describe_sources, read_cases
 from experiments.models import losses
-from experiments.residuals import (
-  cases,
-  measure,
-  networks,
-  policies,
-  tables,
-)
+from experiments.residuals import cases, measure, networks, policies, tables
 from experiments.residuals.measure import add_ratios
 from experiments.residuals.policies import (
   Policy,
@@ -108,13 +102,9 @@ class Figures(NamedTuple):
   compile_s: float  # Processor seconds of lowering and compiling.
 
 
-_UNITS = {
-  "temp_bytes": "bytes",
-  "flops": "FLOP",
-  "step_ms_predicted": "ms",
-  "trace_s": "s",
-  "compile_s": "s",
-}
+_UNITS = dict(
+  zip(Figures._fields, ("bytes", "FLOP", "ms", "s", "s"), strict=True)
+)
 
 
 def measure_policy(policy: policies.Policy, target: str) -> Figures:
@@ -203,18 +193,6 @@ def make_rows(
     )
     for metric, value in items
   ]
-
-
-def find_current(
-  subject: Subject, policy: str, rows: Sequence[records.Row], target: str
-) -> dict[str, float | str]:
-  """Returns the figures of rows that hold still, by metric."""
-  return {
-    row.metric: row.value
-    for row in rows
-    if row.jax == jax.__version__
-    and row.machine == describe_stamp(subject, policy, row.metric, target)
-  }
 
 
 def load_task(text: str) -> Callable[..., losses.Task]:
@@ -357,7 +335,12 @@ class _Run:
     self._asked[case] = None
     rows = [] if self._fresh else self._kept.get(case, [])
     name, target = policy.name, self._target
-    known = find_current(subject, name, rows, target)
+    known = {
+      row.metric: row.value
+      for row in rows
+      if row.jax == jax.__version__
+      and row.machine == describe_stamp(subject, name, row.metric, target)
+    }
     if rows and len(known) == len(rows):
       print(f"{case} ({place}): in the file already", flush=True)
       return
@@ -365,7 +348,7 @@ class _Run:
     found = _try_policy(policy, target, known)
     figures = f"{_describe(found)}, in {time.monotonic() - begin:.0f} s"
     print(f"{case} ({place}): {figures}", flush=True)
-    self._kept[case] = make_rows(subject, policy.name, found, self._target)
+    self._kept[case] = make_rows(subject, name, found, target)
     records.write_rows(self._path, _join(self._kept))
 
   def match_stock(self, subject: Subject) -> None:

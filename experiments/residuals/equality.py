@@ -107,21 +107,13 @@ def _flatten_leaves(tree: PyTree) -> np.ndarray:
   return np.concatenate(leaves)
 
 
-_SMALL = "image=32:width=0.125"
-_DEEP = "image=32:width=0.0625"
+_SMALL = ("vgg16", "googlenet", "squeezenet", "nin")
 _DEFAULT = (
   "alexnet:4:image=67:width=0.125",
-  f"vgg16:4:{_SMALL}",
-  f"googlenet:4:{_SMALL}",
-  f"squeezenet:4:{_SMALL}",
-  f"nin:4:{_SMALL}",
-  f"resnet50:4:{_SMALL}",
-  f"resnet101:4:{_SMALL}",
-  f"resnet152:4:{_SMALL}",
+  *(f"{name}:4:image=32:width=0.125" for name in _SMALL),
+  *(f"resnet{n}:4:image=32:width=0.125" for n in (50, 101, 152)),
   "inception_v4:4:image=75:width=0.125",
-  f"resnet1001:2:{_DEEP}",
-  f"resnet1517:2:{_DEEP}",
-  f"resnet2504:2:{_DEEP}",
+  *(f"resnet{n}:2:image=32:width=0.0625" for n in (1001, 1517, 2504)),
   "gpt:2:length=64:width=0.125:heads=2",
 )
 

@@ -112,6 +112,7 @@ def _make_compiler(
   """Returns a function that compiles the network of a size in a mode."""
 
   def compile_size(size: int) -> measure.StepMemory:
+    """Returns the memory of a step at one depth or batch."""
     spec = at_size(size)
     net = spec.make_network()
     memory_gib = limit_bytes / 2**30

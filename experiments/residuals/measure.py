@@ -208,6 +208,7 @@ def measure_step(
 def _time_steps(
   name: str, options: dict[str, Any], batch: int, mode: str, steps: int
 ) -> Measured:
+  """Times steps on this process's device, and reads its peak memory."""
   net = models.make_network(name, **options)
   program = cases.build_step(mode, net, batch)
   args = jax.tree.map(_fill_array, program.args)

@@ -96,6 +96,7 @@ def check_model(text: str) -> str:
 
 
 def _list_task_options(name: str) -> list[str]:
+  """Returns the options that a model takes on the command line."""
   make = losses.TASKS[name]
   fixed = make.keywords if isinstance(make, functools.partial) else {}
   names = [
@@ -114,37 +115,20 @@ def _list_task_options(name: str) -> list[str]:
 # intermediate-oriented memory optimization for GPU-based CNNs*, ACM TACO 2019;
 # Wang et al., *SuperNeurons: dynamic GPU memory management for training deep
 # neural networks*, PPoPP 2018 (arXiv:1801.04380).
-class Published(NamedTuple):
-  """One published figure, as a row."""
-
-  case: str  # Case of the row.
-  metric: str  # Metric of the row.
-  value: float  # Value as printed.
-  unit: str  # Unit of the value.
-  source: str  # Publication of the figure.
-
-
 PUBLISHED = (
-  Published("layrub/mean", "saved_percent", 58.2, "%", "Layrub, TACO 2018"),
-  Published("layrub/best", "saved_percent", 98.9, "%", "Layrub, TACO 2018"),
-  Published("layrub/mean", "step_percent", 24.1, "%", "Layrub, TACO 2018"),
-  Published("layup/mean", "saved_percent", 66.0, "%", "Layup, TACO 2019"),
-  Published("layrub/12GB", "deepest", 1517, "layers", "Layrub, TACO 2018"),
-  Published("layup/12GB", "deepest", 2504, "layers", "Layup, TACO 2019"),
-  Published("superneurons/12GB", "deepest", 1920, "layers", "Layup, TACO 2019"),
+  ("layrub/mean", "saved_percent", 58.2, "%", "Layrub, TACO 2018"),
+  ("layrub/best", "saved_percent", 98.9, "%", "Layrub, TACO 2018"),
+  ("layrub/mean", "step_percent", 24.1, "%", "Layrub, TACO 2018"),
+  ("layup/mean", "saved_percent", 66.0, "%", "Layup, TACO 2019"),
+  ("layrub/12GB", "deepest", 1517, "layers", "Layrub, TACO 2018"),
+  ("layup/12GB", "deepest", 2504, "layers", "Layup, TACO 2019"),
+  ("superneurons/12GB", "deepest", 1920, "layers", "Layup, TACO 2019"),
 )
+"""Case, metric, value, unit and publication of each figure."""
 
 NETWORKS = (
-  "alexnet:256",
-  "vgg16:64",
-  "googlenet:32",
-  "resnet50:32",
-  "resnet101:32",
-  "resnet152:32",
-  "inception_v4:16",
-  "resnet1001:16",
-  "resnet1517:16",
-  "resnet2504:16",
-  "gpt:8",
+  *("alexnet:256", "vgg16:64", "googlenet:32", "resnet50:32", "resnet101:32"),
+  *("resnet152:32", "inception_v4:16", "resnet1001:16", "resnet1517:16"),
+  *("resnet2504:16", "gpt:8"),
 )
 """Networks and batches of the papers, and a transformer."""

@@ -75,8 +75,7 @@ def list_policies(make_task: MakeTask) -> list[Policy]:
   if has_hook:
     found += [
       Policy(
-        f"jax_block_{name}",
-        functools.partial(_build_blocks, make_task, wrap),
+        f"jax_block_{name}", functools.partial(_build_blocks, make_task, wrap)
       )
       for name, wrap in wraps.items()
     ]
@@ -150,6 +149,7 @@ def list_names(task: losses.Task) -> list[str]:
 
 
 def _walk_names(jaxpr: core.Jaxpr) -> list[str]:
+  """Lists names of a program and of the programs inside it."""
   found = []
   for eqn in jaxpr.eqns:
     if eqn.primitive.name == "name":

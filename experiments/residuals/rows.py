@@ -7,23 +7,14 @@ import jax
 
 from experiments.common import records
 from experiments.common.records import describe_sources, drop_sources
-from experiments.residuals import (
-  limits,
-  measure,
-  networks,
-)
+from experiments.residuals import limits, measure, networks
 
 EXPERIMENT = "residuals"
 
 # Metrics that rows compare with those of `plain`.
 _COMPARED = (
-  "temp_bytes",
-  "device_bytes",
-  "flops",
-  "traffic_bytes_predicted",
-  "step_ms_predicted",
-  "peak_bytes_in_use",
-  "step_ms",
+  *("temp_bytes", "device_bytes", "peak_bytes_in_use", "flops", "step_ms"),
+  *("traffic_bytes_predicted", "step_ms_predicted"),
 )
 
 _OF_HOST = (
@@ -87,11 +78,8 @@ def _list_figures(point: measure.Point) -> Iterator[tuple[str, float | str]]:
   if isinstance(memory, str) or prediction is None:
     yield "temp_bytes", f"none: {memory}"
     return
-  yield "temp_bytes", memory.temp_bytes
-  yield "host_temp_bytes", memory.host_temp_bytes
-  yield "argument_bytes", memory.argument_bytes
-  yield "result_bytes", memory.result_bytes
-  yield "device_bytes", memory.device_bytes
+  for part in ("temp", "host_temp", "argument", "result", "device"):
+    yield f"{part}_bytes", getattr(memory, f"{part}_bytes")
   yield "compile_s", memory.compile_s
   yield "flops", prediction.flops
   yield "traffic_bytes_predicted", prediction.bytes
@@ -123,8 +111,8 @@ def _machine_of(metric: str, point: measure.Point, target: str) -> str:
 
 def make_paper_rows() -> Iterator[records.Row]:
   """Yields the figures that the papers published."""
-  for p in networks.PUBLISHED:
-    yield _make_row(f"paper/{p.case}", p.metric, p.value, p.unit, p.source)
+  for case, metric, value, unit, source in networks.PUBLISHED:
+    yield _make_row(f"paper/{case}", metric, value, unit, source)
 
 
 def make_mean_rows(rows: Iterable[records.Row]) -> Iterator[records.Row]:

@@ -3,41 +3,24 @@
 import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 import rich.progress
 
 from experiments.common import records
 from experiments.common.console import make_console
-from experiments.residuals import (
-  limits,
-  rows as residuals_rows,
-  tables,
-)
+from experiments.residuals import limits, rows as residuals_rows
 from experiments.residuals.measure import measure_point
 from experiments.residuals.networks import NetworkSpec
 
 Path = str | os.PathLike[str]
 
 
-class Question(NamedTuple):
-  """Networks, modes, limits and budgets of one job."""
-
-  # Networks and batches that run in every mode.
-  networks: Sequence[NetworkSpec]
-  modes: Sequence[str]  # Names of modes, keys of `MODES`.
-  # Modes whose deepest network and largest batches are searched.
-  fit_modes: Sequence[str]
-  batch_of: Sequence[str]  # Names of networks whose largest batch is searched.
-  limit_gb: float  # Memory of the device that they must fit, 10^9 bytes.
-  # Networks and batches that are planned under budgets.
-  budget_of: Sequence[NetworkSpec]
-  # Budgets, relative to the device memory of plain training.
-  budget_shares: Sequence[float]
-
-
-class _Run:
+class Job:
   """Rows of one job, some of them measured before."""
+
+  # Rows are written after every measurement, because a whole job takes hours.
+  # Rows in the file that hold still are not measured again, and rows of what
+  # was not asked for stay.
 
   def __init__(self, target: str, path: Path | None, fresh: bool):
     self._target, self._path, self._fresh = target, path, fresh
@@ -52,16 +35,19 @@ class _Run:
         point = measure_point(spec, mode, self._target)
         self._add(residuals_rows.make_point_rows(point, self._target), mode)
 
-  def find_limits(self, question: Question) -> None:
+  def find_limits(
+    self, modes: Sequence[str], batch_of: Sequence[str], limit_gb: float
+  ) -> None:
     """Searches the deepest ResNet and the largest batches that fit."""
-    limit_bytes = question.limit_gb * 1e9
-    for mode in question.fit_modes:
-      limit = f"{question.limit_gb:g}GB/{mode}"
+    # `batch_of`: names of the networks whose largest batches are searched.
+    limit_bytes = limit_gb * 1e9
+    for mode in modes:
+      limit = f"{limit_gb:g}GB/{mode}"
       found = functools.partial(
         limits.find_deepest, mode, self._target, limit_bytes
       )
       self._find_size(f"resnet_batch16/{limit}", "deepest", found, mode)
-      for name in question.batch_of:
+      for name in batch_of:
         spec = NetworkSpec(name, 1)
         found = functools.partial(
           limits.find_largest_batch, spec, mode, self._target, limit_bytes
@@ -75,6 +61,7 @@ class _Run:
     find_size: Callable[[], limits.FittingSize | None],
     mode: str,
   ) -> None:
+    """Adds the rows of a size that fits, searched unless they hold still."""
     if not self._has([case], mode):
       rows = residuals_rows.make_fit_rows(
         case, metric, find_size(), self._target
@@ -124,34 +111,6 @@ class _Run:
       added.setdefault(row.case, []).append(row)
     self._kept |= added
     records.write_rows(self._path, self.list_rows())
-
-
-def run_experiment(
-  question: Question,
-  target: str,
-  *,
-  json: Path | None = None,
-  plot: Path | None = None,
-  fresh: bool = False,
-) -> None:
-  """Runs a job, prints its tables, and writes rows and a plot."""
-  # Rows are written after every measurement, because a whole job takes hours.
-  # Rows in the file that hold still are not measured again, and rows of what
-  # was not asked for stay.
-  console = make_console()
-  run = _Run(target, json, fresh)
-  run.measure_networks(question.networks, question.modes)
-  console.print(tables.point_table(run.list_points()).to_console())
-  run.find_limits(question)
-  for spec in question.budget_of:
-    run.fit_budgets(spec, question.budget_shares)
-  rows = run.list_rows()
-  console.print(tables.comparison_table(rows).to_console())
-  records.write_rows(json, rows)
-  if plot:
-    from experiments.residuals.plot import save_plot  # Imports matplotlib.
-
-    save_plot(rows, plot)
 
 
 def _track(

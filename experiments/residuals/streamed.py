@@ -32,6 +32,7 @@ class _Segment:
   codec: Any
 
   def __call__(self, params: PyTree, x: Any, batch: PyTree) -> Array:
+    """Runs the repeats, saving their inputs; the last one returns the loss."""
     inputs, labels = batch
     run = memory.compress_residuals(
       self.block, self.codec, params=0, memory_budget=0.0

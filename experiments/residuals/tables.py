@@ -67,19 +67,16 @@ def figures_table(rows: Sequence[records.Row]) -> tables.Table:
   for model, points in group_points(rows).items():
     plain = points.get("plain", {})
     for policy, found in points.items():
-      lines.append(
-        (
-          model,
-          policy,
-          f"{found['temp_bytes'] / _MIB:,.0f}",
-          f"{found['flops'] / 1e12:.3f}",
-          f"{found['step_ms_predicted']:.1f}",
-          *(
-            f"{found[metric] / plain[metric]:.1f}x" if plain else ""
-            for metric in ("trace_s", "compile_s")
-          ),
-        )
+      figures = (
+        f"{found['temp_bytes'] / _MIB:,.0f}",
+        f"{found['flops'] / 1e12:.3f}",
+        f"{found['step_ms_predicted']:.1f}",
       )
+      seconds = (
+        f"{found[metric] / plain[metric]:.1f}x" if plain else ""
+        for metric in ("trace_s", "compile_s")
+      )
+      lines.append((model, policy, *figures, *seconds))
   return tables.Table(
     header,
     lines,
@@ -111,17 +108,9 @@ def losses_table(rows: Sequence[records.Row]) -> tables.Table:
 def verdict_table(rows: Sequence[records.Row]) -> tables.Table:
   """Returns a line for every model: does a stock policy hold less anywhere?"""
   header = (
-    "model",
-    "plain, MiB",
-    "lossless saves",
-    "below ours by FLOPs",
-    "by time",
-    "at `no_batch`",
-    "8 bits, MiB",
-    "4 bits, MiB",
-    "budget 0",
-    "trace",
-    "compile",
+    *("model", "plain, MiB", "lossless saves", "below ours by FLOPs"),
+    *("by time", "at `no_batch`", "8 bits, MiB", "4 bits, MiB"),
+    *("budget 0", "trace", "compile"),
   )
   lines = [
     _list_verdicts(model, points)
@@ -140,6 +129,7 @@ def verdict_table(rows: Sequence[records.Row]) -> tables.Table:
 
 
 def _list_verdicts(model: str, points: Points) -> tuple[str, ...]:
+  """Returns a model's line of `verdict_table`."""
   plain = points.get("plain", {})
   ours = [found for policy, found in points.items() if policies.is_ours(policy)]
   saved = _ratio(points, "ours", "plain", "temp_bytes")
@@ -180,6 +170,7 @@ def _compare_no_batch(points: Points) -> str:
 
 
 def _compare_least(points: Points) -> str:
+  """Compares budget 0 with `jax.checkpoint` in bytes and FLOPs, in percent."""
   found = [p for p in points if p.endswith("_nothing")]
   if not found or "ours_budget_0" not in points:
     return "-"
@@ -202,8 +193,6 @@ def _format_mib(points: Points, policy: str) -> str:
   return f"{points[policy]['temp_bytes'] / _MIB:,.0f}"
 
 
-_GIB = 2**30
-
 _MODES = {
   "jax_checkpoint": "`jax.checkpoint`",
   "cut": "lossless",
@@ -216,14 +205,8 @@ _MODES = {
 
 
 _COMPARED = (
-  "saved_percent",
-  "step_percent",
-  "step_percent_predicted",
-  "deepest",
-  "largest_batch",
-  "budget_bytes",
-  "device_bytes_predicted",
-  "least_bytes",
+  *("saved_percent", "step_percent", "step_percent_predicted", "deepest"),
+  *("largest_batch", "budget_bytes", "device_bytes_predicted", "least_bytes"),
 )
 
 
@@ -247,7 +230,7 @@ def memory_table(rows: Sequence[records.Row]) -> tables.Table:
     network = case.removesuffix("/plain")
     line = [
       network.replace("_batch", ", "),
-      f"{float(temp[case].value) / 2**20:.0f}",
+      f"{float(temp[case].value) / _MIB:.0f}",
     ]
     for mode in _MODES:
       row = temp.get(f"{network}/{mode}")
@@ -276,10 +259,7 @@ def accuracy_table(rows: Sequence[records.Row]) -> tables.Table:
     if row.metric == "test_accuracy"
   ]
   header = (
-    "network",
-    "residuals",
-    "test accuracy, %",
-    "to fp32, points",
+    *("network", "residuals", "test accuracy, %", "to fp32, points"),
     "error of the first gradient",
   )
   return tables.Table(
@@ -302,23 +282,18 @@ def equality_table(rows: Sequence[records.Row]) -> tables.Table:
   lines = []
   for case in dict.fromkeys(row.case for row in rows):
     ratio = found[case, "gradient_error"].ratio
-    lines.append(
-      (
-        case,
-        format_cell(case, "gradient_error", ".2e"),
-        "" if ratio is None else f"{ratio:.2f}",
-        format_cell(case, "gradient_from_plain", ".2e"),
-        format_cell(case, "values_equal", ".1%"),
-        format_cell(case, "gradient_error_float64", ".2e"),
-      )
+    line = (
+      case,
+      format_cell(case, "gradient_error", ".2e"),
+      "" if ratio is None else f"{ratio:.2f}",
+      format_cell(case, "gradient_from_plain", ".2e"),
+      format_cell(case, "values_equal", ".1%"),
+      format_cell(case, "gradient_error_float64", ".2e"),
     )
+    lines.append(line)
   header = (
-    "network, mode",
-    "error to float64",
-    "over plain's",
-    "distance to plain",
-    "equal elements",
-    "error, both in float64",
+    *("network, mode", "error to float64", "over plain's"),
+    *("distance to plain", "equal elements", "error, both in float64"),
   )
   return tables.Table(header, lines, title="Gradients of the first step")
 
@@ -333,16 +308,8 @@ def point_table(rows: Sequence[records.Row]) -> tables.Table:
     if row.metric == "temp_bytes"
   }
   header = (
-    "network, batch, mode",
-    "temp",
-    "of plain",
-    "host",
-    "args",
-    "results",
-    "FLOPs",
-    "step",
-    "measured",
-    "compile, s",
+    *("network, batch, mode", "temp", "of plain", "host", "args", "results"),
+    *("FLOPs", "step", "measured", "compile, s"),
   )
   return tables.Table(
     header,
@@ -357,27 +324,25 @@ def point_table(rows: Sequence[records.Row]) -> tables.Table:
 def _point_cells(
   found: dict[tuple[str, str], records.Row], case: str
 ) -> list[str]:
+  """Returns a case's line of `point_table`."""
   temp = found[case, "temp_bytes"]
   if isinstance(temp.value, str):
     return [case, temp.value, *[""] * 8]
   step = found[case, "step_ms"].value
+  gib = [
+    f"{float(found[case, f'{part}_bytes'].value) / 2**30:.2f}"
+    for part in ("temp", "host_temp", "argument", "result")
+  ]
   return [
     case,
-    _format_gib(temp),
+    gib[0],
     _format_ratio(temp),
-    *(
-      _format_gib(found[case, metric])
-      for metric in ("host_temp_bytes", "argument_bytes", "result_bytes")
-    ),
+    *gib[1:],
     _format_ratio(found[case, "flops"]),
     _format_ratio(found[case, "step_ms_predicted"]),
     "not measured" if isinstance(step, str) else f"{step:.1f} ms",
     f"{found[case, 'compile_s'].value:.0f}",
   ]
-
-
-def _format_gib(row: records.Row) -> str:
-  return f"{float(row.value) / _GIB:.2f}"
 
 
 def _format_ratio(row: records.Row) -> str:

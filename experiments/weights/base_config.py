@@ -17,16 +17,8 @@ def base_config(experiment: str, model: str) -> ConfigDict:
   config.width = 0.125  # Factor of all channels of the paper's network.
 
   config.cases = (
-    "fp32",
-    "truncate1",
-    "truncate2",
-    "truncate3",
-    "awp",
-    "awp_tuned",
-    "int8",
-    "int8_delta",
-    "int4_delta",
-    "budget_delta",
+    *("fp32", "truncate1", "truncate2", "truncate3", "awp", "awp_tuned"),
+    *("int8", "int8_delta", "int4_delta", "budget_delta"),
   )
   config.seeds = (0, 1, 2)  # Seeds of the initial parameters and the batches.
   # The paper's 4000 batches are ten of these runs: a twentieth of one.

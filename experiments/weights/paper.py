@@ -7,10 +7,7 @@ Deep Neural Networks*, 2020, arXiv:2004.02297.
 from typing import NamedTuple
 
 SOURCE = "arXiv:2004.02297"
-SYSTEMS = {
-  "x86": "4 x GK210, PCIe 3 x8",
-  "power": "4 x V100, NVLink 2",
-}
+SYSTEMS = {"x86": "4 x GK210, PCIe 3 x8", "power": "4 x V100, NVLink 2"}
 GPUS = 4
 
 

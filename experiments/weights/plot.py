@@ -38,6 +38,7 @@ def save_plot(
 def _draw_trajectory(
   axes: Axes, run: trainer.Run, bits_of_level: Sequence[int]
 ) -> None:
+  """Draws the bits of every group of weights over the steps of a run."""
   for i, group in enumerate(run.groups):
     changes = [(step, level) for step, g, level in run.switches if g == i]
     steps = [step for step, _ in changes] + [run.steps]

@@ -22,14 +22,8 @@ from experiments.weights.cases import (
 from experiments.weights.context import RunContext
 
 PARTS = (
-  "pack",
-  "send",
-  "unpack",
-  "forward",
-  "backward",
-  "return",
-  "update",
-  "norm",
+  *("pack", "send", "unpack", "forward", "backward", "return"),
+  *("update", "norm"),
 )
 """Parts of a step.
 

@@ -15,14 +15,7 @@ from jaxmotion import codecs
 
 BASELINE = "fp32"
 PREDICTED = "ms (predicted)"
-_PROFILED_PARTS = {
-  "pack_ms": "pack",
-  "unpack_ms": "unpack",
-  "forward_ms": "forward",
-  "backward_ms": "backward",
-  "update_ms": "update",
-  "norm_ms": "norm",
-}
+_PROFILED_PARTS = "pack", "unpack", "forward", "backward", "update", "norm"
 
 Measured = records.Measured
 Metrics = dict[str, Measured]
@@ -35,10 +28,7 @@ def make_rows(
   """Returns rows with ratios to `fp32`, then those of the paper."""
   ours = records.make_rows(experiment, cases, cases.get(BASELINE, {}))
   return ours + records.make_rows(
-    experiment,
-    paper_metrics(network),
-    machine=paper.SOURCE,
-    version="not JAX",
+    experiment, paper_metrics(network), machine=paper.SOURCE, version="not JAX"
   )
 
 
@@ -75,6 +65,7 @@ def trained_metrics(
 
 
 def _average_seeds(runs: list[trainer.Run], threshold: float) -> Metrics:
+  """Returns the metrics of one case, averaged over its seeds."""
   accuracies = [100 - run.error for run in runs]
   sent = statistics.fmean(run.sent_bytes for run in runs)
   returned = statistics.fmean(run.returned_bytes for run in runs)
@@ -110,8 +101,7 @@ def steps_to_error(run: trainer.Run, threshold: float) -> int | None:
 def profiled_metrics(profile: Profile, *, on_host: bool) -> Metrics:
   """Returns times and bytes of a case's step by its parts."""
   metrics = {
-    metric: Measured(profile.ms[part], "ms")
-    for metric, part in _PROFILED_PARTS.items()
+    f"{part}_ms": Measured(profile.ms[part], "ms") for part in _PROFILED_PARTS
   }
   metrics["profile_step_ms"] = Measured(profile.step_ms, "ms", profile.noise_ms)
   metrics["norm_share"] = Measured(profile.norm_share, "% of the step")
@@ -255,9 +245,8 @@ def profile_table(rows: Sequence[records.Row], link: str) -> tables.Table:
     title=f"Milliseconds per batch: {rows[0].experiment}, profiled on"
     f" {rows[0].machine}",
     caption="paper: VGG-A, 224 pixels, batch 64, on its machines; compare"
-    f" shares, not times. * emulated: {predict.HOST_LINKS[link].source}. The "
-    "backward"
-    " pass packs gradients, the update unpacks them.",
+    f" shares, not times. * emulated: {predict.HOST_LINKS[link].source}. The"
+    " backward pass packs gradients, the update unpacks them.",
   )
 
 
@@ -271,6 +260,7 @@ def _paper_cell(cells: Cells, case: str, metrics: tuple[str, ...]) -> str:
 def _own_cell(
   cells: Cells, case: str, metrics: tuple[str, ...], link: str
 ) -> str:
+  """Returns the milliseconds of a part; a star marks emulated ones."""
   total, mark = 0.0, ""
   for metric in metrics:
     row = cells.get((case, metric))
@@ -302,16 +292,8 @@ def error_table(rows: Sequence[records.Row], link: str) -> tables.Table:
     ]
     lines.append([f"paper_{case}", *[""] * 7, *times])
   header = (
-    "case",
-    "accuracy, %",
-    "to fp32",
-    "sent, x",
-    "back, x",
-    "switches",
-    "steps",
-    link,
-    "x86",
-    "power",
+    *("case", "accuracy, %", "to fp32", "sent, x", "back, x", "switches"),
+    *("steps", link, "x86", "power"),
   )
   return tables.Table(
     header,
@@ -327,6 +309,7 @@ def error_table(rows: Sequence[records.Row], link: str) -> tables.Table:
 
 
 def _error_cells(cells: Cells, case: str, link: str) -> list[str]:
+  """Returns a case's line of `error_table`."""
   score = cells[case, "test_accuracy"]
   own_time = f"time_to_error_{link}"
   if (case, "time_to_error") in cells:
@@ -409,13 +392,8 @@ def summary_table(rows: Sequence[records.Row]) -> tables.Table:
       line.append("never" if cell is None else f"{cell.ratio:.3f}")
     lines.append(line)
   header = (
-    "weights and gradients",
-    "test accuracy, %",
-    "to fp32, points",
-    "fewer bytes to the device",
-    "and back",
-    "steps to error",
-    "batch of VGG-A, predicted",
-    "time to error, predicted",
+    *("weights and gradients", "test accuracy, %", "to fp32, points"),
+    *("fewer bytes to the device", "and back", "steps to error"),
+    *("batch of VGG-A, predicted", "time to error, predicted"),
   )
   return tables.Table(header, lines)

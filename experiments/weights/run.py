@@ -96,12 +96,7 @@ def collect_rows(
     [cost.weights for cost in costs], [cost.flops for cost in costs]
   )
   cases = weights_rows.summarize_cases(
-    runs,
-    profiles,
-    config.error_threshold,
-    weights,
-    shares,
-    on_host=on_host,
+    runs, profiles, config.error_threshold, weights, shares, on_host=on_host
   )
   return weights_rows.make_rows(config.experiment, cases, config.model)
 

@@ -194,6 +194,7 @@ class Trainer:
     )
 
   def _init_run(self, seed: int) -> RunState:
+    """Returns the state before the first step of a seed."""
     model = self._context.make_model(seed)
     state = self.store.init(model.params, model.stats)
     config = self._context.config
@@ -203,6 +204,7 @@ class Trainer:
     return RunState(state, control, errors)
 
   def _step(self, run: RunState, batch: tasks.Batch) -> tuple[RunState, float]:
+    """Trains one batch, and updates the controller when it is due."""
     level = self.level(run)
     state, loss = self.store.step(run.state, batch, level)
     control = run.control

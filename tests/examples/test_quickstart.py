@@ -5,12 +5,14 @@ import subprocess
 import sys
 
 from tests.paths import ROOT
+from tests.processes import environment
 
 
 def test_the_quickstart_trains():
   done = subprocess.run(
     [sys.executable, ROOT / "examples" / "quickstart.py"],
     cwd=ROOT,
+    env=environment(),
     capture_output=True,
     text=True,
     check=True,

@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import inspect
+import re
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from examples import parts
 from jaxmotion import codecs
+from tests.paths import ROOT
 
 # Styles, and why a trainer's sums are not in the order of the exchange: None if
 # they are, and its parameters then equal the compressed ones bit for bit.
@@ -27,8 +29,6 @@ SUMS: dict[str, str | None] = {
 }
 STYLES = tuple(SUMS)
 INT8 = codecs.feedback(codecs.uniform(bits=8, block=64))
-# Its many shapes would each compile a program of INT8.
-NEAR = {"language_model": codecs.cast("bfloat16")}
 STEPS = 6
 
 
@@ -72,9 +72,17 @@ def changed_lines(old, new):
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_at_most_three_lines_change(style):
-  plain, compressed = load(style), load(style, "_compressed")
-  assert changed_lines(code_lines(plain), code_lines(compressed)) <= 3
+def test_the_page_shows_the_lines_that_change_and_these_are_three_at_most(
+  style,
+):
+  old, new = code_lines(load(style)), code_lines(load(style, "_compressed"))
+  assert changed_lines(old, new) <= 3
+  page = (ROOT / "docs" / "adapters.md").read_text()
+  shown = dict(re.findall(r"`(\w+)\.py`\n\n```diff\n(.*?)```", page, re.DOTALL))
+  assert sorted(shown) == sorted(STYLES)
+  lines = difflib.unified_diff(old, new, n=0, lineterm="")
+  changed = [s for s in lines if not s.startswith(("---", "+++", "@@"))]
+  assert shown[style].splitlines() == changed
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -82,16 +90,18 @@ def test_a_trainer_trains_as_before(style):
   compressed = load(style, "_compressed")
   params, losses = run(load(style))
   same, same_losses = run(compressed, codecs.identity())
-  near, near_losses = run(compressed, NEAR.get(style, INT8))
   tolerance = 1e-6 if SUMS[style] else 0
   np.testing.assert_allclose(same_losses, losses, rtol=tolerance)
-  assert near_losses[-1] < 0.8 * near_losses[0]
-  np.testing.assert_allclose(near_losses, losses, rtol=0.05)
-  trees = map(jax.tree.leaves, (params, same, near))
-  for a, b, c in zip(*trees, strict=True):
+  assert losses[-1] < 0.8 * losses[0]
+  for a, b in zip(*map(jax.tree.leaves, (params, same)), strict=True):
     np.testing.assert_allclose(
       b, a, rtol=0, atol=tolerance * float(np.abs(a).max())
     )
+  if style == "language_model":
+    return  # Its many shapes would each compile a program of INT8.
+  near, near_losses = run(compressed, INT8)
+  np.testing.assert_allclose(near_losses, losses, rtol=0.05)
+  for b, c in zip(*map(jax.tree.leaves, (same, near)), strict=True):
     if b.sharding.is_fully_replicated:
       copies = [shard.data for shard in c.addressable_shards]
     else:

@@ -13,11 +13,7 @@ from jax import lax
 from optax import contrib
 
 import jaxmotion
-from examples.parts import (
-  apply_network as apply,
-  cross_entropy,
-  init_params,
-)
+from examples.parts import apply_network as apply, cross_entropy, init_params
 from jaxmotion import codecs
 
 MESH = jax.make_mesh((4,), ("data",))
@@ -40,26 +36,31 @@ def loss_fn(params, batch):
   return cross_entropy(apply(params, batch["x"]), batch["y"])
 
 
-def compare(train, codec, tolerance):
-  """Compares what a trainer returns with that of the compressed one.
+def make_adam(wrap, map_step, loss_fn=loss_fn):
+  """Returns Adam and its step.
 
   Args:
-    train: (wrap, map) -> tree of arrays. `wrap` makes the optimizer that is
-      used from another one, and `map` the step that is run.
-    codec: of the exchange.
-    tolerance: greatest difference, relative to the greatest element.
+    wrap: makes the optimizer that is used from another one.
+    map_step: makes the step that is run.
+    loss_fn: (params, batch) -> loss.
   """
+  tx = wrap(optax.adam(0.01))
 
-  def wrap(tx):
-    return jaxmotion.bind_mesh(
-      optax.chain(jaxmotion.exchange("data", codec), tx), MESH
-    )
+  @map_step
+  def step(params, opt_state, batch):
+    grads = jax.grad(loss_fn)(params, batch)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state
 
-  expected = train(lambda tx: tx, jax.jit)
-  found = train(wrap, jaxmotion.parallelize_step(MESH))
-  for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-    error = np.abs(np.asarray(a) - np.asarray(b)).max()
-    assert error <= tolerance * np.abs(b).max()
+  return tx, step
+
+
+def train_adam(wrap, map_step, params, loss_fn):
+  tx, step = make_adam(wrap, map_step, loss_fn)
+  opt_state = tx.init(params)
+  for batch in make_batches():
+    params, opt_state = step(params, opt_state, batch)
+  return params
 
 
 def train_by_optimizers(wrap, map_step):
@@ -95,13 +96,7 @@ def train_by_optimizers(wrap, map_step):
 
 def train_several_steps(wrap, map_step):
   """One call of several steps: a scan over a step that is mapped."""
-  tx = wrap(optax.adam(0.01))
-
-  @map_step
-  def step(params, opt_state, batch):
-    grads = jax.grad(loss_fn)(params, batch)
-    updates, opt_state = tx.update(grads, opt_state, params)
-    return optax.apply_updates(params, updates), opt_state
+  tx, step = make_adam(wrap, map_step)
 
   @jax.jit
   def run(params, opt_state, batches):
@@ -120,12 +115,9 @@ def train_with_loss_scale(wrap, map_step):
   tx = wrap(optax.adam(0.01))
 
   def agree(found):
-    return found
-
-  if map_step is not jax.jit:
-
-    def agree(found):
-      return jax.tree.map(lambda a: lax.pmin(a, "data"), found)
+    if map_step is jax.jit:
+      return found
+    return jax.tree.map(lambda a: lax.pmin(a, "data"), found)
 
   @map_step
   def step(params, opt_state, scale, batch):
@@ -172,65 +164,24 @@ class _ScannedNetwork(nn.Module):
 def train_scanned_layers(wrap, map_step):
   """Layers of Linen that `nn.scan` stacks, each computed again backward."""
   network = _ScannedNetwork()
-  tx = wrap(optax.adam(0.01))
 
-  @map_step
-  def step(params, opt_state, batch):
-    def loss_fn(params):
-      return cross_entropy(network.apply(params, batch["x"]), batch["y"])
-
-    grads = jax.grad(loss_fn)(params)
-    updates, opt_state = tx.update(grads, opt_state, params)
-    return optax.apply_updates(params, updates), opt_state
+  def loss_fn(params, batch):
+    return cross_entropy(network.apply(params, batch["x"]), batch["y"])
 
   params = jax.jit(network.init)(jax.random.key(0), jnp.zeros((1, 6)))
-  opt_state = tx.init(params)
-  for batch in make_batches():
-    params, opt_state = step(params, opt_state, batch)
-  return params
+  return train_adam(wrap, map_step, params, loss_fn)
 
 
 def train_partitioned_module(wrap, map_step):
-  """A module with functions among its leaves, as those of Equinox have."""
-  module = {**init_params(6), "activation": jax.nn.relu}
-  arrays, rest = split_module(module)
-  tx = wrap(optax.adam(0.01))
+  """Arrays of a module of Equinox, with None in the place of a function."""
 
-  @map_step
-  def step(arrays, opt_state, batch):
-    def loss_fn(arrays):
-      module = join_module(arrays, rest)
-      hidden = module["activation"](batch["x"] @ module["first"])
-      return cross_entropy(hidden @ module["last"], batch["y"])
+  def loss_fn(arrays, batch):
+    module = {**arrays, "activation": jax.nn.relu}
+    hidden = module["activation"](batch["x"] @ module["first"])
+    return cross_entropy(hidden @ module["last"], batch["y"])
 
-    grads = jax.grad(loss_fn)(arrays)
-    updates, opt_state = tx.update(grads, opt_state, arrays)
-    return optax.apply_updates(arrays, updates), opt_state
-
-  opt_state = tx.init(arrays)
-  for batch in make_batches():
-    arrays, opt_state = step(arrays, opt_state, batch)
-  return arrays
-
-
-def split_module(module):
-  """Arrays and the rest of a module, None in the places of the other."""
-
-  def take(arrays):
-    return jax.tree.map(
-      lambda x: x if isinstance(x, jax.Array) is arrays else None, module
-    )
-
-  return take(True), take(False)
-
-
-def join_module(arrays, rest):
-  return jax.tree.map(
-    lambda a, b: b if a is None else a,
-    arrays,
-    rest,
-    is_leaf=lambda x: x is None,
-  )
+  arrays = {**init_params(6), "activation": None}
+  return train_adam(wrap, map_step, arrays, loss_fn)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +195,16 @@ def join_module(arrays, rest):
   ],
 )
 def test_compression_changes_little(train, codec, tolerance):
-  compare(train, codec, tolerance)
+  def wrap(tx):
+    return jaxmotion.bind_mesh(
+      optax.chain(jaxmotion.exchange("data", codec), tx), MESH
+    )
+
+  expected = train(lambda tx: tx, jax.jit)
+  found = train(wrap, jaxmotion.parallelize_step(MESH))
+  for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+    error = np.abs(np.asarray(a) - np.asarray(b)).max()
+    assert error <= tolerance * np.abs(b).max()
 
 
 def test_a_choice_that_workers_make_alone_is_refused():

@@ -1,6 +1,6 @@
 import dataclasses
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import pytest
@@ -81,27 +81,28 @@ def tiny() -> Callable[..., ConfigDict]:
   return make
 
 
-@pytest.fixture
-def tiny_hosted(monkeypatch) -> Callable[..., ConfigDict]:
+@pytest.fixture(scope="module")
+def tiny_hosted() -> Iterator[Callable[..., ConfigDict]]:
   """Makes a small form of a configuration of `experiments.weights`.
 
   Its network has fewer stages: each has programs of its own to compile.
   """
-  for name, describe in staged.NETWORKS.items():
-
-    def shallow(*args, describe=describe, left_out=LEFT_OUT[name]):
-      network = describe(*args)
-      stages = [s for s in network.stages if not s.name.startswith(left_out)]
-      return dataclasses.replace(network, stages=tuple(stages))
-
-    monkeypatch.setitem(staged.NETWORKS, name, shallow)
 
   def make(name: str, **fields: object) -> ConfigDict:
     config = _load_config(name)
     config.update({**TINY_HOSTED, **fields})
     return config
 
-  return make
+  with pytest.MonkeyPatch.context() as patch:
+    for name, describe in staged.NETWORKS.items():
+
+      def shallow(*args, describe=describe, left_out=LEFT_OUT[name]):
+        network = describe(*args)
+        stages = [s for s in network.stages if not s.name.startswith(left_out)]
+        return dataclasses.replace(network, stages=tuple(stages))
+
+      patch.setitem(staged.NETWORKS, name, shallow)
+    yield make
 
 
 @pytest.fixture(scope="session", autouse=True)

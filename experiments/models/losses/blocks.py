@@ -62,14 +62,8 @@ _Sizes = dict[str, tuple[int, ...]]
 _PERCEPTRON: _Sizes = {"up": (1, 4), "down": (4, 1)}
 
 KINDS: dict[str, tuple[_Sizes, Callable[..., Array]]] = {
-  "gelu": (
-    _PERCEPTRON,
-    functools.partial(_run_perceptron, activation=nn.gelu),
-  ),
-  "relu": (
-    _PERCEPTRON,
-    functools.partial(_run_perceptron, activation=nn.relu),
-  ),
+  "gelu": (_PERCEPTRON, functools.partial(_run_perceptron, activation=nn.gelu)),
+  "relu": (_PERCEPTRON, functools.partial(_run_perceptron, activation=nn.relu)),
   "swiglu": ({"gate": (1, 4), **_PERCEPTRON}, _run_gated),
   "norm": ({"scale": (1,), "kernel": (1, 1)}, _run_normalized),
 }

@@ -30,35 +30,30 @@ def make_experts(
   # are products with masks, as in GShard.
   slots = max(1, int(capacity * _CHOSEN * length / experts))
   block = wrap(functools.partial(_run_block, heads=heads, slots=slots))
-
-  def loss_fn(params: PyTree, x: Array) -> Array:
-    x, _ = lax.scan(lambda x, own: (block(own, x), None), x, params)
-    return jnp.mean(x.astype(jnp.float32) ** 2)
-
   sizes = {
     **{"qkv": (width, 3 * width), "out": (width, width)},
     **{"scale1": (width,), "scale2": (width,), "route": (width, experts)},
     **{name: (experts, width, 2 * width) for name in ("gate", "up")},
     "down": (experts, 2 * width, width),
   }
-  params = {
-    name: jax.ShapeDtypeStruct((layers, *shape), jnp.float32)
-    for name, shape in sizes.items()
-  }
+  params = task.stack_shapes(layers, sizes)
   x = jax.ShapeDtypeStruct((batch, length, width), jnp.bfloat16)
-  return task.Task(loss_fn, params, x)
+  return task.Task(task.make_scanned_loss(block), params, x)
 
 
 def _run_block(params: PyTree, x: Array, *, heads: int, slots: int) -> Array:
+  """Adds attention, then the outputs of the tokens' experts."""
   shape, width = x.shape[:2], x.shape[-1]
-  h = _normalize(x, params["scale1"])
+  h = task.normalize_rms(x, params["scale1"])
   qkv = checkpoint_name(h @ params["qkv"].astype(x.dtype), "qkv")
   parts = qkv.reshape(*shape, 3 * heads, width // heads)
   q, k, v = jnp.split(parts, 3, axis=2)
   y = attention.attend_all(q, k, v, lambda weights: weights)
   y = checkpoint_name(y.reshape(x.shape), "attention")
   x = x + checkpoint_name(y @ params["out"].astype(x.dtype), "out")
-  return x + _mix_experts(params, _normalize(x, params["scale2"]), slots)
+  return x + _mix_experts(
+    params, task.normalize_rms(x, params["scale2"]), slots
+  )
 
 
 def _mix_experts(params: PyTree, x: Array, slots: int) -> Array:
@@ -88,9 +83,3 @@ def _route(logits: Array, slots: int) -> Array:
   place = (place.swapaxes(1, 2) * picks).sum(-1).astype(jnp.int32)
   slot = nn.one_hot(place, slots)  # Zeros beyond the last slot.
   return jnp.einsum("btk,btke,btkc->btec", weights, picks, slot)
-
-
-def _normalize(x: Array, scale: Array) -> Array:
-  x32 = x.astype(jnp.float32)
-  size = lax.rsqrt((x32**2).mean(-1, keepdims=True) + 1e-6)
-  return (x32 * size * scale).astype(x.dtype)

@@ -23,26 +23,21 @@ def make_state_space(
   # Each block projects to twice the channels, lets a state decay by a gate that
   # depends on the input, and multiplies the states with a second branch.
   block = wrap(_run_block)
-
-  def loss_fn(params: PyTree, x: Array) -> Array:
-    x, _ = lax.scan(lambda x, own: (block(own, x), None), x, params)
-    return jnp.mean(x.astype(jnp.float32) ** 2)
-
   sizes = {
     **{"scale": (width,), "decay": (2 * width,)},
     **{name: (width, 2 * width) for name in ("input", "rate", "gate")},
     "out": (2 * width, width),
   }
-  params = {
-    name: jax.ShapeDtypeStruct((layers, *shape), jnp.float32)
-    for name, shape in sizes.items()
-  }
+  params = task.stack_shapes(layers, sizes)
   x = jax.ShapeDtypeStruct((batch, length, width), jnp.bfloat16)
-  return task.Task(loss_fn, params, x)
+  return task.Task(task.make_scanned_loss(block), params, x)
 
 
 def _run_block(params: PyTree, x: Array) -> Array:
-  project = functools.partial(_project, params, _normalize(x, params["scale"]))
+  """Adds a gated linear recurrence over the positions."""
+  project = functools.partial(
+    _project, params, task.normalize_rms(x, params["scale"])
+  )
   u = checkpoint_name(project("input"), "input")
   rate = nn.softplus(checkpoint_name(project("rate"), "rate").astype("float32"))
   decay = jnp.exp(-rate * jnp.exp(params["decay"]))
@@ -66,9 +61,3 @@ def _scan_states(decay: Array, inputs: Array) -> Array:
 
 def _project(params: PyTree, x: Array, name: str) -> Array:
   return x @ params[name].astype(x.dtype)
-
-
-def _normalize(x: Array, scale: Array) -> Array:
-  x32 = x.astype(jnp.float32)
-  size = lax.rsqrt((x32**2).mean(-1, keepdims=True) + 1e-6)
-  return (x32 * size * scale).astype(x.dtype)

@@ -3,6 +3,10 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+from jax import lax
+
 from jaxmotion.core import Array, PyTree
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -16,6 +20,35 @@ class Task(NamedTuple):
   loss_fn: Callable[[PyTree, PyTree], Array]
   params: PyTree  # Shapes of the parameters, which gradients are taken of.
   batch: PyTree  # Shapes of everything else.
+
+
+def stack_shapes(
+  layers: int, sizes: dict[str, tuple[int, ...]]
+) -> dict[str, jax.ShapeDtypeStruct]:
+  """Returns the float32 shapes of parameters stacked over layers."""
+  return {
+    name: jax.ShapeDtypeStruct((layers, *shape), jnp.float32)
+    for name, shape in sizes.items()
+  }
+
+
+def make_scanned_loss(
+  block: Callable[[PyTree, Array], Array],
+) -> Callable[[PyTree, Array], Array]:
+  """Returns the mean square of what blocks of stacked parameters return."""
+
+  def loss_fn(params: PyTree, x: Array) -> Array:
+    x, _ = lax.scan(lambda x, own: (block(own, x), None), x, params)
+    return jnp.mean(x.astype(jnp.float32) ** 2)
+
+  return loss_fn
+
+
+def normalize_rms(x: Array, scale: Array) -> Array:
+  """Divides channels by their root mean square, in float32."""
+  x32 = x.astype(jnp.float32)
+  size = lax.rsqrt((x32**2).mean(-1, keepdims=True) + 1e-6)
+  return (x32 * size * scale).astype(x.dtype)
 
 
 def run_plain(block: Callable[..., Any]) -> Callable[..., Any]:

@@ -50,10 +50,7 @@ def make_transformer(
     **{"up": (width, 4 * width), "down": (4 * width, width)},
     **{name: (width,) for name in ("scale1", "bias1", "scale2", "bias2")},
   }
-  params = {
-    name: jax.ShapeDtypeStruct((layers, *shape), jnp.float32)
-    for name, shape in sizes.items()
-  }
+  params = task.stack_shapes(layers, sizes)
   inputs = {
     "x": jax.ShapeDtypeStruct((batch, length, width), jnp.bfloat16),
     "key": jax.eval_shape(lambda: jax.random.key(0)),
@@ -64,6 +61,7 @@ def make_transformer(
 def _run_block(
   params: PyTree, x: Array, key: Array, *, attend: attention.Attend, heads: int
 ) -> Array:
+  """Adds attention, then a perceptron, each after a layer norm."""
   keys = jax.random.split(key, 3)
   *shape, width = x.shape
   h = _normalize(x, params["scale1"], params["bias1"])

@@ -85,6 +85,7 @@ def _block_shapes(inputs: int, outputs: int) -> PyTree:
 
 
 def _run_block(params: PyTree, x: Array) -> Array:
+  """Adds two convolutions, each after group norm and SiLU."""
   y = _convolve(_normalize(params["norm1"], x), params["conv1"])
   y = checkpoint_name(y, "conv1")
   y = _convolve(_normalize(params["norm2"], y), params["conv2"])

@@ -1,40 +1,48 @@
 """The call for a GPU machine, in its small form on this device."""
 
-from experiments.common import records
-from experiments.gpu import jobs
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from experiments.common import records, signals
+from experiments.gpu import __main__ as command, jobs, plans
 from tests.experiments.jobs import run_module
 
-JOBS = ("transfers", "plans_gpt")
-
-
-def call(path, *flags):
-  return run_module("gpu", f"--json={path}", *flags)
+pytestmark = pytest.mark.unoptimized
 
 
 def test_jobs_write_rows_as_they_end_and_are_not_run_twice(tmp_path):
   path = tmp_path / "rows.jsonl"
-  done = call(path, "--small", f"--jobs={','.join(JOBS)}")
+  done = run_module("gpu", f"--json={path}", "--small", "--jobs=transfers")
   assert done.returncode == 0, done.stderr
-  rows = records.read_rows(path)
+  assert "transfers" in done.stdout
+  *rows, end = records.read_rows(path)
   units = {(row.experiment, row.metric): row.unit for row in rows}
   assert units["gpu_transfers", "bandwidth"] == "GB/s"
-  assert units["gpu_plans_gpt", "step_ms"] == "ms"
-  ends = [row.case for row in rows if row.metric == jobs.SECONDS]
-  assert ends == list(JOBS)
-  plans = {row.case for row in rows if row.metric == "step_ms"}
-  assert {"mlp_gelu/plain", "mlp_gelu/ours", "mlp_gelu/ours_host"} <= plans
-  lines = jobs.summary_table(rows).lines
-  assert len(lines) == len(rows) - len(JOBS)
-  assert "plans_gpt" in done.stdout
-  again = call(path, "--small", f"--jobs={','.join(JOBS)}")
-  assert again.returncode == 0 and "are left" not in again.stderr
-  assert records.read_rows(path) == rows
+  assert (end.metric, end.case) == (jobs.SECONDS, "transfers")
+  assert jobs.read_known(path) == [*rows, end]
+  assert list(jobs.run_jobs(["transfers"], [*rows, end], 60, True)) == []
+  assert len(jobs.summary_table([*rows, end]).lines) == len(rows)
 
 
-def test_jobs_that_fail_or_find_no_time_are_run_by_the_next_call(tmp_path):
+def test_plans_have_times_and_memory():
+  rows = plans.measure_plans("mlp_gelu:blocks=2:width=8:rows=4", 2)
+  units = {(row.case, row.metric): row.unit for row in rows}
+  for plan in ("plain", "jax_block", "ours", "ours_8bits", "ours_host"):
+    assert units[f"mlp_gelu/{plan}", "step_ms"] == "ms"
+    assert units[f"mlp_gelu/{plan}", "temp_bytes"] == "bytes"
+  assert len(jobs.summary_table(rows).lines) == len(rows)
+
+
+def test_jobs_that_fail_or_find_no_time_are_run_by_the_next_call(
+  tmp_path, monkeypatch
+):
   path = tmp_path / "rows.jsonl"
-  done = call(path, "--seconds=1", "--jobs=speed")
-  assert done.returncode == 1
+  monkeypatch.setattr(signals, "exit_on_sigterm", lambda: None)
+  flags.FLAGS.mark_as_parsed()
+  with flagsaver.flagsaver(json=str(path), seconds=1.0, jobs=["speed"]):
+    with pytest.raises(SystemExit, match="1"):
+      command.main()
   (row,) = records.read_rows(path)
   assert (row.case, row.value) == ("speed", "not measured: no time left")
   failed = row._replace(case="check", value="failed: it said nothing")

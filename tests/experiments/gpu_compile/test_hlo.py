@@ -87,9 +87,7 @@ def test_a_loop_counts_every_iteration_and_a_conditional_its_larger_branch():
   negate, sort = hlo.list_kernels(_control(TRIPS), {"sorted": 3})
   assert (negate.name, negate.runs, negate.traffic_bytes) == ("w", 5, 2560)
   assert (sort.name, sort.launches, sort.traffic_bytes) == ("sorted", 3, 1536)
-
-
-def test_a_loop_of_unknown_length_has_unknown_traffic():
+  # A loop of unknown length has unknown traffic.
   negate, _ = hlo.list_kernels(_control(""), {})
   assert negate.runs is None
   assert negate.traffic_bytes is None
@@ -118,12 +116,9 @@ def test_bytes_of_a_result(result, written):
   assert (kernel.read_bytes, kernel.write_bytes) == (1024, written)
 
 
-def test_an_operand_used_twice_is_read_once():
+def test_repeated_operands_and_asynchronous_copies_count_once():
   (kernel,) = hlo.list_kernels(_entry("ROOT %y = f32[256]{0} add(%x, %x)"), {})
   assert kernel.read_bytes == 1024
-
-
-def test_an_asynchronous_copy_is_counted_where_it_starts():
   (kernel,) = hlo.list_kernels(
     _entry(
       "%s = (f32[256]{0:S(5)}, f32[256]{0}, u32[]) copy-start(%x)\n"

@@ -48,15 +48,10 @@ def test_widths_threads_and_shared_memory_are_read(write, monkeypatch):
   assert found.loads == {4: 1, 16: 1}
   assert found.stores == {1: 1, 8: 2}
   assert found.registers is found.spill_bytes is found.occupancy is None
-
-
-def test_accesses_that_name_no_memory_are_counted(write, monkeypatch):
-  monkeypatch.setattr(ptx, "_find_ptxas", lambda: None)
+  # Accesses that name no memory are counted.
   found = ptx.read_assembly(write(TEXT.replace(".global.nc", "")), "", 0)
   assert found.loads == {4: 1, 16: 1}
-
-
-def test_a_file_holds_one_kernel_or_none(write):
+  # A file holds one kernel or none.
   assert ptx.kernel_name(write(TEXT)) == "scale"
   assert ptx.kernel_name(write(".version 8.8\n")) is None
 
@@ -68,10 +63,7 @@ def test_the_assembler_tells_registers_and_spills(write):
   assert 8 <= found.registers <= 32
   assert found.spill_bytes == 0
   assert found.occupancy == 1.0
-
-
-@pytest.mark.skipif(ptx._find_ptxas() is None, reason="there is no ptxas")
-def test_what_the_assembler_refuses_is_an_error(write):
+  # What the assembler refuses is an error.
   with pytest.raises(RuntimeError, match="ptxas"):
     ptx.read_assembly(write(TEXT.replace("ret;", "return;")), "", 0)
 

@@ -24,7 +24,7 @@ def allow_rank_promotion():
     yield
 
 
-@pytest.mark.parametrize("name", losses.TASKS)
+@pytest.mark.parametrize("name", [n for n in losses.TASKS if n != "resnet101"])
 def test_every_loss_is_a_number_whose_blocks_can_be_wrapped(name):
   options = next(
     (o for kind, o in _SMALL.items() if name.startswith(kind)),

@@ -5,6 +5,7 @@ import pytest
 from experiments.perfmodel import cases, predict
 from experiments.perfmodel.cases import Case
 from jaxmotion import perfmodel
+from jaxmotion.core import tree_bytes
 from jaxmotion.perfmodel import Curve
 
 BATCHES = (8, 32, 128)
@@ -40,17 +41,15 @@ def test_held_out_cases_list_what_no_known_case_has():
   }
 
 
-def test_parameter_bytes_are_those_of_the_traced_case():
-  case = Case(64, 8, "none")
-  arrays = cases.trace_case(case).params
-  sizes = [a.size for layer in arrays.values() for a in layer.values()]
-  assert 4 * sum(sizes) == predict._param_bytes(case)
+def known_seconds(factor=1):
+  return {case: factor * law_seconds(case) for case in GRID.known}
 
 
 def test_steps_by_the_law_are_predicted_at_other_batches_and_widths():
-  base_step = predict.BaseStepModel(
-    {case: law_seconds(case) for case in GRID.known}
-  )
+  case = Case(64, 8, "none")
+  param_bytes = tree_bytes(cases.trace_case(case).params)
+  assert param_bytes == predict._param_bytes(case)
+  base_step = predict.BaseStepModel(known_seconds())
   for case in (Case(64, 16, "none"), Case(16, 512, "none")):
     assert base_step.predict_seconds(case) == pytest.approx(
       law_seconds(case), rel=1e-6
@@ -63,9 +62,7 @@ def test_steps_by_the_law_are_predicted_at_other_batches_and_widths():
 
 def test_a_step_with_an_exchange_is_that_without_and_the_exchange():
   platform = perfmodel.builtin_platform("ethernet_1gbit").resize(data=2)
-  base_step = predict.BaseStepModel(
-    {case: law_seconds(case) for case in GRID.known}
-  )
+  base_step = predict.BaseStepModel(known_seconds())
   plain, coded = (Case(64, 16, n) for n in ("none", "sign_feedback"))
   exchange = perfmodel.predict_exchange(
     cases.trace_case(coded).params, platform, "data", coded.codec
@@ -109,16 +106,11 @@ def test_emulated_devices_share_what_all_of_them_take():
   assert link.measured["all_reduce 3"].seconds_at(1e3) == pytest.approx(
     2e-3 * 4 / 6
   )
-  known = {
-    n: {case: n * law_seconds(case) for case in GRID.known} for n in (2, 4)
-  }
+  known = {n: known_seconds(n) for n in (2, 4)}
   base_step = predict.interpolate_base_step(known, 3)
   case = Case(64, 16, "none")
   assert base_step.predict_seconds(case) == pytest.approx(
     3 * law_seconds(case), rel=1e-6
   )
-
-
-def test_a_number_of_workers_without_neighbors_is_refused():
   with pytest.raises(ValueError, match="`workers` must lie between"):
     predict.interpolate_platform({2: emulated(2, 1e-3)}, 3)

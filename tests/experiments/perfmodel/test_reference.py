@@ -44,17 +44,7 @@ def test_parameters_and_multiplications_are_the_published_ones(name):
   assert 0.9 * 2 * padded < ours < 2 * padded
 
 
-@pytest.mark.parametrize("name", ["alexnet", "resnet18"])
-def test_flops_grow_with_the_batch(name):
-  net = reference_network(name)
-  one, two, four = (
-    predict_cost(net.loss, net.params, *net.batch(n)).totals for n in (1, 2, 4)
-  )
-  for kind in ("convolution", "matmul"):
-    assert four[kind].flops == 2 * two[kind].flops == 4 * one[kind].flops
-
-
-@pytest.mark.parametrize("name", ["vgg11", "resnet18", "googlenet"])
+@pytest.mark.parametrize("name", ["vgg11", "resnet18"])
 def test_layers_add_up_to_the_network(name):
   net = reference_network(name)
   images, labels = net.batch(2)
@@ -81,6 +71,8 @@ def test_both_passes_take_three_times_the_forward_pass():
   expected = 3 * forward["convolution"].flops - image
   assert both["convolution"].flops == expected
   assert both["matmul"].flops == 3 * forward["matmul"].flops
+  half = predict_cost(net.loss, net.params, *net.batch(1)).totals
+  assert forward["matmul"].flops == 2 * half["matmul"].flops
 
 
 def test_convolution_and_loss_compute_their_formulas():
@@ -118,6 +110,10 @@ SKIP = Network(
 
 
 def test_a_layer_reads_other_layers_and_the_batch():
+  assert [x.shape for x in SKIP.shapes(5)] == [(5, 3), (5, 3), ()]
+  # Only layers with parameters count.
+  assert SKIP.size == 9
+  assert list(SKIP.params) == ["dense"]
   rng = np.random.default_rng(0)
   kernel = rng.standard_normal((3, 3), "float32")
   images = rng.standard_normal((4, 3), "float32")
@@ -125,13 +121,3 @@ def test_a_layer_reads_other_layers_and_the_batch():
   expected = np.mean(((images @ kernel + images)[:, 0] - labels) ** 2)
   got = SKIP.loss({"dense": {"kernel": kernel}}, images, labels)
   np.testing.assert_allclose(got, expected, rtol=1e-5)
-
-
-def test_only_layers_with_parameters_count():
-  assert SKIP.size == 9
-  assert list(SKIP.params) == ["dense"]
-
-
-def test_every_output_has_a_shape():
-  shapes = [x.shape for x in SKIP.shapes(5)]
-  assert shapes == [(5, 3), (5, 3), ()]

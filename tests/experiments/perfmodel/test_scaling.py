@@ -3,10 +3,7 @@ from absl.testing import flagsaver
 
 from experiments.common import records
 from experiments.perfmodel import scaling, sweep
-from experiments.perfmodel.plot import plot_scaling
-from experiments.perfmodel.rows import scaling_rows
 from experiments.perfmodel.sweep import AXES, STRATEGIES, predict_point
-from experiments.perfmodel.tables import scaling_table
 
 NETWORK = "alexnet"
 
@@ -51,15 +48,10 @@ def test_more_nodes_than_images_cannot_split_the_batch():
   found = {p.strategy for p in predict_point(NETWORK, "batch", 4, 8, 64)}
   assert found == {name for name in STRATEGIES if name.startswith("model")}
 
-
-def test_the_largest_cluster_has_an_image_a_node():
-  assert max(AXES["workers"]) == 65536
-  (data,) = (
-    p
-    for p in predict_point(NETWORK, "workers", 65536, 8, 64)
-    if p.strategy == "data"
-  )
-  assert data.step.compute_s > 0
+  # The largest cluster has an image a node.
+  most = max(AXES["workers"])
+  found = {p.strategy for p in predict_point(NETWORK, "workers", most, 8, 64)}
+  assert "data" in found
 
 
 def test_crossings_say_from_where():
@@ -79,27 +71,20 @@ def test_crossings_say_from_where():
   assert found == {(NETWORK, "link"): "data from 1, model from 100"}
 
 
-def test_rows_a_table_and_a_plot_are_made(points, tmp_path):
-  rows = scaling_rows(points)
-  assert len(rows) == len(points)
-  for row in rows:
-    assert row.ratio == pytest.approx(row.value / row.baseline)
-  assert len(scaling_table(points).lines) == 1
-  plot_scaling(rows, tmp_path / "plot.png")
-  assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_the_runner_writes_what_it_predicts(tmp_path, monkeypatch):
   monkeypatch.setitem(AXES, "link", (1.0,))
-  json = tmp_path / "rows.jsonl"
+  json, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
+  scaling.flags.FLAGS.mark_as_parsed()
+  small = {"axes": ["link"], "study_workers": 2, "study_batch": 2}
   with flagsaver.flagsaver(
-    networks=[NETWORK], axes=["link"], study_workers=2, study_batch=2
+    networks=[NETWORK], json=str(json), plot=str(plot), **small
   ):
-    flags = scaling.flags.FLAGS
-    if not flags.is_parsed():
-      flags(["perfmodel_scaling"])
-    with flagsaver.flagsaver(json=str(json)):
-      scaling.main()
+    scaling.main()
   rows = records.read_rows(json)
   assert {row.experiment for row in rows} == {"perfmodel_scaling_alexnet"}
   assert len(rows) == len(STRATEGIES)
+  (data,) = [row.value for row in rows if row.case.startswith("data link=")]
+  for row in rows:
+    assert row.baseline == data
+    assert row.ratio == pytest.approx(row.value / data)
+  assert plot.read_bytes().startswith(b"\x89PNG")

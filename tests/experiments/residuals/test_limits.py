@@ -4,64 +4,46 @@ import pytest
 import rich.console
 
 from experiments.common.progress import Display
-from experiments.residuals import (
-  limits,
-  measure,
-  streamed,
-  tables,
-  training,
-)
+from experiments.residuals import limits, measure, streamed, tables, training
 from experiments.residuals.networks import NetworkSpec
 
 
-def _make_line(base, slope, bend=0):
-  """Returns a compiler of programs on a line, and the sizes it was given."""
+@pytest.mark.parametrize(
+  ("bytes_of", "limit", "first", "tried"),
+  [
+    # A line, whose size is compiled at once.
+    (lambda n: 100 + 7 * n, 1000, (2, 5), [128]),
+    # A size that does not fit moves the line.
+    (lambda n: 100 + 7 * n + 0.02 * n**2, 1000, (2, 5), [128, 94, 99]),
+    # Half a segment, then whole ones, in pages: a small one is off the line.
+    (
+      lambda n: 4096 * -(-(1400 * n + (5e5 if n < 64 else 6e5)) // 4096),
+      10_000_000,
+      (40, 120),
+      [3586, 6710],
+    ),
+    (lambda n: 100 + 7 * n, 114, (2, 5), []),  # The first is the largest.
+    (lambda n: 100 + 7 * n, 120, (2, 5), []),
+    (lambda n: 100 + 7 * n, 100, (2, 5), []),  # None fits.
+  ],
+)
+def test_the_largest_size_that_fits_is_read_off_a_line(
+  bytes_of, limit, first, tried
+):
   seen = []
 
   def compile_size(size):
     seen.append(size)
-    nbytes = base + slope * size + bend * size**2
-    return measure.StepMemory("none", nbytes, 0, 0, 0, 0.0)
+    return measure.StepMemory("none", int(bytes_of(size)), 0, 0, 0, 0.0)
 
-  return compile_size, seen
-
-
-def test_the_largest_size_is_read_off_a_line_and_compiled():
-  compile_size, seen = _make_line(100, 7)
-  found = limits.search_largest(compile_size, 1000, (2, 5))
-  assert (found.size, found.memory.device_bytes) == (128, 996)
-  assert found.drawn_bytes == 996
-  assert seen == [2, 5, 128]
-
-
-def test_a_size_that_does_not_fit_moves_the_line():
-  compile_size, seen = _make_line(100, 7, bend=0.02)
-  found = limits.search_largest(compile_size, 1000, (2, 5))
-  assert len(seen) > 3
-  assert found.memory.device_bytes <= 1000
-  assert found.size == seen[-1]
-
-
-def test_a_small_program_may_be_off_the_line():
-  def compile_size(size):
-    # Half a segment, then whole ones, in pages.
-    pages = -(-(1400 * size + (5e5 if size < 64 else 6e5)) // 4096)
-    return measure.StepMemory("none", int(4096 * pages), 0, 0, 0, 0.0)
-
-  found = limits.search_largest(compile_size, 10_000_000, (40, 120))
-  assert found.memory.device_bytes <= 10_000_000
-  assert found.size > 0.99 * (10_000_000 - 6e5) / 1400
-
-
-def test_the_largest_may_be_one_of_the_first():
-  for limit in (114, 120):
-    compile_size, _ = _make_line(100, 7)
-    assert limits.search_largest(compile_size, limit, (2, 5)).size == 2
-
-
-def test_no_size_is_found_if_the_smallest_does_not_fit():
-  compile_size, _ = _make_line(100, 7)
-  assert limits.search_largest(compile_size, 100, (2, 5)) is None
+  found = limits.search_largest(compile_size, limit, first)
+  assert seen == [*first, *tried]
+  fitting = [n for n in seen if bytes_of(n) <= limit]
+  assert (found and found.size) == max(fitting, default=None)
+  if tried:
+    assert found.memory.device_bytes > 0.98 * limit
+  if tried == [128]:
+    assert found.drawn_bytes == found.memory.device_bytes == 996
 
 
 def test_the_compiler_is_told_of_the_limit(monkeypatch):
@@ -97,23 +79,16 @@ def test_the_papers_deepest_is_one_of_the_depths():
   assert limits.resnet_spec(138).make_network().name == "resnet2504"
 
 
-@pytest.fixture
-def train(monkeypatch):
-  monkeypatch.setitem(training.NETWORKS, "tiny", {"width": 0.25, "repeats": 1})
-
-  def run(case, net="tiny"):
-    console = rich.console.Console(file=io.StringIO())
-    with Display(console, steps=2, runs=1) as display:
-      return training.train_network(
-        net, case, steps=2, batch=16, seeds=1, image=32, display=display
-      )
-
-  return run
-
-
 @pytest.mark.unoptimized
-def test_rows_have_accuracies_and_errors_beside_plain_training(train):
-  results = [train("fp32"), train("int8")]
+def test_rows_have_accuracies_and_errors_beside_plain_training(monkeypatch):
+  monkeypatch.setitem(training.NETWORKS, "tiny", {"width": 0.25, "repeats": 1})
+  options = {"steps": 2, "batch": 16, "seeds": 1, "image": 32}
+  console = rich.console.Console(file=io.StringIO())
+  with Display(console, steps=2, runs=2) as display:
+    results = [
+      training.train_network("tiny", case, **options, display=display)
+      for case in ("fp32", "int8")
+    ]
   assert results[0].error == [0.0]
   assert 0 < results[1].error[0] < 0.05
   made = training.make_rows(results)
@@ -121,7 +96,5 @@ def test_rows_have_accuracies_and_errors_beside_plain_training(train):
   (row,) = [r for r in made if r.case == "int8" and r.metric == "test_accuracy"]
   assert row.baseline == results[0].accuracy[0]
   assert row.value == results[1].accuracy[0]
-  assert [line[1] for line in tables.accuracy_table(made).lines] == [
-    "fp32",
-    "int8",
-  ]
+  lines = tables.accuracy_table(made).lines
+  assert [line[1] for line in lines] == ["fp32", "int8"]

@@ -41,21 +41,3 @@ def test_a_stock_policy_is_below_ours_at_equal_or_more_flops_only():
   ]
   assert [loss.ours for loss in found] == [250 * MIB, 120 * MIB]
   assert tables.least_bytes(points, 1.0e12) is None
-
-
-def test_the_verdict_compares_with_each_policy_that_was_measured():
-  rows = make_rows(
-    plain=(400, 1.0),
-    jax_block_no_batch=(200, 1.2),
-    jax_block_nothing=(100, 1.5),
-    ours=(170, 1.2),
-    ours_budget_0=(90, 1.5),
-  )
-  failed = rows[0]._replace(case="net/jax_whole_dots", value="none: too large")
-  (line,) = tables.verdict_table([*rows, failed]).lines
-  assert line == (
-    *("net", "400", "57.5 %", "0 of 2", "0 of 2", "-15.0 %", "-", "-"),
-    *("-10 %, +0 %", "1.0x", "1.0x"),
-  )
-  assert tables.losses_table(rows).lines == []
-  assert len(tables.figures_table(rows).lines) == 5

@@ -1,33 +1,20 @@
 import io
 
-import numpy as np
 import pytest
 import rich.console
-from PIL import Image
 
-from experiments import tables
+from experiments.common.tables import index_rows
 from experiments.weights import (
   paper,
-  plot as weights_plot,
   predict,
   profile as weights_profile,
   rows as weights_rows,
-  rows as weights_tables,
   trainer,
 )
 
+CURVE = [(5, 50.0), (10, 9.0), (15, 11.0), (20, 3.0)]
 RUN = trainer.Run(
-  case="fp32",
-  seed=0,
-  error=3.0,
-  loss=0.1,
-  steps=20,
-  curve=[(5, 50.0), (10, 9.0), (15, 11.0), (20, 3.0)],
-  plain_bytes=4_000_000,
-  sent_bytes=4_000_000.0,
-  returned_bytes=4_000_000.0,
-  step_ms=20.0,
-  weight_error=0.0,
+  *("fp32", 0, 3.0, 0.1, 20, CURVE, 4_000_000, 4e6, 4e6, 20.0, 0.0),
   groups=["a", "b"],
   switches=[[0, 0, 0], [0, 1, 0]],
 )
@@ -40,22 +27,19 @@ RUNS = [
     sent_bytes=1e6,
     error=60.0,
     curve=[(5, 70.0), (20, 60.0)],
-    switches=[[0, 0, 0], [0, 1, 0], [7, 1, 1]],
+    switches=[*RUN.switches, [7, 1, 1]],
   ),
 ]
 PROFILE = weights_profile.Profile(
-  case="fp32",
-  ms={part: float(i) for i, part in enumerate(weights_profile.PARTS, 1)},
+  "fp32",
+  {part: float(i) for i, part in enumerate(weights_profile.PARTS, 1)},
   step_ms=40.0,
   norm_ratio=0.2,
   norm_share=1.5,
   pack_ratio=0.1,
-  plain_bytes=8_000_000,
-  sent_bytes=8_000_000,
-  returned_bytes=8_000_000,
-  sends=10,
-  returns=10,
   noise_ms=2.0,
+  **dict.fromkeys(("plain_bytes", "sent_bytes", "returned_bytes"), 8_000_000),
+  **dict.fromkeys(("sends", "returns"), 10),
 )
 PROFILES = [
   PROFILE,
@@ -64,19 +48,15 @@ PROFILES = [
   ),
   PROFILE._replace(case="awp", sent_bytes=2_000_000, pack_ratio=1.0),
 ]
-HALVES = [predict.StageShare(0.5, 0.5)] * 2
 WEIGHTS = 129_589_833
 
 
 def make_rows(on_host=True):
+  halves = [predict.StageShare(0.5, 0.5)] * 2
   cases = weights_rows.summarize_cases(
-    RUNS, PROFILES, 10.0, WEIGHTS, HALVES, on_host=on_host
+    RUNS, PROFILES, 10.0, WEIGHTS, halves, on_host=on_host
   )
   return weights_rows.make_rows("weights_vgg", cases, "vgg_a")
-
-
-def by_name(rows):
-  return {(row.case, row.metric): row for row in rows}
 
 
 def printed(table):
@@ -89,17 +69,10 @@ def line_of(text, case):
   return next(line for line in text.splitlines() if f"│ {case} " in line)
 
 
-def test_the_first_evaluation_at_the_threshold_counts():
-  assert [weights_rows.steps_to_error(run, 10.0) for run in RUNS] == [
-    10,
-    15,
-    10,
-    None,
-  ]
-
-
 def test_metrics_are_means_over_seeds_and_ratios_of_bytes():
-  cells = by_name(make_rows())
+  steps = [weights_rows.steps_to_error(run, 10.0) for run in RUNS]
+  assert steps == [10, 15, 10, None]
+  cells = index_rows(make_rows())
   fp32 = cells["fp32", "test_accuracy"]
   assert (fp32.value, fp32.noise) == (96.5, pytest.approx(0.5**0.5))
   assert cells["int8", "test_accuracy"].baseline == 96.5
@@ -107,31 +80,31 @@ def test_metrics_are_means_over_seeds_and_ratios_of_bytes():
   assert cells["int8", "sent_ratio"].value == 4
   assert cells["awp", "returned_ratio"].value == 1
   assert cells["awp", "switches"].value == 1
-
-
-def test_a_case_that_misses_the_threshold_has_no_time():
-  cells = by_name(make_rows())
+  # A case that misses the threshold has no time.
   assert not [m for c, m in cells if c == "awp" and "to_error" in m]
+  # Rows of the paper name it.
+  row = cells["paper_x86_a2dtwp", "host_to_device_ms"]
+  assert (row.value, row.machine) == (52.27, paper.SOURCE)
+  best = cells["paper_x86_best_static", "time_to_error_batch64"]
+  assert best.value == 0.853
 
 
 def test_time_to_error_is_steps_times_step_and_link_by_hand():
   link = predict.HOST_LINKS["pcie3_x8"]
-  row = by_name(make_rows())["int8", "time_to_error_pcie3_x8"]
+  row = index_rows(make_rows())["int8", "time_to_error_pcie3_x8"]
   # 10 steps of 30 ms and, each way, 10 transfers of 10 us and 1 MB at 7.877.
   each_ms = 0.1 + 1e6 / link.bandwidth * 1e3
   assert row.value == pytest.approx(10 * (30 + 2 * each_ms) / 1e3)
   assert row.unit == "s (emulated pcie3_x8)"
-
-
-def test_on_a_device_nothing_is_emulated():
-  cells = by_name(make_rows(on_host=False))
+  # On a device nothing is emulated.
+  cells = index_rows(make_rows(on_host=False))
   assert not [row for row in cells.values() if "emulated" in row.unit]
   assert cells["fp32", "host_to_device_ms"].value == PROFILE.ms["send"]
   assert cells["int8", "time_to_error"].value == pytest.approx(10 * 0.030)
 
 
 def test_predictions_say_so_and_add_up():
-  cells = by_name(make_rows())
+  cells = index_rows(make_rows())
   for case in ("fp32", "int8", "awp"):
     terms = [
       cells[case, f"predicted_x86_{term}_ms"]
@@ -171,16 +144,9 @@ def test_touched_bytes_match_a_count_by_hand():
   assert down == predict.TouchedBytes(down=1, pack=5, unpack=5, norm=1)
 
 
-def test_rows_of_the_paper_name_it():
-  cells = by_name(make_rows())
-  row = cells["paper_x86_a2dtwp", "host_to_device_ms"]
-  assert (row.value, row.machine) == (52.27, paper.SOURCE)
-  best = cells["paper_x86_best_static", "time_to_error_batch64"]
-  assert best.value == 0.853
-
-
-def test_profile_table_shows_the_paper_and_marks_emulated_times():
-  text = printed(weights_tables.profile_table(make_rows(), "pcie3_x8"))
+def test_tables_show_ours_beside_the_papers():
+  rows = make_rows()
+  text = printed(weights_rows.profile_table(rows, "pcie3_x8"))
   assert "153.93" in line_of(text, "paper_x86_fp32")
   assert "162.23" in line_of(text, "paper_x86_fp32")  # Both kinds of layers.
   fp32 = line_of(text, "fp32")
@@ -188,41 +154,14 @@ def test_profile_table_shows_the_paper_and_marks_emulated_times():
   assert f"{emulated_ms:.2f}*" in fp32
   assert "9.00" in fp32  # forward 4 and backward 5
   assert "1.50 %" in fp32
-  device = printed(
-    weights_tables.profile_table(make_rows(on_host=False), "pcie3_x8")
-  )
-  assert "*" not in line_of(device, "fp32")
-
-
-def test_error_table_shows_ours_beside_the_papers():
-  text = printed(weights_tables.error_table(make_rows(), "pcie3_x8"))
+  on_device = make_rows(on_host=False)
+  text = printed(weights_rows.profile_table(on_device, "pcie3_x8"))
+  assert "*" not in line_of(text, "fp32")
+  text = printed(weights_rows.error_table(rows, "pcie3_x8"))
   assert "never" in line_of(text, "awp")
   assert "+0.50" in line_of(text, "int8")
   assert "0.927 / 0.949 / 0.871" in line_of(text, "paper_a2dtwp")
   assert "0.709 / 0.752 / 0.860" in line_of(text, "paper_best_static")
-
-
-def test_prediction_table_gives_terms_and_ratios():
-  text = printed(weights_tables.prediction_table(make_rows(), "x86"))
+  text = printed(weights_rows.prediction_table(rows, "x86"))
   assert "439.1 (1.000)" in line_of(text, "fp32")
   assert "342.9 (0.781)" in line_of(text, "int8")
-
-
-def test_markdown_has_a_line_for_every_case():
-  # Of several seeds, as all that is published is.
-  rows = [row._replace(noise=row.noise or 0.5) for row in make_rows()]
-  text = tables.render_markdown(rows)
-  lines = text.splitlines()
-  assert len(lines) == 2 + 3
-  assert "| int8 | 97.00 ± 0.50 | +0.50 | 4.00 | 4.00 | 10 | 0.781 |" in text
-  assert lines[-1].startswith("| awp | 40.00")
-  assert lines[-1].endswith("| never |")
-
-
-def test_plot_has_a_panel_for_every_adaptive_case(tmp_path):
-  path = tmp_path / "new" / "plot.png"
-  weights_plot.save_plot(RUNS, {"awp": (8, 16)}, path)
-  with Image.open(path) as image:
-    assert image.size == (2200, 900)
-    right = np.asarray(image.convert("L"))[:, 900:]
-  assert len(np.unique(right)) > 10
