@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     delayed as delayed,
     exchange as exchange,
     fully_sharded as fully_sharded,
+    grad as grad,
     local_updates as local_updates,
     local_value_and_grad as local_value_and_grad,
     make_train_step as make_train_step,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     read_params as read_params,
     sharded as sharded,
     skip_nonfinite as skip_nonfinite,
+    value_and_grad as value_and_grad,
   )
 
 __version__ = "0.1.0.dev0"
@@ -69,9 +71,9 @@ _NAMES = {
   "core": "HostAxes Key PerWorker Shared Split make_key state_specs".split(),
   "monitor": ["metrics"],
   "transforms": (
-    "Scheme TrainState bind_mesh delayed exchange fully_sharded local_updates "
-    "local_value_and_grad make_train_step parallelize_step per_worker "
-    "read_params sharded skip_nonfinite"
+    "Scheme TrainState bind_mesh delayed exchange fully_sharded grad "
+    "local_updates local_value_and_grad make_train_step parallelize_step "
+    "per_worker read_params sharded skip_nonfinite value_and_grad"
   ).split(),
 }
 _ROOM_OF = {name: room for room, names in _NAMES.items() for name in names}

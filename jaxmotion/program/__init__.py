@@ -30,6 +30,12 @@ from jaxmotion.program._hlo import (
   device_bytes as device_bytes,
   parse_hlo as parse_hlo,
 )
+from jaxmotion.program._part_rules import (
+  SUMMAND as SUMMAND,
+  Part as Part,
+  Workers as Workers,
+)
+from jaxmotion.program._parts import evaluate_parts as evaluate_parts
 from jaxmotion.program._primitives import (
   ARITHMETIC as ARITHMETIC,
   AXIS_ONLY as AXIS_ONLY,

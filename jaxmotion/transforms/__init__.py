@@ -2,6 +2,10 @@
 
 from jaxmotion.core import set_public_module as _set_public_module
 from jaxmotion.transforms._exchange import exchange as exchange
+from jaxmotion.transforms._global_view import (
+  grad as grad,
+  value_and_grad as value_and_grad,
+)
 from jaxmotion.transforms._init_state import (
   bind_mesh as bind_mesh,
   init_state as init_state,

@@ -13,7 +13,7 @@ from jaxmotion import codecs, core, hosts
 from jaxmotion.codecs.extend import check_codec
 from jaxmotion.collectives import extend
 from jaxmotion.core import Array, AxisName, PyTree
-from jaxmotion.transforms import _model_axes, _states
+from jaxmotion.transforms import _global_view, _model_axes, _states
 from jaxmotion.transforms._model_axes import ModelAxes
 from jaxmotion.transforms._states import ExchangeState
 
@@ -145,7 +145,8 @@ def exchange(
     args = {"weight": weight, "level": level, "sending": sending}
     return update_state(updates, state, None, args)
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  tx = optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  return _global_view.run_anywhere(tx, workers)
 
 
 class _Exchange(NamedTuple):

@@ -14,6 +14,7 @@ from jaxmotion.collectives import extend
 from jaxmotion.core import Array, AxisName, PyTree
 from jaxmotion.transforms import (
   _exchange,
+  _global_view,
   _model_axes,
   _shard_layout,
   _states,
@@ -154,7 +155,8 @@ def sharded(
     args = {**extra_args, "weight": weight, "sending": sending}
     return update_state(updates, state, params, args)
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  own = optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  return _global_view.run_anywhere(own, workers)
 
 
 @dataclasses.dataclass(frozen=True)

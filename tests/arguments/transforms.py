@@ -12,6 +12,7 @@ from tests.arguments.calls import Call, Lazy
 MESH = jax.sharding.Mesh(jax.devices()[:2], ("data",))
 PARAMS = {"w": np.zeros((4, 1), np.float32)}
 BATCH = {"x": np.ones((4, 4), np.float32), "y": np.ones((4, 1), np.float32)}
+ON_MESH = Lazy(lambda: jax.device_put(BATCH, jax.NamedSharding(MESH, jax.P())))
 CODEC = codecs.feedback(codecs.uniform(bits=8))
 
 
@@ -227,6 +228,13 @@ CALLS = {
     mesh=["data"],
     varying=["args"],
   ),
+  "transforms.value_and_grad": Call(loss_fn),
+  "transforms.value_and_grad -> grad": Call(
+    PARAMS,
+    ON_MESH,
+    on=transforms.value_and_grad(loss_fn),
+  ),
+  "transforms.grad": Call(loss_fn, argnums=(0, 1)),
   "transforms.delayed": Call(exchange()),
   **calls_of_tx("delayed", DELAYED, varying=["grads", "state"]),
   "transforms.local_updates": Call(
@@ -308,6 +316,10 @@ ACCEPTED = {
   ("transforms.clip_by_global_norm", "axis_name"): _LATER,
   ("transforms.skip_nonfinite", "axis_name"): _LATER,
   ("transforms.local_value_and_grad", "axis_name"): _LATER,
+  ("transforms.grad", "axis_name"): _LATER,
+  ("transforms.grad", "argnums"): {"huge": "no call is known here"},
+  ("transforms.value_and_grad", "argnums"): {"huge": "no call is known here"},
+  ("transforms.value_and_grad", "axis_name"): _LATER,
 }
 # Arguments that only the caller's loss function and optax look into.
 KNOWN_BAD = {
@@ -316,6 +328,8 @@ KNOWN_BAD = {
   ("transforms.parallelize_step -> step", "batch"),
   ("transforms.local_value_and_grad -> grad", "params"),
   ("transforms.local_value_and_grad -> grad", "args"),
+  ("transforms.value_and_grad -> grad", "params"),
+  ("transforms.value_and_grad -> grad", "batch"),
   *(
     (f"transforms.make_train_step -> step of {training}", "batch")
     for training in TRAININGS

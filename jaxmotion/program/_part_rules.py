@@ -1,0 +1,509 @@
+"""Rules of single operations on one worker's parts of arrays.
+
+A rule gets a step of a program that was traced on whole arrays, and what a
+worker holds of the operands. It returns what the worker holds of the results.
+An operation without a rule gets whole operands: always right, and what it
+computes is then computed by every worker.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from jaxmotion import core
+from jaxmotion.program import _flatten
+
+# In place of a dimension: the worker has a summand, and the sum of all workers'
+# is the value.
+SUMMAND = -1
+
+
+class Part(NamedTuple):
+  """What one worker holds of a value."""
+
+  array: Any
+  # None: all of it. A dimension: one of as many equal parts along it as there
+  # are workers, in their order. `SUMMAND`: a summand.
+  dim: int | None = None
+
+  @property
+  def is_split(self) -> bool:
+    """Whether the worker holds a part along a dimension."""
+    return self.dim is not None and self.dim != SUMMAND
+
+
+@dataclasses.dataclass(frozen=True)
+class Workers:
+  """The workers between whom values are divided."""
+
+  axis_name: core.AxisName  # As functions of JAX take it.
+  count: int
+  mesh: Any  # The abstract mesh under which the program was traced.
+
+  def whole(self, part: Part) -> Any:
+    """Returns the whole value."""
+    if part.dim is None:
+      return part.array
+    if part.dim == SUMMAND:
+      return lax.psum(part.array, self.axis_name)
+    return lax.all_gather(part.array, self.axis_name, axis=part.dim, tiled=True)
+
+  def take(self, part: Part, dim: int | None) -> Any:
+    """Returns the worker's part along a dimension; None: the whole value."""
+    if part.dim == dim:
+      return part.array
+    if dim is None:
+      return self.whole(part)
+    if part.is_split:
+      return lax.all_to_all(
+        part.array,
+        self.axis_name,
+        split_axis=dim,
+        concat_axis=part.dim,
+        tiled=True,
+      )
+    x = self.whole(part)
+    size = x.shape[dim] // self.count
+    start = lax.axis_index(self.axis_name) * size
+    return lax.dynamic_slice_in_dim(x, start, size, dim)
+
+  def settle(self, parts: Sequence[Part]) -> list[Part]:
+    """Sums what workers hold summands of."""
+    return [Part(self.whole(p)) if p.dim == SUMMAND else p for p in parts]
+
+
+Rule = Callable[[Workers, _flatten.Step, Sequence[Part]], Sequence[Part]]
+# Parameters that say where a whole array lies. Parts lie where they are.
+_SHARDINGS = ("dst_sharding", "out_sharding", "sharding")
+
+
+def run_step(
+  step: _flatten.Step,
+  operands: Sequence[Any],
+  changed: Mapping[str, Any] | None = None,
+) -> Sequence[Any]:
+  """Runs a step on arrays of one worker."""
+  primitive, here = step.eqn.primitive, jax.sharding.get_abstract_mesh()
+  placed = {name: None for name in _SHARDINGS if name in step.params}
+  params = {**step.params, **placed, **(changed or {})}
+  # The step was traced outside of the map over workers.
+  with step.named(), step.eqn.ctx.manager, jax.sharding.use_abstract_mesh(here):
+    out = primitive.bind(*operands, **primitive.get_bind_params(params))
+  return out if primitive.multiple_results else [out]
+
+
+def _shape_of(step: _flatten.Step, i: int) -> tuple[int, ...]:
+  """Returns the shape of a whole operand."""
+  aval: Any = step.ins[i].aval
+  return tuple(aval.shape)
+
+
+def run_whole(
+  workers: Workers, step: _flatten.Step, ins: Sequence[Part]
+) -> list[Part]:
+  """Runs a step on whole operands."""
+  return [Part(out) for out in run_step(step, list(map(workers.whole, ins)))]
+
+
+def _elementwise(
+  workers: Workers, step: _flatten.Step, ins: Sequence[Part]
+) -> list[Part]:
+  shape = step.outs[0].shape
+  dim = next((p.dim for p in ins if p.is_split), None)
+  if dim is None and _keeps_summands(step.name, ins):
+    return [
+      Part(out, SUMMAND) for out in run_step(step, [p.array for p in ins])
+    ]
+  operands = [
+    # Of an operand of length 1 along the dimension all workers need the same.
+    workers.take(p, dim)
+    if dim is not None
+    and _shape_of(step, i)[dim : dim + 1] == shape[dim : dim + 1]
+    else workers.whole(p)
+    for i, p in enumerate(ins)
+  ]
+  return [Part(out, dim) for out in run_step(step, operands)]
+
+
+def _keeps_summands(name: str, ins: Sequence[Part]) -> bool:
+  """Says whether an operation is linear in what workers hold summands of."""
+  summands = [p.dim == SUMMAND for p in ins]
+  if all(summands):
+    return name in _LINEAR
+  if name == "mul":
+    return sum(summands) == 1
+  return name == "div" and summands == [True, False]
+
+
+def _one_operand(
+  place: Callable[[_flatten.Step, int, int], tuple[int, dict[str, Any]] | None],
+) -> Rule:
+  """Makes the rule of an operation that moves the elements of one operand."""
+  # place: (step, dimension, workers) -> its place in the result and parameters
+  # that change; None: the worker needs the whole operand.
+
+  def rule(
+    workers: Workers, step: _flatten.Step, ins: Sequence[Part]
+  ) -> list[Part]:
+    first, *others = ins
+    if first.dim == SUMMAND and step.name in _LINEAR:
+      return [Part(out, SUMMAND) for out in run_step(step, [first.array])]
+    placed = None
+    if first.is_split:
+      assert first.dim is not None
+      placed = place(step, first.dim, workers.count)
+    if placed is None:
+      return run_whole(workers, step, ins)
+    dim, changed = int(placed[0]), placed[1]
+    operands = [first.array, *map(workers.whole, others)]
+    return [Part(out, dim) for out in run_step(step, operands, changed)]
+
+  return rule
+
+
+def _set_entry(entries: Sequence[int], i: int, value: int) -> tuple[int, ...]:
+  changed = list(entries)
+  changed[i] = value
+  return tuple(changed)
+
+
+def _place_broadcast(
+  step: _flatten.Step, dim: int, count: int
+) -> tuple[int, dict[str, Any]] | None:
+  shape = step.params["shape"]
+  new = int(step.params["broadcast_dimensions"][dim])
+  return new, {"shape": _set_entry(shape, new, shape[new] // count)}
+
+
+def _place_reshape(
+  step: _flatten.Step, dim: int, count: int
+) -> tuple[int, dict[str, Any]] | None:
+  old, new = _shape_of(step, 0), step.params["new_sizes"]
+  before = math.prod(old[:dim])
+  for i, size in enumerate(new):
+    # The major dimension of those that are joined or divided: a worker's part
+    # is contiguous in it.
+    starts_there = math.prod(new[:i]) == before and size > 1
+    if starts_there and size % count == 0:
+      if size % old[dim] == 0 or old[dim] % size == 0:
+        return i, {"new_sizes": _set_entry(new, i, size // count)}
+  return None
+
+
+def _place_transpose(
+  step: _flatten.Step, dim: int, count: int
+) -> tuple[int, dict[str, Any]]:
+  del count
+  return step.params["permutation"].index(dim), {}
+
+
+def _place_squeeze(
+  step: _flatten.Step, dim: int, count: int
+) -> tuple[int, dict[str, Any]]:
+  del count
+  return dim - sum(d < dim for d in step.params["dimensions"]), {}
+
+
+def _place_expanded(
+  step: _flatten.Step, dim: int, count: int
+) -> tuple[int, dict[str, Any]]:
+  del count
+  for added in sorted(step.params["dimensions"]):
+    dim += added <= dim
+  return dim, {}
+
+
+def _place_slice(
+  step: _flatten.Step, dim: int, count: int
+) -> tuple[int, dict[str, Any]] | None:
+  size, params = _shape_of(step, 0)[dim], step.params
+  limits = params["limit_indices"]
+  stride = (params["strides"] or [1] * len(limits))[dim]
+  if (params["start_indices"][dim], limits[dim], stride) != (0, size, 1):
+    return None
+  return dim, {"limit_indices": _set_entry(limits, dim, size // count)}
+
+
+def _place_dynamic_slice(
+  step: _flatten.Step, dim: int, count: int
+) -> tuple[int, dict[str, Any]] | None:
+  sizes, size = step.params["slice_sizes"], _shape_of(step, 0)[dim]
+  if sizes[dim] != size:
+    return None
+  return dim, {"slice_sizes": _set_entry(sizes, dim, size // count)}
+
+
+def _place_padded(
+  step: _flatten.Step, dim: int, count: int
+) -> tuple[int, dict[str, Any]] | None:
+  del count
+  is_kept = tuple(step.params["padding_config"][dim]) == (0, 0, 0)
+  return (dim, {}) if is_kept else None
+
+
+def _place_window(
+  step: _flatten.Step, dim: int, count: int
+) -> tuple[int, dict[str, Any]] | None:
+  del count
+  params = step.params
+  window = params["window_dimensions"][dim], params["window_strides"][dim]
+  is_kept = window == (1, 1) and tuple(params["padding"][dim]) == (0, 0)
+  return (dim, {}) if is_kept else None
+
+
+def _place_index_reduced(
+  step: _flatten.Step, dim: int, count: int
+) -> tuple[int, dict[str, Any]] | None:
+  del count
+  axes = step.params["axes"]
+  return None if dim in axes else (dim - sum(a < dim for a in axes), {})
+
+
+def _place_filtered(
+  step: _flatten.Step, dim: int, count: int
+) -> tuple[int, dict[str, Any]] | None:
+  """Says where the samples of a convolution are."""
+  del count
+  names = step.params["dimension_numbers"]
+  # Groups of samples have filters of their own.
+  is_batch = dim == names.lhs_spec[0] and step.params["batch_group_count"] == 1
+  return (names.out_spec[0], {}) if is_batch else None
+
+
+def _along(parameter: str) -> Rule:
+  """Makes the rule of an operation along some dimensions of its operands."""
+
+  def rule(
+    workers: Workers, step: _flatten.Step, ins: Sequence[Part]
+  ) -> list[Part]:
+    used = step.params[parameter]
+    used = used if isinstance(used, tuple | list) else (used,)
+    dim = next((p.dim for p in ins if p.is_split), None)
+    if dim is None or dim in used:
+      return run_whole(workers, step, ins)
+    out = run_step(step, [workers.take(p, dim) for p in ins])
+    return [Part(one, dim) for one in out]
+
+  return rule
+
+
+_JOINS: dict[str, Callable[..., Any]] = {
+  "reduce_max": jnp.max,
+  "reduce_min": jnp.min,
+  "reduce_prod": jnp.prod,
+  "reduce_and": jnp.all,
+  "reduce_or": jnp.any,
+}
+
+
+def _reduce(
+  workers: Workers, step: _flatten.Step, ins: Sequence[Part]
+) -> list[Part]:
+  (part,), axes = ins, step.params["axes"]
+  if step.name != "reduce_sum":
+    (part,) = workers.settle(ins)
+  (out,) = run_step(step, [part.array])
+  if not part.is_split:
+    return [Part(out, part.dim)]
+  assert part.dim is not None
+  if part.dim not in axes:
+    return [Part(out, part.dim - sum(a < part.dim for a in axes))]
+  if step.name == "reduce_sum":
+    return [Part(out, SUMMAND)]
+  # JAX cannot differentiate its collective maximum.
+  every = lax.all_gather(out, workers.axis_name)
+  return [Part(_JOINS[step.name](every, axis=0))]
+
+
+class _Side(NamedTuple):
+  """Dimensions of one operand of `dot_general`."""
+
+  contracted: Sequence[int]
+  batch: Sequence[int]
+  free: Sequence[int]  # The others, in order.
+
+
+def _multiply_matrices(
+  workers: Workers, step: _flatten.Step, ins: Sequence[Part]
+) -> list[Part]:
+  dims = [p.dim for p in ins]
+  if sorted(map(str, dims)) == ["-1", "None"]:
+    return [
+      Part(out, SUMMAND) for out in run_step(step, [p.array for p in ins])
+    ]
+  ins = workers.settle(ins)
+  contracted, batch = step.params["dimension_numbers"]
+  sides = [
+    _Side(
+      contracted[i],
+      batch[i],
+      [
+        d
+        for d in range(jnp.ndim(ins[i].array))
+        if d not in contracted[i] and d not in batch[i]
+      ],
+    )
+    for i in range(2)
+  ]
+  # A dimension that both operands have decides, because there both are cut.
+  paired = [
+    i for i, p in enumerate(ins) if p.is_split and p.dim not in sides[i].free
+  ]
+  split = paired or [i for i, p in enumerate(ins) if p.is_split]
+  if not split:
+    return run_whole(workers, step, ins)
+  i = split[0]
+  own, other, dim = sides[i], sides[1 - i], ins[i].dim
+  assert dim is not None
+  if dim in own.contracted:
+    mate, out_dim = other.contracted[list(own.contracted).index(dim)], SUMMAND
+  elif dim in own.batch:
+    out_dim = list(own.batch).index(dim)
+    mate = other.batch[out_dim]
+  else:
+    mate = None
+    free_before = len(sides[0].free) if i else 0
+    out_dim = len(own.batch) + free_before + own.free.index(dim)
+  operands = [ins[0].array, ins[1].array]
+  operands[1 - i] = workers.take(ins[1 - i], mate)
+  return [Part(out, out_dim) for out in run_step(step, operands)]
+
+
+def _gather(
+  workers: Workers, step: _flatten.Step, ins: Sequence[Part]
+) -> list[Part]:
+  operand, indices = workers.settle(ins)
+  names, sizes = step.params["dimension_numbers"], step.params["slice_sizes"]
+  shape, rank = _shape_of(step, 0), len(step.outs[0].shape)
+  # Dimensions of the indices but their last one, in order.
+  batch = [d for d in range(rank) if d not in names.offset_dims]
+  pairs = dict(
+    zip(
+      names.operand_batching_dims,
+      names.start_indices_batching_dims,
+      strict=True,
+    )
+  )
+  changed: dict[str, Any] = {}
+  if operand.is_split and operand.dim in pairs:
+    dim = pairs[operand.dim]
+    indices = Part(workers.take(indices, dim), dim)
+  elif operand.is_split:
+    removed = (*names.collapsed_slice_dims, *names.operand_batching_dims)
+    kept = [d for d in range(len(shape)) if d not in removed]
+    dim = operand.dim
+    assert dim is not None
+    if dim in kept and dim not in names.start_index_map:
+      changed = {
+        "slice_sizes": _set_entry(sizes, dim, sizes[dim] // workers.count)
+      }
+      out = run_step(step, [operand.array, workers.whole(indices)], changed)
+      return [Part(out[0], names.offset_dims[kept.index(dim)])]
+    operand = Part(workers.whole(operand))
+  if not indices.is_split:
+    return run_whole(workers, step, [operand, indices])
+  assert indices.dim is not None
+  mates = {b: a for a, b in pairs.items()}
+  x = workers.take(operand, mates.get(indices.dim))
+  (out,) = run_step(step, [x, indices.array])
+  return [Part(out, batch[indices.dim])]
+
+
+def _scatter(
+  workers: Workers, step: _flatten.Step, ins: Sequence[Part]
+) -> list[Part]:
+  """Writes into rows of which every worker has its own."""
+  operand, indices, updates = workers.settle(ins)
+  names, dim = step.params["dimension_numbers"], operand.dim
+  removed = (*names.inserted_window_dims, *names.operand_batching_dims)
+  kept = [d for d in range(jnp.ndim(operand.array)) if d not in removed]
+  if dim not in kept or dim in names.scatter_dims_to_operand_dims:
+    return run_whole(workers, step, ins)
+  update_dim = names.update_window_dims[kept.index(dim)]
+  if _shape_of(step, 2)[update_dim] != _shape_of(step, 0)[dim]:
+    return run_whole(workers, step, ins)
+  rows = workers.take(updates, update_dim)
+  out = run_step(step, [operand.array, workers.whole(indices), rows])
+  return [Part(one, dim) for one in out]
+
+
+def _update_slice(
+  workers: Workers, step: _flatten.Step, ins: Sequence[Part]
+) -> list[Part]:
+  operand, update, *starts = workers.settle(ins)
+  dim = next((p.dim for p in (operand, update) if p.is_split), None)
+  if dim is None or _shape_of(step, 0)[dim] != _shape_of(step, 1)[dim]:
+    return run_whole(workers, step, ins)
+  both = [workers.take(p, dim) for p in (operand, update)]
+  out = run_step(step, [*both, *map(workers.whole, starts)])
+  return [Part(one, dim) for one in out]
+
+
+def _constrain(
+  workers: Workers, step: _flatten.Step, ins: Sequence[Part]
+) -> list[Part]:
+  """Keeps a constraint's other axes: those of the workers are manual here."""
+  (part,) = workers.settle(ins)
+  spec = getattr(step.params.get("sharding"), "spec", PartitionSpec())
+  names = set(core.axis_names(workers.axis_name))
+  entries = [
+    tuple(n for n in core.spec_axes(e) if n not in names) or None for e in spec
+  ]
+  if not any(entries):
+    return [part]
+  array = lax.with_sharding_constraint(part.array, PartitionSpec(*entries))
+  return [Part(array, part.dim)]
+
+
+_ELEMENTWISE = """
+abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
+cbrt ceil clamp clz convert_element_type copy copy_p cos cosh digamma div eq
+erf erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite le lgamma
+log log1p logistic lt max min mul name ne neg nextafter not or polygamma
+population_count pow real reduce_precision rem round rsqrt select_n shift_left
+shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
+stop_gradient sub tan tanh xor
+""".split()
+# Linear in all operands that are summands.
+_LINEAR = frozenset(
+  """
+  add add_any broadcast_in_dim convert_element_type copy copy_p expand_dims
+  imag name neg real reduce_sum reshape slice squeeze sub transpose
+  """.split()
+)
+RULES: dict[str, Rule] = {
+  **dict.fromkeys(_ELEMENTWISE, _elementwise),
+  **dict.fromkeys(["reduce_sum", *_JOINS], _reduce),
+  **dict.fromkeys(
+    "reduce_window_max reduce_window_min reduce_window_sum".split(),
+    _one_operand(_place_window),
+  ),
+  **dict.fromkeys(["argmax", "argmin"], _one_operand(_place_index_reduced)),
+  **dict.fromkeys(
+    "cumlogsumexp cummax cummin cumprod cumsum".split(), _along("axis")
+  ),
+  **dict.fromkeys("scatter scatter-add scatter_add".split(), _scatter),
+  "broadcast_in_dim": _one_operand(_place_broadcast),
+  "concatenate": _along("dimension"),
+  "conv_general_dilated": _one_operand(_place_filtered),
+  "dot_general": _multiply_matrices,
+  "dynamic_slice": _one_operand(_place_dynamic_slice),
+  "dynamic_update_slice": _update_slice,
+  "expand_dims": _one_operand(_place_expanded),
+  "gather": _gather,
+  "pad": _one_operand(_place_padded),
+  "reshape": _one_operand(_place_reshape),
+  "rev": _along("dimensions"),
+  "sharding_constraint": _constrain,
+  "slice": _one_operand(_place_slice),
+  "sort": _along("dimension"),
+  "split": _along("axis"),
+  "squeeze": _one_operand(_place_squeeze),
+  "transpose": _one_operand(_place_transpose),
+}

@@ -1,0 +1,402 @@
+"""Gradients of a loss over the whole batch, not yet summed over workers."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec as P
+
+from jaxmotion import core, program
+from jaxmotion.core import AxisName, PyTree
+from jaxmotion.transforms import _init_state, _model_axes
+
+
+class UnsummedGradient:
+  """Gradient of one parameter that is not yet summed over workers.
+
+  `jaxmotion.exchange` takes it and returns the mean over workers, an ordinary
+  array. Before, it can be added to another, and multiplied or divided by a
+  number; any other use is an error, for it would read one worker's part.
+
+  Attributes:
+    value: (workers, ...), each worker's own, split between the workers.
+    axis_name: the axis (or axes) of the workers.
+    mesh: the mesh that has the axis.
+    shape: shape of the parameter.
+    dtype: element type of the parameter.
+  """
+
+  def __init__(self, value: Any, axis_name: AxisName, mesh: Any):
+    self.value, self.axis_name, self.mesh = value, axis_name, mesh
+    self.shape, self.dtype = value.shape[1:], value.dtype
+
+  def _with(self, value: Any) -> "UnsummedGradient":
+    return UnsummedGradient(value, self.axis_name, self.mesh)
+
+  def __add__(self, other: Any) -> "UnsummedGradient":
+    if not isinstance(other, UnsummedGradient):
+      return NotImplemented
+    return self._with(self.value + other.value)
+
+  def __mul__(self, factor: Any) -> "UnsummedGradient":
+    if isinstance(factor, UnsummedGradient) or jnp.ndim(factor):
+      return NotImplemented
+    return self._with(self.value * factor)
+
+  __rmul__ = __mul__
+
+  def __truediv__(self, divisor: Any) -> "UnsummedGradient":
+    if isinstance(divisor, UnsummedGradient) or jnp.ndim(divisor):
+      return NotImplemented
+    return self._with(self.value / divisor)
+
+  def __neg__(self) -> "UnsummedGradient":
+    return self._with(-self.value)
+
+  def __getattr__(self, name: str) -> Any:
+    raise AttributeError(
+      "A gradient must be summed over workers before anything else reads it, "
+      f"got `{name}` of one that is not: put `jaxmotion.exchange` first in the "
+      "optimizer's chain, and take norms of the updates that it returns."
+    )
+
+
+def value_and_grad(
+  fun: Callable[..., Any],
+  argnums: int | Sequence[int] = 0,
+  has_aux: bool = False,
+  *,
+  axis_name: AxisName = "data",
+) -> Callable[..., Any]:
+  """Makes a function of a loss's value and of gradients to be exchanged.
+
+  It stands where `jax.value_and_grad` stood, under an ordinary `jax.jit`. The
+  loss sees the whole batch, so that masked means, norms and all else that it
+  returns are what they were. Only the gradients are each worker's own:
+  `exchange` in the optimizer's chain is the one place that adds them up. Their
+  mean over workers is the gradient of the loss.
+
+  The loss is traced once, and evaluated in a map over the workers' axis. There
+  every operation gets a worker's part of the batch. Operations along the batch
+  send what they need: sums are summed over workers, and what has no rule of its
+  own is gathered first.
+
+  Args:
+    fun: loss function; it returns a scalar, or with `has_aux` a pair.
+    argnums: which arguments are differentiated: parameters, which all workers
+      hold.
+    has_aux: whether `fun` returns a pair of the loss and other results.
+    axis_name: the axis (or axes) of the mesh that the batch is split over.
+      Arrays of the other arguments whose leading dimension the workers divide
+      are taken to be split along it. Others are what all workers hold. Either
+      is right; the wrong one sends more.
+
+  Returns:
+    A function of the arguments of `fun` that returns what that of
+    `jax.value_and_grad` returns, with unsummed gradients: each can be added to
+    another, and scaled by a number. All else raises an error. Call it
+    inside `jax.jit`, with arguments on the mesh or under `jax.set_mesh`.
+
+  Raises:
+    TypeError: an argument of another type.
+    ValueError: no argument is on a mesh that has the axis.
+
+  Example:
+    >>> import optax
+    >>> from jaxmotion import codecs, transforms
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:4], ("data",))
+    >>> tx = optax.chain(
+    ...   transforms.exchange("data", codecs.uniform(bits=8)), optax.sgd(0.5)
+    ... )
+    >>> def loss_fn(params, batch):  # The mean of what the mask leaves.
+    ...   errors = (batch["x"] @ params - batch["y"]) ** 2
+    ...   return jnp.sum(errors * batch["mask"]) / jnp.sum(batch["mask"])
+    >>> @jax.jit
+    ... def train_step(params, opt_state, batch):
+    ...   loss, grads = value_and_grad(loss_fn)(params, batch)
+    ...   updates, opt_state = tx.update(grads, opt_state, params)
+    ...   return optax.apply_updates(params, updates), opt_state, loss
+    >>> batch = {"x": jnp.eye(4), "y": jnp.ones(4), "mask": jnp.eye(4)[0]}
+    >>> params = jnp.zeros(4)
+    >>> with jax.set_mesh(mesh):
+    ...   params, _, loss = train_step(params, tx.init(params), batch)
+    >>> float(loss), params.round(2).tolist()
+    (1.0, [1.0, 0.0, 0.0, 0.0])
+  """
+  core.check_callable("fun", fun)
+  core.check_bool("has_aux", has_aux)
+  workers = core.flatten_axes("axis_name", axis_name)
+  numbers: tuple[int, ...]
+  if isinstance(argnums, int):
+    numbers = (argnums,)
+  else:
+    numbers = core.check_sequence("argnums", argnums, "integers")
+  for number in numbers:
+    core.check_int("argnums", number, 0)
+  if len(set(numbers)) != len(numbers) or not numbers:
+    raise ValueError(f"`argnums` must be distinct positions, got {argnums!r}.")
+
+  @functools.wraps(fun)
+  def run(*args: Any, **kwargs: Any) -> Any:
+    if len(args) <= max(numbers):
+      raise ValueError(
+        f"`argnums` must be positions of arguments, got {argnums} for "
+        f"{len(args)}."
+      )
+    own = [args[i] for i in numbers]
+
+    def call(own: PyTree, rest: PyTree) -> Any:
+      others, kwargs = rest
+      full = list(others)
+      for i, arg in zip(numbers, own, strict=True):
+        full[i] = arg
+      return fun(*full, **kwargs)
+
+    others = [None if i in numbers else a for i, a in enumerate(args)]
+    value, grads = _differentiate(call, own, (others, kwargs), has_aux, workers)
+    return value, grads[0] if isinstance(argnums, int) else tuple(grads)
+
+  return run
+
+
+def grad(
+  fun: Callable[..., Any],
+  argnums: int | Sequence[int] = 0,
+  has_aux: bool = False,
+  *,
+  axis_name: AxisName = "data",
+) -> Callable[..., Any]:
+  """Makes a function of gradients to be exchanged; see `value_and_grad`.
+
+  Args:
+    fun: loss function; it returns a scalar, or with `has_aux` a pair.
+    argnums: which arguments are differentiated.
+    has_aux: whether `fun` returns a pair of the loss and other results.
+    axis_name: the axis (or axes) of the mesh that the batch is split over.
+
+  Returns:
+    A function of the arguments of `fun` that returns the gradients, or with
+    `has_aux` a pair of them and the other results.
+
+  Raises:
+    TypeError: an argument of another type.
+
+  Example:
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:4], ("data",))
+    >>> with jax.set_mesh(mesh):
+    ...   @jax.jit
+    ...   def find_own(w, x):
+    ...     return grad(lambda w, x: jnp.mean(w * x))(w, x).value
+    ...   own = find_own(jnp.ones(()), jnp.arange(4.0))
+    >>> own.tolist()  # of four workers; their mean is the gradient, 1.5
+    [0.0, 1.0, 2.0, 3.0]
+  """
+  differentiate = value_and_grad(fun, argnums, has_aux, axis_name=axis_name)
+
+  @functools.wraps(fun)
+  def run(*args: Any, **kwargs: Any) -> Any:
+    value, grads = differentiate(*args, **kwargs)
+    return (grads, value[1]) if has_aux else grads
+
+  return run
+
+
+def _differentiate(
+  call: Callable[..., Any],
+  own: list[PyTree],
+  rest: PyTree,
+  has_aux: bool,
+  axis_name: AxisName,
+) -> tuple[Any, list[PyTree]]:
+  """Returns what a loss returns, and each worker's gradients."""
+  mesh = _find_mesh((own, rest), axis_name)
+  if mesh is None:
+    raise ValueError(
+      "`axis_name` must be an axis of the mesh that arguments are on, got "
+      f"{axis_name!r}: place them by `jax.device_put`, or call the step under "
+      "`jax.set_mesh`."
+    )
+  abstract = getattr(mesh, "abstract_mesh", mesh)
+  count = math.prod(mesh.shape[n] for n in core.axis_names(axis_name))
+  workers = program.Workers(axis_name, count, abstract)
+  with jax.sharding.use_abstract_mesh(abstract):
+    closed, shapes = jax.make_jaxpr(call, return_shape=True)(own, rest)
+  _check_loss(shapes, has_aux)
+  params, params_def = jax.tree.flatten(own)
+  inputs = jax.tree.leaves(rest)
+  dims = [_find_dim(a, count) for a in inputs]
+
+  def run_parts(params: list[Any], inputs: list[Any]) -> list[program.Part]:
+    parts = [*map(program.Part, params), *map(program.Part, inputs, dims)]
+    return workers.settle(program.evaluate_parts(closed, parts, workers))
+
+  def spec_of(dim: int | None) -> P:
+    return P() if dim is None else P(*[None] * dim, axis_name)
+
+  in_specs = P(), [spec_of(d) for d in dims]
+  maps = _map_options(mesh, axis_name, in_specs)
+  found: list[int | None] = []
+
+  def find_dims(params: list[Any], inputs: list[Any]) -> list[Any]:
+    parts = run_parts(params, inputs)
+    found[:] = [part.dim for part in parts]
+    return [part.array for part in parts]
+
+  core.eval_shape_in_map(find_dims, maps, params, inputs)
+
+  def run_worker(
+    params: list[Any], inputs: list[Any]
+  ) -> tuple[list[Any], list[Any]]:
+    def compute_loss(params: list[Any]) -> tuple[Any, list[Any]]:
+      out = [part.array for part in run_parts(params, inputs)]
+      return out[0], out
+
+    grads, out = jax.grad(compute_loss, has_aux=True)(params)
+    return out, [g[None] for g in grads]
+
+  mapped = jax.shard_map(
+    run_worker, out_specs=([spec_of(d) for d in found], P(axis_name)), **maps
+  )
+  out, grads = mapped(params, inputs)
+  marked = [UnsummedGradient(g, axis_name, mesh) for g in grads]
+  return (
+    jax.tree.unflatten(jax.tree.structure(shapes), out),
+    jax.tree.unflatten(params_def, marked),
+  )
+
+
+def _check_loss(shapes: PyTree, has_aux: bool) -> None:
+  """Raises unless a function returns a scalar loss."""
+  if has_aux and not (isinstance(shapes, tuple) and len(shapes) == 2):
+    raise TypeError(
+      "`fun` must return a pair of the loss and other results with `has_aux`, "
+      f"got {shapes!r:.200}."
+    )
+  loss = shapes[0] if has_aux else shapes
+  if not hasattr(loss, "shape") or loss.shape or not core.is_inexact(loss):
+    raise TypeError(f"`fun` must return a scalar loss, got {loss!r:.200}.")
+
+
+def _find_dim(x: Any, count: int) -> int | None:
+  """Returns the dimension along which an argument is taken to be split."""
+  shape = jnp.shape(x)
+  is_key = jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
+  return 0 if shape and shape[0] % count == 0 and not is_key else None
+
+
+def run_anywhere(
+  tx: optax.GradientTransformationExtraArgs, axis_name: AxisName
+) -> optax.GradientTransformationExtraArgs:
+  """Lets a transformation that needs the workers' axis run without a map."""
+  # Under an ordinary `jax.jit`, `init` and `update` bind the axis themselves.
+
+  def init(params: PyTree) -> PyTree:
+    mesh = (
+      None if core.axis_is_bound(axis_name) else _find_mesh(params, axis_name)
+    )
+    if mesh is None:
+      return tx.init(params)
+    specs = _find_specs(params, axis_name)
+    shardings = _model_axes.Shardings(mesh, axis_name, specs)
+    make = lambda params: _init_state.make_state(tx.init, params, shardings)
+    return jax.jit(make)(params)
+
+  def update(
+    updates: PyTree, state: PyTree, params: PyTree | None = None, **args: Any
+  ) -> tuple[PyTree, PyTree]:
+    marked = [g for g in jax.tree.leaves(updates) if _is_marked(g)]
+    if not marked:
+      return tx.update(updates, state, params, **args)
+    _check_marked(updates, axis_name)
+    # Static arguments are closed over, as a map takes arrays alone.
+    arrays = {k: v for k, v in args.items() if _holds_arrays(v)}
+
+    def update_own(
+      rows: PyTree, state: PyTree, params: PyTree, arrays: PyTree
+    ) -> tuple[PyTree, PyTree]:
+      own = jax.tree.map(lambda row: row[0], rows)
+      return tx.update(own, state, params, **{**args, **arrays})
+
+    specs = core.state_specs(state, axis_name)
+    in_specs = P(axis_name), specs, P(), P()
+    mapped = jax.shard_map(
+      update_own,
+      out_specs=(P(), specs),
+      **_map_options(marked[0].mesh, axis_name, in_specs),
+    )
+    rows = jax.tree.map(lambda g: g.value, updates)
+    return mapped(rows, state, params, arrays)
+
+  return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _find_specs(params: PyTree, axis_name: AxisName) -> PyTree | None:
+  """Returns how parameters are sharded over axes of a model; None: nowhere."""
+  # Tracers do not know it, where the partitioner decides.
+  workers = set(core.axis_names(axis_name))
+
+  def read_spec(leaf: Any) -> P:
+    spec = getattr(getattr(leaf, "sharding", None), "spec", None) or P()
+    entries = [
+      tuple(n for n in core.spec_axes(e) if n not in workers) or None
+      for e in spec
+    ]
+    return P(*entries)
+
+  specs = jax.tree.map(read_spec, params)
+  return specs if any(map(any, jax.tree.leaves(specs))) else None
+
+
+def _is_marked(leaf: Any) -> bool:
+  return isinstance(leaf, UnsummedGradient)
+
+
+def _holds_arrays(tree: PyTree) -> bool:
+  return any(hasattr(a, "dtype") for a in jax.tree.leaves(tree))
+
+
+def _check_marked(updates: PyTree, axis_name: AxisName) -> None:
+  """Raises unless all gradients are own ones of these workers."""
+  for path, leaf in core.named_leaves(updates):
+    if not _is_marked(leaf):
+      raise ValueError(
+        f"`updates/{path}` must be a worker's own gradient like the others, "
+        f"got {core.shape_string(leaf)}, which is summed already: take all "
+        "gradients by one `jaxmotion.value_and_grad`."
+      )
+    if leaf.axis_name != axis_name:
+      raise ValueError(
+        f"`updates/{path}` must be of workers along {axis_name!r}, got one of "
+        f"{leaf.axis_name!r}: give `jaxmotion.value_and_grad` the `axis_name` "
+        "of the exchange."
+      )
+
+
+def _map_options(
+  mesh: Any, axis_name: AxisName, in_specs: Any
+) -> dict[str, Any]:
+  """Returns the arguments of a map over the workers alone."""
+  # Without types of what varies: then a gradient in the map is that of the sum
+  # of all workers' losses, whatever the operations between them.
+  return dict(
+    mesh=mesh,
+    in_specs=in_specs,
+    axis_names=set(core.axis_names(axis_name)),
+    check_vma=False,
+  )
+
+
+def _find_mesh(tree: PyTree, axis_name: AxisName) -> Any:
+  """Returns the mesh of the context or of arrays that has an axis, or None."""
+  wanted = set(core.axis_names(axis_name))
+  meshes: list[Any] = [jax.sharding.get_abstract_mesh()]
+  for leaf in jax.tree.leaves(tree):
+    is_traced = isinstance(leaf, jax.core.Tracer)
+    typed = jax.typeof(leaf) if is_traced else leaf
+    meshes.append(getattr(getattr(typed, "sharding", None), "mesh", None))
+  found = (m for m in meshes if m is not None)
+  return next((m for m in found if wanted <= set(m.axis_names)), None)

@@ -1,0 +1,250 @@
+"""Compression in an ordinary `jax.jit`: the loss sees the whole batch."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax.training import train_state
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+import jaxmotion
+from jaxmotion import codecs, transforms, wire
+
+DEVICES = np.array(jax.devices())
+MESHES = {
+  "auto": jax.sharding.Mesh(DEVICES[:4], ("data",)),
+  "explicit": jax.make_mesh(
+    (4,), ("data",), axis_types=(AxisType.Explicit,), devices=DEVICES[:4]
+  ),
+  "model": jax.sharding.Mesh(DEVICES.reshape(4, 2), ("data", "model")),
+}
+RNG = np.random.default_rng(0)
+PARAMS = {
+  "embedding": RNG.normal(size=(32, 64)).astype("float32") / 8,
+  "hidden": RNG.normal(size=(64, 128)).astype("float32") / 8,
+  "bias": np.zeros((1, 1, 128), "float32"),
+  "head": RNG.normal(size=(128, 32)).astype("float32") / 8,
+}
+
+
+def make_batch(mesh, seed):
+  rng = np.random.default_rng(seed)
+  tokens = rng.integers(0, 32, (16, 6))
+  mask = (np.arange(6) < rng.integers(1, 7, (16, 1))).astype("float32")
+  batch = {"x": tokens, "y": tokens * 7 % 32, "mask": mask}
+  return jax.device_put(batch, NamedSharding(mesh, P("data")))
+
+
+def place_params(mesh):
+  def place(a):
+    is_sharded = "model" in mesh.axis_names and a.shape[0] > 1
+    return jax.device_put(
+      a, NamedSharding(mesh, P("model" if is_sharded else None))
+    )
+
+  return jax.tree.map(place, PARAMS)
+
+
+def masked_loss(params, batch):
+  h = jax.nn.one_hot(batch["x"], 32) @ params["embedding"]
+  h = jnp.tanh(h @ params["hidden"] + params["bias"])
+  logits, labels = h @ params["head"], jax.nn.one_hot(batch["y"], 32)
+  losses = optax.softmax_cross_entropy(logits, labels)
+  tokens = jnp.sum(batch["mask"])
+  return jnp.sum(losses * batch["mask"]) / tokens, {"tokens": tokens}
+
+
+@functools.cache
+def train(kind, codec, steps=6):
+  """(metrics of each step, parameters, bytes on links); no codec: plain JAX."""
+  mesh = MESHES[kind]
+  value_and_grad = jax.value_and_grad
+  tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
+  if codec is not None:
+    value_and_grad = jaxmotion.value_and_grad
+    tx = optax.chain(jaxmotion.exchange("data", codec), tx)
+
+  @jax.jit
+  def step(state, batch):
+    (loss, metrics), grads = value_and_grad(masked_loss, has_aux=True)(
+      state.params, batch
+    )
+    return state.apply_gradients(grads=grads), metrics | {"loss": loss}
+
+  state = train_state.TrainState.create(
+    apply_fn=masked_loss, params=place_params(mesh), tx=tx
+  )
+  seen = []
+  for i in range(steps):
+    state, metrics = step(state, batch := make_batch(mesh, i))
+    seen.append({name: float(v) for name, v in metrics.items()})
+  compiled = step.lower(state, batch).compile()
+  return (
+    seen,
+    jax.tree.map(np.asarray, state.params),
+    wire.compiled_bytes(compiled).total_bytes,
+  )
+
+
+@pytest.mark.parametrize("kind", MESHES)
+def test_at_full_precision_it_is_the_trainer_that_it_joins(kind):
+  seen, params, _ = train(kind, codecs.identity())
+  wanted, plain, _ = train(kind, None)
+  for own, other in zip(seen, wanted, strict=True):
+    assert own["tokens"] == other["tokens"]
+    assert own["loss"] == pytest.approx(other["loss"], rel=1e-6)
+  for a, b in zip(*map(jax.tree.leaves, (params, plain)), strict=True):
+    np.testing.assert_allclose(a, b, atol=5e-6 * np.abs(b).max() + 1e-7)
+
+
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+@pytest.mark.parametrize(
+  "codec, ratio",
+  [(codecs.uniform(bits=8), 4), (codecs.feedback(codecs.uniform(bits=4)), 8)],
+)
+def test_gradients_are_sent_by_the_codec_alone(kind, codec, ratio):
+  seen, _, sent = train(kind, codec)
+  wanted, _, plain = train(kind, None)
+  assert sent == pytest.approx(plain / ratio, rel=0.05)
+  assert seen[-1]["loss"] < wanted[0]["loss"]
+
+
+def test_shards_of_a_model_are_encoded_where_they_are():
+  # Of the plain step's bytes those between workers become a quarter.
+  _, _, sent = train("model", codecs.uniform(bits=8))
+  _, _, full = train("model", codecs.identity())
+  shards = 4 * sum(a.size / (1 + (a.shape[0] > 1)) for a in PARAMS.values())
+  between = 2 * 3 / 4 * shards
+  assert full - sent == pytest.approx(between * 3 / 4, rel=0.05)
+
+
+def test_microbatches_are_exchanged_once():
+  mesh = MESHES["auto"]
+  tx = jaxmotion.exchange("data", codecs.uniform(bits=8))
+  loss = lambda params, batch: masked_loss(params, batch)[0]
+
+  @jax.jit
+  def step(params, state, *batches):
+    grads = [jaxmotion.grad(loss)(params, b) for b in batches]
+    total = jax.tree.map(lambda *g: sum(g[1:], g[0]) / len(g), *grads)
+    return tx.update(total, state)[0]
+
+  params = place_params(mesh)
+  batches = [make_batch(mesh, i) for i in range(2)]
+  updates = step(params, tx.init(params), *batches)
+  wanted = [jax.grad(loss)(params, b) for b in batches]
+  for name, update in updates.items():
+    mean = (wanted[0][name] + wanted[1][name]) / 2
+    worst = float(jnp.abs(update - mean).max() / jnp.abs(mean).max())
+    assert worst < 0.02
+  compiled = step.lower(params, tx.init(params), *batches).compile()
+  size = sum(a.size for a in PARAMS.values())
+  assert wire.compiled_bytes(compiled).total_bytes < 2 * 1.1 * size
+
+
+def test_optimizer_state_may_be_sharded():
+  mesh = MESHES["auto"]
+  tx = jaxmotion.sharded("data", optax.adam(1e-2))
+  params = place_params(mesh)
+  loss = lambda params, batch: masked_loss(params, batch)[0]
+
+  @jax.jit
+  def step(params, state, batch):
+    grads = jaxmotion.grad(loss)(params, batch)
+    return tx.update(grads, state, params)
+
+  batch = make_batch(mesh, 0)
+  updates, _ = step(params, tx.init(params), batch)
+  adam = optax.adam(1e-2)
+  wanted, _ = adam.update(jax.grad(loss)(params, batch), adam.init(params))
+  for name, update in updates.items():
+    np.testing.assert_allclose(update, wanted[name], atol=1e-6)
+
+
+def test_constraints_of_the_loss_may_name_the_workers_axis():
+  mesh = MESHES["model"]
+
+  def loss(w, x):
+    x = jax.lax.with_sharding_constraint(
+      x, NamedSharding(mesh, P("data", None))
+    )
+    h = jax.lax.with_sharding_constraint(
+      x @ w, NamedSharding(mesh, P("data", "model"))
+    )
+    return jnp.mean(h**2)
+
+  w = jax.device_put(jnp.eye(8), NamedSharding(mesh, P(None, "model")))
+  x = jax.device_put(jnp.ones((8, 8)), NamedSharding(mesh, P("data")))
+  value, g = jax.jit(
+    lambda w, x: jax.tree.map(
+      lambda g: getattr(g, "value", g), jaxmotion.value_and_grad(loss)(w, x)
+    )
+  )(w, x)
+  wanted, whole = jax.value_and_grad(loss)(w, x)
+  assert float(value) == pytest.approx(float(wanted))
+  np.testing.assert_allclose(g.mean(0), whole, rtol=1e-6)
+
+
+def own_gradient(read):
+  def step(w, x):
+    return read(jaxmotion.grad(lambda w, x: jnp.mean(x * w))(w, x))
+
+  with jax.set_mesh(MESHES["auto"]):
+    return jax.jit(step)(jnp.ones((1, 3)), jnp.ones((8, 3)))
+
+
+def test_an_unsummed_gradient_is_not_read():
+  with pytest.raises(AttributeError, match="jaxmotion.exchange"):
+    own_gradient(optax.tree.norm)
+  with pytest.raises(TypeError, match="UnsummedGradient"):
+    own_gradient(jnp.sum)
+  with pytest.raises(TypeError, match="UnsummedGradient"):
+    own_gradient(lambda g: g * g)
+
+
+def test_an_unsummed_gradient_is_scaled():
+  np.testing.assert_array_equal(
+    own_gradient(lambda g: (2 * g / 4 + -g).value),
+    -own_gradient(lambda g: g.value) / 2,
+  )
+
+
+def exchange_of(grads, axis_name="data"):
+  tx = transforms.exchange(axis_name)
+  with jax.set_mesh(MESHES["auto"]):
+    params = {"a": jnp.ones((1, 3)), "b": jnp.ones((1, 3))}
+    loss = lambda p, x: jnp.mean(x * p["a"] + p["b"])
+    step = lambda p, x: tx.update(grads(loss, p, x), tx.init(p))
+    return jax.jit(step)(params, jnp.ones((8, 3)))
+
+
+def test_gradients_that_are_summed_already_are_named():
+  def mixed(loss, p, x):
+    own = jaxmotion.grad(loss)(p, x)
+    return own | {"b": jax.grad(loss)(p, x)["b"]}
+
+  with pytest.raises(ValueError, match=r"`updates/b` .*got float32\[1,3\]"):
+    exchange_of(mixed)
+
+
+def test_plain_gradients_outside_of_a_map_name_the_cure():
+  with pytest.raises(ValueError, match=r"jaxmotion\.value_and_grad"):
+    exchange_of(lambda loss, p, x: jax.grad(loss)(p, x))
+
+
+def test_gradients_of_another_axis_are_refused():
+  with pytest.raises(ValueError, match="`axis_name`"):
+    exchange_of(
+      lambda loss, p, x: jaxmotion.grad(loss, axis_name="model")(p, x)
+    )
+
+
+def test_a_loss_that_is_no_scalar_is_refused():
+  with jax.set_mesh(MESHES["auto"]):
+    with pytest.raises(TypeError, match="`fun` must return a scalar"):
+      jaxmotion.grad(lambda w, x: x * w)(jnp.ones(8), jnp.ones(8))
+    with pytest.raises(TypeError, match="`fun` must return a pair"):
+      jaxmotion.grad(lambda w, x: jnp.sum(w), has_aux=True)(1.0, jnp.ones(8))
