@@ -114,6 +114,7 @@ def run_whole(
 def _elementwise(
   workers: Workers, step: _flatten.Step, ins: Sequence[Part]
 ) -> list[Part]:
+  """Cuts all operands like the first one that is split."""
   shape = step.outs[0].shape
   dim = next((p.dim for p in ins if p.is_split), None)
   if dim is None and _keeps_summands(step.name, ins):
@@ -168,6 +169,7 @@ def _one_operand(
 
 
 def _set_entry(entries: Sequence[int], i: int, value: int) -> tuple[int, ...]:
+  """Returns a shape with another entry."""
   changed = list(entries)
   changed[i] = value
   return tuple(changed)
@@ -176,6 +178,7 @@ def _set_entry(entries: Sequence[int], i: int, value: int) -> tuple[int, ...]:
 def _place_broadcast(
   step: _flatten.Step, dim: int, count: int
 ) -> tuple[int, dict[str, Any]] | None:
+  """Follows the dimension that an operand's becomes."""
   shape = step.params["shape"]
   new = int(step.params["broadcast_dimensions"][dim])
   return new, {"shape": _set_entry(shape, new, shape[new] // count)}
@@ -184,6 +187,7 @@ def _place_broadcast(
 def _place_reshape(
   step: _flatten.Step, dim: int, count: int
 ) -> tuple[int, dict[str, Any]] | None:
+  """Follows a dimension that is joined with others, or divided."""
   old, new = _shape_of(step, 0), step.params["new_sizes"]
   before = math.prod(old[:dim])
   for i, size in enumerate(new):
@@ -199,6 +203,7 @@ def _place_reshape(
 def _place_transpose(
   step: _flatten.Step, dim: int, count: int
 ) -> tuple[int, dict[str, Any]]:
+  """Follows a dimension to its new position."""
   del count
   return step.params["permutation"].index(dim), {}
 
@@ -206,6 +211,7 @@ def _place_transpose(
 def _place_squeeze(
   step: _flatten.Step, dim: int, count: int
 ) -> tuple[int, dict[str, Any]]:
+  """Follows a dimension past those that are removed."""
   del count
   return dim - sum(d < dim for d in step.params["dimensions"]), {}
 
@@ -213,6 +219,7 @@ def _place_squeeze(
 def _place_expanded(
   step: _flatten.Step, dim: int, count: int
 ) -> tuple[int, dict[str, Any]]:
+  """Follows a dimension past those that are added."""
   del count
   for added in sorted(step.params["dimensions"]):
     dim += added <= dim
@@ -222,6 +229,7 @@ def _place_expanded(
 def _place_slice(
   step: _flatten.Step, dim: int, count: int
 ) -> tuple[int, dict[str, Any]] | None:
+  """Keeps a dimension that is not cut."""
   size, params = _shape_of(step, 0)[dim], step.params
   limits = params["limit_indices"]
   stride = (params["strides"] or [1] * len(limits))[dim]
@@ -233,6 +241,7 @@ def _place_slice(
 def _place_dynamic_slice(
   step: _flatten.Step, dim: int, count: int
 ) -> tuple[int, dict[str, Any]] | None:
+  """Keeps a dimension that is taken whole."""
   sizes, size = step.params["slice_sizes"], _shape_of(step, 0)[dim]
   if sizes[dim] != size:
     return None
@@ -242,6 +251,7 @@ def _place_dynamic_slice(
 def _place_padded(
   step: _flatten.Step, dim: int, count: int
 ) -> tuple[int, dict[str, Any]] | None:
+  """Keeps a dimension that gets no padding."""
   del count
   is_kept = tuple(step.params["padding_config"][dim]) == (0, 0, 0)
   return (dim, {}) if is_kept else None
@@ -250,6 +260,7 @@ def _place_padded(
 def _place_window(
   step: _flatten.Step, dim: int, count: int
 ) -> tuple[int, dict[str, Any]] | None:
+  """Keeps a dimension in which windows have one element."""
   del count
   params = step.params
   window = params["window_dimensions"][dim], params["window_strides"][dim]
@@ -260,6 +271,7 @@ def _place_window(
 def _place_index_reduced(
   step: _flatten.Step, dim: int, count: int
 ) -> tuple[int, dict[str, Any]] | None:
+  """Follows a dimension that no index is taken along."""
   del count
   axes = step.params["axes"]
   return None if dim in axes else (dim - sum(a < dim for a in axes), {})
@@ -305,6 +317,7 @@ _JOINS: dict[str, Callable[..., Any]] = {
 def _reduce(
   workers: Workers, step: _flatten.Step, ins: Sequence[Part]
 ) -> list[Part]:
+  """Reduces parts; a sum over the workers' dimension leaves summands."""
   (part,), axes = ins, step.params["axes"]
   if step.name != "reduce_sum":
     (part,) = workers.settle(ins)
@@ -332,6 +345,7 @@ class _Side(NamedTuple):
 def _multiply_matrices(
   workers: Workers, step: _flatten.Step, ins: Sequence[Part]
 ) -> list[Part]:
+  """Multiplies parts; contracting the split dimension leaves summands."""
   dims = [p.dim for p in ins]
   if sorted(map(str, dims)) == ["-1", "None"]:
     return [
@@ -378,6 +392,7 @@ def _multiply_matrices(
 def _gather(
   workers: Workers, step: _flatten.Step, ins: Sequence[Part]
 ) -> list[Part]:
+  """Looks rows up where indices, batches or whole rows are split."""
   operand, indices = workers.settle(ins)
   names, sizes = step.params["dimension_numbers"], step.params["slice_sizes"]
   shape, rank = _shape_of(step, 0), len(step.outs[0].shape)
@@ -436,6 +451,7 @@ def _scatter(
 def _update_slice(
   workers: Workers, step: _flatten.Step, ins: Sequence[Part]
 ) -> list[Part]:
+  """Writes a slice that is whole along the split dimension."""
   operand, update, *starts = workers.settle(ins)
   dim = next((p.dim for p in (operand, update) if p.is_split), None)
   if dim is None or _shape_of(step, 0)[dim] != _shape_of(step, 1)[dim]:

@@ -47,10 +47,12 @@ def evaluate_parts(
 
 
 def _arrays(parts: Sequence[Part]) -> list[Any]:
+  """Returns the arrays of parts."""
   return [part.array for part in parts]
 
 
 def _dims(parts: Sequence[Part]) -> list[int | None]:
+  """Returns how parts are divided."""
   return [part.dim for part in parts]
 
 
@@ -86,6 +88,7 @@ def _grow_dims(
 
 
 def _take_all(workers: Workers, parts: Sequence[Part], dims: Dims) -> list[Any]:
+  """Returns the worker's part of each value, divided in a given way."""
   return list(map(workers.take, parts, dims))
 
 
@@ -224,6 +227,7 @@ def _remat(
 def _call(
   workers: Workers, step: _flatten.Step, ins: Sequence[Part]
 ) -> list[Part]:
+  """Enters a call that means nothing by itself."""
   (inner,) = _flatten.inner_jaxprs(step.eqn)
   return evaluate_parts(inner, ins, workers)
 
@@ -237,6 +241,7 @@ def _trace_whole(
 
 
 def _likes(variables: Sequence[Any]) -> list[Any]:
+  """Returns shapes and dtypes of a program's values."""
   return [core.shape_dtype(v.aval) for v in variables]
 
 
@@ -342,6 +347,7 @@ def _custom_vjp(
 
 
 def _flatten_pullback(pull: Any) -> tuple[list[Any], list[Any]]:
+  """Returns the saved arrays of a backward pass, and its structure."""
   leaves, treedef = jax.tree.flatten(pull)
   return leaves, [treedef]
 
