@@ -113,7 +113,7 @@ def list_names(module: str) -> list[str]:
 
   Example:
     >>> list_names("jaxmotion.presets")[:2]
-    ['dgc', 'diloco']
+    ['dgc', 'ef21_sgdm']
   """
   loaded = importlib.import_module(module)
   names = [name for name in vars(loaded) if not name.startswith("_")]

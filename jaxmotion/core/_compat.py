@@ -92,10 +92,10 @@ def _describe_unbound(axis_name: _tree.AxisName) -> str:
   mapped = sorted(map(str, _mapped_axes()))
   if not mapped:
     return (
-      f"got {axis_name!r}: under a plain jax.jit take gradients by "
-      "jaxmotion.value_and_grad; or train by jaxmotion.make_train_step, or run "
-      "the step by jaxmotion.parallelize_step or jax.shard_map, with a state "
-      "made by jaxmotion.bind_mesh(tx, mesh)."
+      f"got {axis_name!r}: train by jaxmotion.make_train_step, or take "
+      "gradients by jaxmotion.value_and_grad under a plain jax.jit, or call "
+      "this inside of jax.shard_map, with a state made by "
+      "jaxmotion.bind_mesh(tx, mesh)."
     )
   wrong = [a for a in _tree.axis_names(axis_name) if not axis_is_bound(a)]
   near = difflib.get_close_matches(str(wrong[0]), mapped, n=1)

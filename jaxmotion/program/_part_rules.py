@@ -25,7 +25,7 @@ SUMMAND = -1
 
 
 class Part(NamedTuple):
-  """What one worker holds of a value."""
+  """Holds what one worker has of a value."""
 
   array: Any
   # None: all of it. A dimension: one of as many equal parts along it as there
@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Workers:
-  """The workers between whom values are divided."""
+  """Names the workers between whom values are divided."""
 
   axis_name: core.AxisName  # As functions of JAX take it.
   count: int

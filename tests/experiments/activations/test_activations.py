@@ -19,7 +19,7 @@ def test_it_trains_measures_predicts_and_writes(tmp_path, monkeypatch, capsys):
   flags.FLAGS(["activations"])
   json, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
   with flagsaver.flagsaver(
-    nets=["tiny"], looks=[0, 2], batch=8, json=str(json), plot=str(plot)
+    nets=["tiny"], looks=[0, 2], batch=8, seed=0, json=str(json), plot=str(plot)
   ):
     activations.main()
   printed = capsys.readouterr().out

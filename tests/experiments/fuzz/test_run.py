@@ -65,7 +65,7 @@ def test_the_command_shares_the_time_prints_counts_and_writes_rows(
   path = tmp_path / "fuzz.jsonl"
   with (
     flagsaver.flagsaver(subjects=list(subjects), minutes=0.6 / 60),
-    flagsaver.flagsaver(processes=1, json=str(path)),
+    flagsaver.flagsaver(processes=1, seed=0, json=str(path)),
     pytest.raises(SystemExit) as ended,
   ):
     fuzz_main.main()
