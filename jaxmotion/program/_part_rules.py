@@ -466,15 +466,18 @@ def _constrain(
 ) -> list[Part]:
   """Keeps a constraint's other axes: those of the workers are manual here."""
   (part,) = workers.settle(ins)
-  spec = getattr(step.params.get("sharding"), "spec", PartitionSpec())
+  wanted = step.params.get("sharding", step.params.get("dst_sharding"))
+  spec = getattr(wanted, "spec", PartitionSpec())
   names = set(core.axis_names(workers.axis_name))
   entries = [
     tuple(n for n in core.spec_axes(e) if n not in names) or None for e in spec
   ]
   if not any(entries):
     return [part]
-  array = lax.with_sharding_constraint(part.array, PartitionSpec(*entries))
-  return [Part(array, part.dim)]
+  own = PartitionSpec(*entries)
+  if step.name == "reshard":
+    return [Part(jax.sharding.reshard(part.array, own), part.dim)]
+  return [Part(lax.with_sharding_constraint(part.array, own), part.dim)]
 
 
 _ELEMENTWISE = """
@@ -515,6 +518,7 @@ RULES: dict[str, Rule] = {
   "gather": _gather,
   "pad": _one_operand(_place_padded),
   "reshape": _one_operand(_place_reshape),
+  "reshard": _constrain,
   "rev": _along("dimensions"),
   "sharding_constraint": _constrain,
   "slice": _one_operand(_place_slice),

@@ -76,14 +76,17 @@ def _join_dims(a: int | None, b: int | None) -> int | None:
 
 def _grow_dims(
   carry: Sequence[Part], trace_body: Callable[[Dims], Dims]
-) -> list[int | None]:
-  """Returns how a loop's carry is divided, so that it stays so."""
-  dims = _dims(carry)
+) -> tuple[Dims, Dims]:
+  """Returns how a loop's carry and its other results are divided."""
+  # trace_body: division of the carry -> that of what the body returns.
+  dims: Dims = _dims(carry)
   while True:
+    found = trace_body(dims)
     # A carry that starts whole becomes what the body makes of it.
-    grown = list(map(_join_dims, dims, trace_body(dims)))
+    carried = found[: len(dims)]
+    grown = list(map(_join_dims, dims, carried))
     if grown == dims:
-      return dims
+      return dims, found[len(dims) :]
     dims = grown
 
 
@@ -120,8 +123,7 @@ def _scan(
 
     return _find_dims(run_once)
 
-  dims = _grow_dims(carry, lambda dims: trace_body(dims)[:num_carry])
-  y_dims = trace_body(dims)[num_carry:]
+  dims, y_dims = _grow_dims(carry, trace_body)
 
   def run_iteration(
     carry: list[Any], x: list[Any]
@@ -156,7 +158,7 @@ def _while(
     own = [*body_consts, *map(Part, carry, dims)]
     return workers.settle(evaluate_parts(params["body_jaxpr"], own, workers))
 
-  dims = _grow_dims(
+  dims, _ = _grow_dims(
     carry,
     lambda dims: _find_dims(
       lambda: run_body(dims, _take_all(workers, carry, dims))

@@ -188,6 +188,20 @@ def test_constraints_of_the_loss_may_name_the_workers_axis():
   np.testing.assert_allclose(g.mean(0), whole, rtol=1e-6)
 
 
+def test_a_loss_may_reshard_along_the_workers_axis():
+  mesh = MESHES["explicit"]
+
+  def loss(w, x):
+    return jnp.mean(jax.sharding.reshard(x @ w, P("data", None)) ** 2)
+
+  w = jax.device_put(jnp.eye(8), NamedSharding(mesh, P()))
+  x = jax.device_put(jnp.ones((8, 8)), NamedSharding(mesh, P("data")))
+  with jax.set_mesh(mesh):
+    g = jax.jit(lambda w, x: jaxmotion.grad(loss)(w, x).value)(w, x)
+    wanted = jax.grad(loss)(w, x)
+  np.testing.assert_allclose(g.mean(0), wanted, rtol=1e-6)
+
+
 def own_gradient(read):
   def step(w, x):
     return read(jaxmotion.grad(lambda w, x: jnp.mean(x * w))(w, x))
