@@ -85,7 +85,7 @@ def check_against_numpy(every, fragments, delay, mix, weighted=False, steps=15):
   ("case", "weighted"),
   [
     ((1, 1, 0, 0.0), False),
-    ((4, 2, 1, 0.5), True),
+    ((4, 2, 1, 0.25), True),
     ((6, 3, 3, 0.5), True),
     ((4, 1, 3, 0.0), False),
   ],
