@@ -26,6 +26,7 @@ from jaxmotion.core._compat import (
   axis_size as axis_size,
   check_on_mesh as check_on_mesh,
   eval_shape_in_map as eval_shape_in_map,
+  filter_spec as filter_spec,
   find_free_axes as find_free_axes,
   from_bits as from_bits,
   gather_replicated as gather_replicated,

@@ -66,6 +66,23 @@ def spec_axes(entry: Any) -> tuple[Any, ...]:
   return () if entry is None else _tree.axis_names(entry)
 
 
+def filter_spec(
+  spec: PartitionSpec, keep: Callable[[Any], bool]
+) -> PartitionSpec:
+  """Returns a spec without the axes that are not to be kept.
+
+  >>> filter_spec(PartitionSpec("data", ("model", "data")), "model".__eq__)
+  P(None, 'model')
+  """
+
+  def filter_entry(entry: Any) -> Any:
+    names = spec_axes(entry)
+    kept = tuple(filter(keep, names))
+    return entry if kept == names else kept or None
+
+  return PartitionSpec(*map(filter_entry, spec))
+
+
 def axis_is_bound(axis_name: _tree.AxisName) -> bool:
   """Returns whether every name is an axis of an enclosing shard_map or pmap."""
   try:

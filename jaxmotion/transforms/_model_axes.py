@@ -46,13 +46,8 @@ def sharded_axes(spec: P) -> set[Any]:
 def _drop_single_axes(specs: PyTree, sizes: Mapping[Any, int]) -> PyTree:
   """Returns specs without axes of one device, which shard nothing."""
   # sizes: sizes of the mesh's axes by name; other axes are kept, to be refused.
-
-  def drop_entry(entry: Any) -> Any:
-    names = core.spec_axes(entry)
-    kept = tuple(name for name in names if sizes.get(name) != 1)
-    return entry if kept == names else kept or None
-
-  return jax.tree.map(lambda s: P(*map(drop_entry, s)), specs)
+  is_kept = lambda name: sizes.get(name) != 1
+  return jax.tree.map(lambda spec: core.filter_spec(spec, is_kept), specs)
 
 
 def _expand_specs(specs: PyTree, tree: PyTree, sizes: dict[Any, int]) -> PyTree:
@@ -172,20 +167,13 @@ def _map_update(
 ) -> tuple[PyTree, PyTree]:
   """Runs an exchange of every device's shards, in a map over a model's axes."""
   args = args | {"sending": args["sending"].keep_scalars()}
-  # The map takes arguments that hold arrays; others are closed over.
-  names = [
-    name
-    for name, arg in args.items()
-    if any(hasattr(a, "dtype") for a in jax.tree.leaves(arg))
-  ]
-  arrays = [args[name] for name in names]
+  arrays = select_arrays(args)
 
   def update_own(
-    updates: PyTree, state: PyTree, params: PyTree, arrays: PyTree
+    updates: PyTree, state: PyTree, params: PyTree, arrays: dict[str, Any]
   ) -> PyTree:
-    mapped_args = args | dict(zip(names, arrays, strict=True))
     mean, state = shard_exchange.update(
-      updates, state, params, mapped_args, model
+      updates, state, params, args | arrays, model
     )
     return jax.tree.map(model.assert_shared, mean, model.specs), state
 
@@ -195,7 +183,10 @@ def _map_update(
     state_specs,
     P() if params is None else model.specs,
     # An argument may be shaped like parameters.
-    [model.specs if core.same_shapes(arg, updates) else P() for arg in arrays],
+    {
+      name: model.specs if core.same_shapes(arg, updates) else P()
+      for name, arg in arrays.items()
+    },
   )
   mapped = jax.shard_map(
     update_own,
@@ -203,6 +194,15 @@ def _map_update(
     **_map_options(shard_exchange.workers, model.names, in_specs),
   )
   return mapped(updates, state, params, arrays)
+
+
+def select_arrays(args: dict[str, Any]) -> dict[str, Any]:
+  """Returns the arguments that hold arrays: a map closes over the others."""
+  return {
+    name: arg
+    for name, arg in args.items()
+    if any(hasattr(a, "dtype") for a in jax.tree.leaves(arg))
+  }
 
 
 def _map_options(
