@@ -17,25 +17,35 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxmotion import core
-from jaxmotion.program import _flatten
+from jaxmotion.program._flatten import Step
 
 # In place of a dimension: the worker has a summand, and the sum of all workers'
 # is the value.
 SUMMAND = -1
 
 
-class Part(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Part:
   """Holds what one worker has of a value."""
 
   array: Any
   # None: all of it. A dimension: one of as many equal parts along it as there
   # are workers, in their order. `SUMMAND`: a summand.
-  dim: int | None = None
+  dim: int | None = dataclasses.field(default=None, metadata={"static": True})
 
   @property
-  def is_split(self) -> bool:
-    """Whether the worker holds a part along a dimension."""
-    return self.dim is not None and self.dim != SUMMAND
+  def cut(self) -> int | None:
+    """Dimension along which the worker has a part, or None."""
+    return None if self.dim == SUMMAND else self.dim
+
+
+Parts = Sequence[Part]
+
+
+def find_cut(parts: Parts) -> int | None:
+  """Returns the dimension along which the first part that is cut is cut."""
+  return next((p.dim for p in parts if p.cut is not None), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +70,7 @@ class Workers:
       return part.array
     if dim is None:
       return self.whole(part)
-    if part.is_split:
+    if part.cut is not None:
       return lax.all_to_all(
         part.array,
         self.axis_name,
@@ -73,54 +83,58 @@ class Workers:
     start = lax.axis_index(self.axis_name) * size
     return lax.dynamic_slice_in_dim(x, start, size, dim)
 
-  def settle(self, parts: Sequence[Part]) -> list[Part]:
+  def settle(self, parts: Parts) -> list[Part]:
     """Sums what workers hold summands of."""
     return [Part(self.whole(p)) if p.dim == SUMMAND else p for p in parts]
 
 
-Rule = Callable[[Workers, _flatten.Step, Sequence[Part]], Sequence[Part]]
+Rule = Callable[[Workers, Step, Parts], Parts]
+# The new place of a dimension, and parameters that change; None: a worker needs
+# the whole operand.
+Placed = tuple[int, dict[str, Any]] | None
 # Parameters that say where a whole array lies. Parts lie where they are.
 _SHARDINGS = ("dst_sharding", "out_sharding", "sharding")
 
 
 def run_step(
-  step: _flatten.Step,
+  step: Step,
   operands: Sequence[Any],
+  dim: int | None = None,
   changed: Mapping[str, Any] | None = None,
-) -> Sequence[Any]:
-  """Runs a step on arrays of one worker."""
+) -> list[Part]:
+  """Runs a step on one worker's arrays; its results are parts along `dim`."""
+  # changed: parameters that are others than those of the step.
   primitive, here = step.eqn.primitive, jax.sharding.get_abstract_mesh()
   placed = {name: None for name in _SHARDINGS if name in step.params}
   params = {**step.params, **placed, **(changed or {})}
   # The step was traced outside of the map over workers.
   with step.named(), step.eqn.ctx.manager, jax.sharding.use_abstract_mesh(here):
     out = primitive.bind(*operands, **primitive.get_bind_params(params))
-  return out if primitive.multiple_results else [out]
+  return [Part(x, dim) for x in (out if primitive.multiple_results else [out])]
 
 
-def _shape_of(step: _flatten.Step, i: int) -> tuple[int, ...]:
+def run_whole(workers: Workers, step: Step, ins: Parts) -> list[Part]:
+  """Runs a step on whole operands."""
+  return run_step(step, list(map(workers.whole, ins)))
+
+
+def _shape_of(step: Step, i: int) -> tuple[int, ...]:
   """Returns the shape of a whole operand."""
   aval: Any = step.ins[i].aval
   return tuple(aval.shape)
 
 
-def run_whole(
-  workers: Workers, step: _flatten.Step, ins: Sequence[Part]
-) -> list[Part]:
-  """Runs a step on whole operands."""
-  return [Part(out) for out in run_step(step, list(map(workers.whole, ins)))]
+def _skip_removed(dim: int, removed: Sequence[int]) -> int:
+  """Returns where a dimension is after others were removed."""
+  return dim - sum(d < dim for d in removed)
 
 
-def _elementwise(
-  workers: Workers, step: _flatten.Step, ins: Sequence[Part]
-) -> list[Part]:
+def _elementwise(workers: Workers, step: Step, ins: Parts) -> list[Part]:
   """Cuts all operands like the first one that is split."""
   shape = step.outs[0].shape
-  dim = next((p.dim for p in ins if p.is_split), None)
+  dim = find_cut(ins)
   if dim is None and _keeps_summands(step.name, ins):
-    return [
-      Part(out, SUMMAND) for out in run_step(step, [p.array for p in ins])
-    ]
+    return run_step(step, [p.array for p in ins], SUMMAND)
   operands = [
     # Of an operand of length 1 along the dimension all workers need the same.
     workers.take(p, dim)
@@ -129,10 +143,10 @@ def _elementwise(
     else workers.whole(p)
     for i, p in enumerate(ins)
   ]
-  return [Part(out, dim) for out in run_step(step, operands)]
+  return run_step(step, operands, dim)
 
 
-def _keeps_summands(name: str, ins: Sequence[Part]) -> bool:
+def _keeps_summands(name: str, ins: Parts) -> bool:
   """Says whether an operation is linear in what workers hold summands of."""
   summands = [p.dim == SUMMAND for p in ins]
   if all(summands):
@@ -143,27 +157,22 @@ def _keeps_summands(name: str, ins: Sequence[Part]) -> bool:
 
 
 def _one_operand(
-  place: Callable[[_flatten.Step, int, int], tuple[int, dict[str, Any]] | None],
+  place: Callable[[Step, int, int], Placed],
 ) -> Rule:
   """Makes the rule of an operation that moves the elements of one operand."""
-  # place: (step, dimension, workers) -> its place in the result and parameters
-  # that change; None: the worker needs the whole operand.
+  # place: step, dimension that is cut, and number of workers.
 
-  def rule(
-    workers: Workers, step: _flatten.Step, ins: Sequence[Part]
-  ) -> list[Part]:
+  def rule(workers: Workers, step: Step, ins: Parts) -> list[Part]:
     first, *others = ins
     if first.dim == SUMMAND and step.name in _LINEAR:
-      return [Part(out, SUMMAND) for out in run_step(step, [first.array])]
+      return run_step(step, [first.array], SUMMAND)
     placed = None
-    if first.is_split:
-      assert first.dim is not None
-      placed = place(step, first.dim, workers.count)
+    if first.cut is not None:
+      placed = place(step, first.cut, workers.count)
     if placed is None:
       return run_whole(workers, step, ins)
-    dim, changed = int(placed[0]), placed[1]
     operands = [first.array, *map(workers.whole, others)]
-    return [Part(out, dim) for out in run_step(step, operands, changed)]
+    return run_step(step, operands, int(placed[0]), placed[1])
 
   return rule
 
@@ -175,18 +184,14 @@ def _set_entry(entries: Sequence[int], i: int, value: int) -> tuple[int, ...]:
   return tuple(changed)
 
 
-def _place_broadcast(
-  step: _flatten.Step, dim: int, count: int
-) -> tuple[int, dict[str, Any]] | None:
+def _place_broadcast(step: Step, dim: int, count: int) -> Placed:
   """Follows the dimension that an operand's becomes."""
   shape = step.params["shape"]
   new = int(step.params["broadcast_dimensions"][dim])
   return new, {"shape": _set_entry(shape, new, shape[new] // count)}
 
 
-def _place_reshape(
-  step: _flatten.Step, dim: int, count: int
-) -> tuple[int, dict[str, Any]] | None:
+def _place_reshape(step: Step, dim: int, count: int) -> Placed:
   """Follows a dimension that is joined with others, or divided."""
   old, new = _shape_of(step, 0), step.params["new_sizes"]
   before = math.prod(old[:dim])
@@ -200,35 +205,24 @@ def _place_reshape(
   return None
 
 
-def _place_transpose(
-  step: _flatten.Step, dim: int, count: int
-) -> tuple[int, dict[str, Any]]:
+def _place_transpose(step: Step, dim: int, count: int) -> Placed:
   """Follows a dimension to its new position."""
-  del count
   return step.params["permutation"].index(dim), {}
 
 
-def _place_squeeze(
-  step: _flatten.Step, dim: int, count: int
-) -> tuple[int, dict[str, Any]]:
+def _place_squeeze(step: Step, dim: int, count: int) -> Placed:
   """Follows a dimension past those that are removed."""
-  del count
-  return dim - sum(d < dim for d in step.params["dimensions"]), {}
+  return _skip_removed(dim, step.params["dimensions"]), {}
 
 
-def _place_expanded(
-  step: _flatten.Step, dim: int, count: int
-) -> tuple[int, dict[str, Any]]:
+def _place_expanded(step: Step, dim: int, count: int) -> Placed:
   """Follows a dimension past those that are added."""
-  del count
   for added in sorted(step.params["dimensions"]):
     dim += added <= dim
   return dim, {}
 
 
-def _place_slice(
-  step: _flatten.Step, dim: int, count: int
-) -> tuple[int, dict[str, Any]] | None:
+def _place_slice(step: Step, dim: int, count: int) -> Placed:
   """Keeps a dimension that is not cut."""
   size, params = _shape_of(step, 0)[dim], step.params
   limits = params["limit_indices"]
@@ -238,9 +232,7 @@ def _place_slice(
   return dim, {"limit_indices": _set_entry(limits, dim, size // count)}
 
 
-def _place_dynamic_slice(
-  step: _flatten.Step, dim: int, count: int
-) -> tuple[int, dict[str, Any]] | None:
+def _place_dynamic_slice(step: Step, dim: int, count: int) -> Placed:
   """Keeps a dimension that is taken whole."""
   sizes, size = step.params["slice_sizes"], _shape_of(step, 0)[dim]
   if sizes[dim] != size:
@@ -248,40 +240,28 @@ def _place_dynamic_slice(
   return dim, {"slice_sizes": _set_entry(sizes, dim, size // count)}
 
 
-def _place_padded(
-  step: _flatten.Step, dim: int, count: int
-) -> tuple[int, dict[str, Any]] | None:
+def _place_padded(step: Step, dim: int, count: int) -> Placed:
   """Keeps a dimension that gets no padding."""
-  del count
   is_kept = tuple(step.params["padding_config"][dim]) == (0, 0, 0)
   return (dim, {}) if is_kept else None
 
 
-def _place_window(
-  step: _flatten.Step, dim: int, count: int
-) -> tuple[int, dict[str, Any]] | None:
+def _place_window(step: Step, dim: int, count: int) -> Placed:
   """Keeps a dimension in which windows have one element."""
-  del count
   params = step.params
   window = params["window_dimensions"][dim], params["window_strides"][dim]
   is_kept = window == (1, 1) and tuple(params["padding"][dim]) == (0, 0)
   return (dim, {}) if is_kept else None
 
 
-def _place_index_reduced(
-  step: _flatten.Step, dim: int, count: int
-) -> tuple[int, dict[str, Any]] | None:
+def _place_index_reduced(step: Step, dim: int, count: int) -> Placed:
   """Follows a dimension that no index is taken along."""
-  del count
   axes = step.params["axes"]
-  return None if dim in axes else (dim - sum(a < dim for a in axes), {})
+  return None if dim in axes else (_skip_removed(dim, axes), {})
 
 
-def _place_filtered(
-  step: _flatten.Step, dim: int, count: int
-) -> tuple[int, dict[str, Any]] | None:
+def _place_filtered(step: Step, dim: int, count: int) -> Placed:
   """Says where the samples of a convolution are."""
-  del count
   names = step.params["dimension_numbers"]
   # Groups of samples have filters of their own.
   is_batch = dim == names.lhs_spec[0] and step.params["batch_group_count"] == 1
@@ -291,16 +271,13 @@ def _place_filtered(
 def _along(parameter: str) -> Rule:
   """Makes the rule of an operation along some dimensions of its operands."""
 
-  def rule(
-    workers: Workers, step: _flatten.Step, ins: Sequence[Part]
-  ) -> list[Part]:
+  def rule(workers: Workers, step: Step, ins: Parts) -> list[Part]:
     used = step.params[parameter]
     used = used if isinstance(used, tuple | list) else (used,)
-    dim = next((p.dim for p in ins if p.is_split), None)
+    dim = find_cut(ins)
     if dim is None or dim in used:
       return run_whole(workers, step, ins)
-    out = run_step(step, [workers.take(p, dim) for p in ins])
-    return [Part(one, dim) for one in out]
+    return run_step(step, [workers.take(p, dim) for p in ins], dim)
 
   return rule
 
@@ -314,23 +291,20 @@ _JOINS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _reduce(
-  workers: Workers, step: _flatten.Step, ins: Sequence[Part]
-) -> list[Part]:
+def _reduce(workers: Workers, step: Step, ins: Parts) -> list[Part]:
   """Reduces parts; a sum over the workers' dimension leaves summands."""
   (part,), axes = ins, step.params["axes"]
   if step.name != "reduce_sum":
     (part,) = workers.settle(ins)
-  (out,) = run_step(step, [part.array])
-  if not part.is_split:
-    return [Part(out, part.dim)]
-  assert part.dim is not None
-  if part.dim not in axes:
-    return [Part(out, part.dim - sum(a < part.dim for a in axes))]
+  if part.cut is None:
+    return run_step(step, [part.array], part.dim)
+  if part.cut not in axes:
+    return run_step(step, [part.array], _skip_removed(part.cut, axes))
   if step.name == "reduce_sum":
-    return [Part(out, SUMMAND)]
+    return run_step(step, [part.array], SUMMAND)
   # JAX cannot differentiate its collective maximum.
-  every = lax.all_gather(out, workers.axis_name)
+  (own,) = run_step(step, [part.array])
+  every = lax.all_gather(own.array, workers.axis_name)
   return [Part(_JOINS[step.name](every, axis=0))]
 
 
@@ -342,15 +316,11 @@ class _Side(NamedTuple):
   free: Sequence[int]  # The others, in order.
 
 
-def _multiply_matrices(
-  workers: Workers, step: _flatten.Step, ins: Sequence[Part]
-) -> list[Part]:
+def _multiply_matrices(workers: Workers, step: Step, ins: Parts) -> list[Part]:
   """Multiplies parts; contracting the split dimension leaves summands."""
   dims = [p.dim for p in ins]
   if sorted(map(str, dims)) == ["-1", "None"]:
-    return [
-      Part(out, SUMMAND) for out in run_step(step, [p.array for p in ins])
-    ]
+    return run_step(step, [p.array for p in ins], SUMMAND)
   ins = workers.settle(ins)
   contracted, batch = step.params["dimension_numbers"]
   sides = [
@@ -366,15 +336,12 @@ def _multiply_matrices(
     for i in range(2)
   ]
   # A dimension that both operands have decides, because there both are cut.
-  paired = [
-    i for i, p in enumerate(ins) if p.is_split and p.dim not in sides[i].free
-  ]
-  split = paired or [i for i, p in enumerate(ins) if p.is_split]
-  if not split:
-    return run_whole(workers, step, ins)
-  i = split[0]
+  i = min(
+    range(2), key=lambda i: (ins[i].dim is None, ins[i].dim in sides[i].free)
+  )
   own, other, dim = sides[i], sides[1 - i], ins[i].dim
-  assert dim is not None
+  if dim is None:
+    return run_whole(workers, step, ins)
   if dim in own.contracted:
     mate, out_dim = other.contracted[list(own.contracted).index(dim)], SUMMAND
   elif dim in own.batch:
@@ -386,12 +353,10 @@ def _multiply_matrices(
     out_dim = len(own.batch) + free_before + own.free.index(dim)
   operands = [ins[0].array, ins[1].array]
   operands[1 - i] = workers.take(ins[1 - i], mate)
-  return [Part(out, out_dim) for out in run_step(step, operands)]
+  return run_step(step, operands, out_dim)
 
 
-def _gather(
-  workers: Workers, step: _flatten.Step, ins: Sequence[Part]
-) -> list[Part]:
+def _gather(workers: Workers, step: Step, ins: Parts) -> list[Part]:
   """Looks rows up where indices, batches or whole rows are split."""
   operand, indices = workers.settle(ins)
   names, sizes = step.params["dimension_numbers"], step.params["slice_sizes"]
@@ -405,34 +370,29 @@ def _gather(
       strict=True,
     )
   )
-  changed: dict[str, Any] = {}
-  if operand.is_split and operand.dim in pairs:
+  if operand.dim in pairs:
     dim = pairs[operand.dim]
     indices = Part(workers.take(indices, dim), dim)
-  elif operand.is_split:
+  elif operand.dim is not None:
     removed = (*names.collapsed_slice_dims, *names.operand_batching_dims)
     kept = [d for d in range(len(shape)) if d not in removed]
     dim = operand.dim
-    assert dim is not None
     if dim in kept and dim not in names.start_index_map:
-      changed = {
-        "slice_sizes": _set_entry(sizes, dim, sizes[dim] // workers.count)
-      }
-      out = run_step(step, [operand.array, workers.whole(indices)], changed)
-      return [Part(out[0], names.offset_dims[kept.index(dim)])]
+      return run_step(
+        step,
+        [operand.array, workers.whole(indices)],
+        names.offset_dims[kept.index(dim)],
+        {"slice_sizes": _set_entry(sizes, dim, sizes[dim] // workers.count)},
+      )
     operand = Part(workers.whole(operand))
-  if not indices.is_split:
+  if indices.dim is None:
     return run_whole(workers, step, [operand, indices])
-  assert indices.dim is not None
   mates = {b: a for a, b in pairs.items()}
   x = workers.take(operand, mates.get(indices.dim))
-  (out,) = run_step(step, [x, indices.array])
-  return [Part(out, batch[indices.dim])]
+  return run_step(step, [x, indices.array], batch[indices.dim])
 
 
-def _scatter(
-  workers: Workers, step: _flatten.Step, ins: Sequence[Part]
-) -> list[Part]:
+def _scatter(workers: Workers, step: Step, ins: Parts) -> list[Part]:
   """Writes into rows of which every worker has its own."""
   operand, indices, updates = workers.settle(ins)
   names, dim = step.params["dimension_numbers"], operand.dim
@@ -444,37 +404,28 @@ def _scatter(
   if _shape_of(step, 2)[update_dim] != _shape_of(step, 0)[dim]:
     return run_whole(workers, step, ins)
   rows = workers.take(updates, update_dim)
-  out = run_step(step, [operand.array, workers.whole(indices), rows])
-  return [Part(one, dim) for one in out]
+  return run_step(step, [operand.array, workers.whole(indices), rows], dim)
 
 
-def _update_slice(
-  workers: Workers, step: _flatten.Step, ins: Sequence[Part]
-) -> list[Part]:
+def _update_slice(workers: Workers, step: Step, ins: Parts) -> list[Part]:
   """Writes a slice that is whole along the split dimension."""
   operand, update, *starts = workers.settle(ins)
-  dim = next((p.dim for p in (operand, update) if p.is_split), None)
+  dim = find_cut([operand, update])
   if dim is None or _shape_of(step, 0)[dim] != _shape_of(step, 1)[dim]:
     return run_whole(workers, step, ins)
   both = [workers.take(p, dim) for p in (operand, update)]
-  out = run_step(step, [*both, *map(workers.whole, starts)])
-  return [Part(one, dim) for one in out]
+  return run_step(step, [*both, *map(workers.whole, starts)], dim)
 
 
-def _constrain(
-  workers: Workers, step: _flatten.Step, ins: Sequence[Part]
-) -> list[Part]:
+def _constrain(workers: Workers, step: Step, ins: Parts) -> list[Part]:
   """Keeps a constraint's other axes: those of the workers are manual here."""
   (part,) = workers.settle(ins)
   wanted = step.params.get("sharding", step.params.get("dst_sharding"))
   spec = getattr(wanted, "spec", PartitionSpec())
-  names = set(core.axis_names(workers.axis_name))
-  entries = [
-    tuple(n for n in core.spec_axes(e) if n not in names) or None for e in spec
-  ]
-  if not any(entries):
+  names = core.axis_names(workers.axis_name)
+  own = core.filter_spec(spec, lambda name: name not in names)
+  if not any(own):
     return [part]
-  own = PartitionSpec(*entries)
   if step.name == "reshard":
     return [Part(jax.sharding.reshard(part.array, own), part.dim)]
   return [Part(lax.with_sharding_constraint(part.array, own), part.dim)]

@@ -19,14 +19,13 @@ from jax import lax
 from jaxmotion import core
 from jaxmotion.core import PyTree
 from jaxmotion.program import _flatten, _part_rules
-from jaxmotion.program._part_rules import SUMMAND, Part, Workers
+from jaxmotion.program._flatten import Step
+from jaxmotion.program._part_rules import SUMMAND, Part, Parts, Workers
 
 Dims = Sequence[int | None]
 
 
-def evaluate_parts(
-  jaxpr: Any, parts: Sequence[Part], workers: Workers
-) -> list[Part]:
+def evaluate_parts(jaxpr: Any, parts: Parts, workers: Workers) -> list[Part]:
   """Returns what a worker holds of a program's results."""
   # jaxpr: a closed one of whole arrays, or an open one without constants.
   program = _flatten.flatten(jaxpr)
@@ -46,27 +45,9 @@ def evaluate_parts(
   return [read(operand) for operand in program.outputs]
 
 
-def _arrays(parts: Sequence[Part]) -> list[Any]:
-  """Returns the arrays of parts."""
-  return [part.array for part in parts]
-
-
-def _dims(parts: Sequence[Part]) -> list[int | None]:
+def _dims(parts: Parts) -> list[int | None]:
   """Returns how parts are divided."""
   return [part.dim for part in parts]
-
-
-def _find_dims(fun: Callable[[], Sequence[Part]]) -> list[int | None]:
-  """Returns how the results of a function are divided, by its trace."""
-  found: list[int | None] = []
-
-  def trace() -> list[Any]:
-    parts = fun()
-    found.extend(_dims(parts))
-    return _arrays(parts)
-
-  jax.eval_shape(trace)
-  return found
 
 
 def _join_dims(a: int | None, b: int | None) -> int | None:
@@ -75,29 +56,29 @@ def _join_dims(a: int | None, b: int | None) -> int | None:
 
 
 def _grow_dims(
-  carry: Sequence[Part], trace_body: Callable[[Dims], Dims]
+  carry: Parts, trace_body: Callable[[Dims], Parts]
 ) -> tuple[Dims, Dims]:
   """Returns how a loop's carry and its other results are divided."""
-  # trace_body: division of the carry -> that of what the body returns.
+  # trace_body: division of the carry -> shapes of what the body returns.
   dims: Dims = _dims(carry)
   while True:
-    found = trace_body(dims)
+    found = _dims(trace_body(dims))
     # A carry that starts whole becomes what the body makes of it.
-    carried = found[: len(dims)]
-    grown = list(map(_join_dims, dims, carried))
+    grown = list(map(_join_dims, dims, found[: len(dims)]))
     if grown == dims:
       return dims, found[len(dims) :]
     dims = grown
 
 
-def _take_all(workers: Workers, parts: Sequence[Part], dims: Dims) -> list[Any]:
-  """Returns the worker's part of each value, divided in a given way."""
-  return list(map(workers.take, parts, dims))
+def _divide(workers: Workers, parts: Parts, dims: Dims) -> list[Part]:
+  """Returns the worker's parts of values, divided in a given way."""
+  return [
+    Part(workers.take(part, dim), dim)
+    for part, dim in zip(parts, dims, strict=True)
+  ]
 
 
-def _scan(
-  workers: Workers, step: _flatten.Step, ins: Sequence[Part]
-) -> list[Part]:
+def _scan(workers: Workers, step: Step, ins: Parts) -> list[Part]:
   """Scans with a carry, and results, divided as the body divides them."""
   params = step.params
   body, num_consts, num_carry = core.scan_parts(params)
@@ -109,44 +90,39 @@ def _scan(
     for p in ins[num_consts + num_carry :]
   ]
   x_dims = [None if p.dim is None else p.dim - 1 for p in xs]
+  arrays = [p.array for p in xs]
 
-  def run_body(
-    dims: Dims, carry: Sequence[Any], x: Sequence[Any]
-  ) -> list[Part]:
-    own = [*consts, *map(Part, carry, dims), *map(Part, x, x_dims)]
+  def run_body(carry: Parts, x: Sequence[Any]) -> list[Part]:
+    own = [*consts, *carry, *map(Part, x, x_dims)]
     return workers.settle(evaluate_parts(body, own, workers))
 
-  def trace_body(dims: Dims) -> Dims:
-    def run_once() -> list[Part]:
-      first = [jnp.zeros(a.shape[1:], a.dtype) for a in _arrays(xs)]
-      return run_body(dims, _take_all(workers, carry, dims), first)
-
-    return _find_dims(run_once)
+  def trace_body(dims: Dims) -> Parts:
+    first = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in arrays]
+    start = _divide(workers, carry, dims)
+    return jax.eval_shape(run_body, start, first)
 
   dims, y_dims = _grow_dims(carry, trace_body)
 
   def run_iteration(
-    carry: list[Any], x: list[Any]
-  ) -> tuple[list[Any], list[Any]]:
-    out = run_body(dims, carry, x)
-    carried = _take_all(workers, out[:num_carry], dims)
-    return carried, _take_all(workers, out[num_carry:], y_dims)
+    carry: list[Part], x: list[Any]
+  ) -> tuple[list[Part], list[Any]]:
+    out = run_body(carry, x)
+    ys = _divide(workers, out[num_carry:], y_dims)
+    return _divide(workers, out[:num_carry], dims), [y.array for y in ys]
 
   last, ys = lax.scan(
     run_iteration,
-    _take_all(workers, carry, dims),
-    _arrays(xs),
+    _divide(workers, carry, dims),
+    arrays,
     length=params["length"],
     reverse=params["reverse"],
     unroll=params.get("unroll", 1),
   )
   stacked = [None if d is None else d + 1 for d in y_dims]
-  return [*map(Part, last, dims), *map(Part, ys, stacked)]
+  return [*last, *map(Part, ys, stacked)]
 
 
-def _while(
-  workers: Workers, step: _flatten.Step, ins: Sequence[Part]
-) -> list[Part]:
+def _while(workers: Workers, step: Step, ins: Parts) -> list[Part]:
   """Loops with a carry that is divided as the body divides it."""
   params, ins = step.params, workers.settle(ins)
   num_cond = params["cond_nconsts"]
@@ -154,81 +130,59 @@ def _while(
   cond_consts, body_consts = ins[:num_cond], ins[num_cond:num_consts]
   carry = ins[num_consts:]
 
-  def run_body(dims: Dims, carry: Sequence[Any]) -> list[Part]:
-    own = [*body_consts, *map(Part, carry, dims)]
+  def run_body(carry: Parts) -> list[Part]:
+    own = [*body_consts, *carry]
     return workers.settle(evaluate_parts(params["body_jaxpr"], own, workers))
 
   dims, _ = _grow_dims(
     carry,
-    lambda dims: _find_dims(
-      lambda: run_body(dims, _take_all(workers, carry, dims))
-    ),
+    lambda dims: jax.eval_shape(run_body, _divide(workers, carry, dims)),
   )
 
-  def goes_on(carry: list[Any]) -> Any:
-    own = [*cond_consts, *map(Part, carry, dims)]
+  def goes_on(carry: list[Part]) -> Any:
+    own = [*cond_consts, *carry]
     # All workers decide alike.
     return workers.whole(evaluate_parts(params["cond_jaxpr"], own, workers)[0])
 
-  last = lax.while_loop(
+  return lax.while_loop(
     goes_on,
-    lambda carry: _take_all(workers, run_body(dims, carry), dims),
-    _take_all(workers, carry, dims),
+    lambda carry: _divide(workers, run_body(carry), dims),
+    _divide(workers, carry, dims),
   )
-  return list(map(Part, last, dims))
 
 
-def _cond(
-  workers: Workers, step: _flatten.Step, ins: Sequence[Part]
-) -> list[Part]:
+def _cond(workers: Workers, step: Step, ins: Parts) -> list[Part]:
   """Chooses a branch; results are divided as one of the branches does."""
   index, *operands = workers.settle(ins)
-  branches = step.params["branches"]
 
-  def run_branch(branch: Any, arrays: Sequence[Any]) -> list[Part]:
-    own = list(map(Part, arrays, _dims(operands)))
-    return workers.settle(evaluate_parts(branch, own, workers))
+  def run_branch(branch: Any, operands: Parts) -> list[Part]:
+    return workers.settle(evaluate_parts(branch, operands, workers))
 
-  found = [
-    _find_dims(functools.partial(run_branch, branch, _arrays(operands)))
-    for branch in branches
-  ]
+  runs = [functools.partial(run_branch, b) for b in step.params["branches"]]
+  found = [_dims(jax.eval_shape(run, operands)) for run in runs]
   dims = [
     functools.reduce(_join_dims, each) for each in zip(*found, strict=True)
   ]
 
-  def make_branch(branch: Any) -> Callable[..., list[Any]]:
-    return lambda *arrays: _take_all(workers, run_branch(branch, arrays), dims)
+  def divide_results(
+    run: Callable[..., list[Part]], operands: list[Part]
+  ) -> list[Part]:
+    return _divide(workers, run(operands), dims)
 
-  out = lax.switch(
-    workers.whole(index), list(map(make_branch, branches)), *_arrays(operands)
-  )
-  return list(map(Part, out, dims))
+  branches = [functools.partial(divide_results, run) for run in runs]
+  return lax.switch(workers.whole(index), branches, operands)
 
 
-def _remat(
-  workers: Workers, step: _flatten.Step, ins: Sequence[Part]
-) -> list[Part]:
+def _remat(workers: Workers, step: Step, ins: Parts) -> list[Part]:
   """Keeps `jax.checkpoint` around a part of the program."""
-  params, dims = step.params, _dims(ins)
-  found: list[int | None] = []
-
-  def run(*arrays: Any) -> list[Any]:
-    own = list(map(Part, arrays, dims))
-    out = evaluate_parts(params["jaxpr"], own, workers)
-    found[:] = _dims(out)
-    return _arrays(out)
-
-  checkpointed = jax.checkpoint(
+  params = step.params
+  run = lambda ins: evaluate_parts(params["jaxpr"], ins, workers)
+  return jax.checkpoint(
     run, policy=params["policy"], prevent_cse=params["prevent_cse"]
-  )
-  out = checkpointed(*_arrays(ins))
-  return list(map(Part, out, found))
+  )(list(ins))
 
 
-def _call(
-  workers: Workers, step: _flatten.Step, ins: Sequence[Part]
-) -> list[Part]:
+def _call(workers: Workers, step: Step, ins: Parts) -> list[Part]:
   """Enters a call that means nothing by itself."""
   (inner,) = _flatten.inner_jaxprs(step.eqn)
   return evaluate_parts(inner, ins, workers)
@@ -236,10 +190,11 @@ def _call(
 
 def _trace_whole(
   workers: Workers, fun: Callable[..., PyTree], *like: PyTree
-) -> Any:
+) -> tuple[Any, PyTree]:
   """Traces a function of whole arrays, outside of the map over workers."""
+  # Returns the program, and the shapes of its results.
   with jax.sharding.use_abstract_mesh(workers.mesh):
-    return jax.make_jaxpr(fun)(*like)
+    return jax.make_jaxpr(fun, return_shape=True)(*like)
 
 
 def _likes(variables: Sequence[Any]) -> list[Any]:
@@ -247,50 +202,49 @@ def _likes(variables: Sequence[Any]) -> list[Any]:
   return [core.shape_dtype(v.aval) for v in variables]
 
 
-def _custom_jvp(
-  workers: Workers, step: _flatten.Step, ins: Sequence[Part]
-) -> list[Part]:
+def _custom_jvp(workers: Workers, step: Step, ins: Parts) -> list[Part]:
   """Keeps a function's own derivative, by its trace on whole arrays."""
-  ins = workers.settle(ins)
-  dims, likes = _dims(ins), _likes(step.eqn.invars)
-  own_dims = _find_dims(lambda: workers.settle(_call(workers, step, ins)))
+  likes, count = _likes(step.eqn.invars), len(step.outs)
   floats = [i for i, a in enumerate(likes) if core.is_inexact(a)]
 
   @jax.custom_jvp
-  def run(*arrays: Any) -> list[Any]:
-    out = _call(workers, step, list(map(Part, arrays, dims)))
-    return _take_all(workers, out, own_dims)
+  def run(ins: list[Part]) -> list[Part]:
+    return workers.settle(_call(workers, step, ins))
 
   def differentiate(
     primals: Sequence[Any], tangents: Sequence[Any]
-  ) -> tuple[Any, Any]:
+  ) -> tuple[list[Any], list[Any]]:
     given = dict(zip(floats, tangents, strict=True))
     full = [given.get(i, _no_tangent(a)) for i, a in enumerate(likes)]
-    return jax.jvp(lambda *args: list(step.run(args)), primals, full)
+    values, moved = jax.jvp(lambda *a: list(step.run(a)), primals, full)
+    # Integers have no tangent.
+    return values, [
+      t for t, v in zip(moved, values, strict=True) if core.is_inexact(v)
+    ]
 
   @run.defjvp
   def run_jvp(
-    primals: Sequence[Any], tangents: Sequence[Any]
-  ) -> tuple[list[Any], list[Any]]:
-    closed = _trace_whole(
+    primals: tuple[list[Part]], tangents: tuple[list[Part]]
+  ) -> tuple[list[Part], list[Part]]:
+    (ins,), (moves,) = primals, tangents
+    closed, _ = _trace_whole(
       workers, differentiate, likes, [likes[i] for i in floats]
     )
-    own = [Part(tangents[i], dims[i]) for i in floats]
-    out = evaluate_parts(closed, [*map(Part, primals, dims), *own], workers)
-    count = len(own_dims)
-    # A tangent is divided like its value. Integers have none.
-    whole = iter(out[count:])
-    moved = [
-      workers.take(next(whole), d) if core.is_inexact(v.aval) else None
-      for d, v in zip(own_dims, step.eqn.outvars, strict=True)
-    ]
-    values = _take_all(workers, out[:count], own_dims)
+    own = [Part(moves[i].array, ins[i].dim) for i in floats]
+    out = workers.settle(evaluate_parts(closed, [*ins, *own], workers))
+    values, moved = out[:count], iter(out[count:])
+    # A tangent is divided like its value.
     return values, [
-      _no_tangent(v) if t is None else t
-      for t, v in zip(moved, values, strict=True)
+      Part(
+        workers.take(next(moved), v.dim)
+        if core.is_inexact(v.array)
+        else _no_tangent(v.array),
+        v.dim,
+      )
+      for v in values
     ]
 
-  return list(map(Part, run(*_arrays(ins)), own_dims))
+  return run(workers.settle(ins))
 
 
 def _no_tangent(like: Any) -> Any:
@@ -298,70 +252,53 @@ def _no_tangent(like: Any) -> Any:
   return np.zeros(like.shape, jax.dtypes.float0)
 
 
-def _custom_vjp(
-  workers: Workers, step: _flatten.Step, ins: Sequence[Part]
-) -> list[Part]:
+def _custom_vjp(workers: Workers, step: Step, ins: Parts) -> list[Part]:
   """Keeps a function's own backward pass, by its trace on whole arrays."""
+  likes, results = _likes(step.eqn.invars), _likes(step.eqn.outvars)
   ins = workers.settle(ins)
-  dims, likes = _dims(ins), _likes(step.eqn.invars)
-  own_dims = _find_dims(lambda: workers.settle(_call(workers, step, ins)))
-  count = len(own_dims)
-  pullback: list[Any] = []
-  saved_dims: list[int | None] = []
+  dims = _dims(ins)
+
+  @functools.cache
+  def trace_forward() -> tuple[Any, PyTree]:
+    pull_forward = lambda *args: jax.vjp(lambda *a: list(step.run(a)), *args)
+    return _trace_whole(workers, pull_forward, *likes)
 
   @jax.custom_vjp
-  def run(*arrays: Any) -> list[Any]:
-    out = _call(workers, step, list(map(Part, arrays, dims)))
-    return _take_all(workers, out, own_dims)
+  def run(ins: list[Part]) -> list[Part]:
+    return workers.settle(_call(workers, step, ins))
 
-  def pull_forward(*args: Any) -> tuple[list[Any], list[Any]]:
-    out, pull = jax.vjp(lambda *a: list(step.run(a)), *args)
-    saved, pullback[:] = _flatten_pullback(pull)
-    return out, saved
+  def run_forward(ins: list[Part]) -> tuple[list[Part], list[Part]]:
+    closed, _ = trace_forward()
+    out = workers.settle(evaluate_parts(closed, ins, workers))
+    return out[: len(results)], out[len(results) :]
 
-  def run_forward(*arrays: Any) -> tuple[list[Any], Any]:
-    closed = _trace_whole(workers, pull_forward, *likes)
-    own = list(map(Part, arrays, dims))
-    out = workers.settle(evaluate_parts(closed, own, workers))
-    saved_dims[:] = _dims(out[count:])
-    forward_likes[:] = _likes(closed.jaxpr.outvars[count:])
-    return _take_all(workers, out[:count], own_dims), _arrays(out[count:])
-
-  forward_likes: list[Any] = []
-
-  def run_backward(saved: Sequence[Any], cotangents: Sequence[Any]) -> Any:
-    pull_back = lambda saved, cts: jax.tree.unflatten(pullback[0], saved)(cts)
-    closed = _trace_whole(
-      workers, pull_back, forward_likes, _likes(step.eqn.outvars)
-    )
+  def run_backward(
+    saved: list[Part], cotangents: list[Part]
+  ) -> tuple[list[Part]]:
+    _, (_, pull) = trace_forward()
+    treedef: Any = jax.tree.structure(pull)
+    pull_back = lambda saved, cotangents: treedef.unflatten(saved)(cotangents)
+    closed, _ = _trace_whole(workers, pull_back, jax.tree.leaves(pull), results)
     # Cotangents of a value that all workers hold whole are summands.
-    own = [
-      Part(ct, SUMMAND if d is None else d)
-      for ct, d in zip(cotangents, own_dims, strict=True)
+    given = [
+      Part(p.array, SUMMAND if p.dim is None else p.dim) for p in cotangents
     ]
-    out = evaluate_parts(closed, [*map(Part, saved, saved_dims), *own], workers)
-    return tuple(
-      _to_cotangent(workers, part, d) for part, d in zip(out, dims, strict=True)
-    )
+    out = evaluate_parts(closed, [*saved, *given], workers)
+    to_cotangent = functools.partial(_to_cotangent, workers)
+    return (list(map(to_cotangent, out, dims)),)
 
   run.defvjp(run_forward, run_backward)
-  return list(map(Part, run(*_arrays(ins)), own_dims))
+  return run(ins)
 
 
-def _flatten_pullback(pull: Any) -> tuple[list[Any], list[Any]]:
-  """Returns the saved arrays of a backward pass, and its structure."""
-  leaves, treedef = jax.tree.flatten(pull)
-  return leaves, [treedef]
-
-
-def _to_cotangent(workers: Workers, part: Part, dim: int | None) -> Any:
-  """Returns a worker's cotangent of an operand."""
+def _to_cotangent(workers: Workers, part: Part, dim: int | None) -> Part:
+  """Returns a worker's cotangent of an operand that is divided in a way."""
   if dim is not None:
-    return workers.take(part, dim)
+    return Part(workers.take(part, dim), dim)
   if part.dim == SUMMAND or not core.is_inexact(part.array):
-    return part.array
+    return Part(part.array)
   # Those of all workers are added up.
-  return workers.whole(part) / workers.count
+  return Part(workers.whole(part) / workers.count)
 
 
 _CONTROL: dict[str, _part_rules.Rule] = {

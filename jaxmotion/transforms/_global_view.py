@@ -1,7 +1,6 @@
 """Gradients of a loss over the whole batch, not yet summed over workers."""
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxmotion import core, program
 from jaxmotion.core import AxisName, PyTree
-from jaxmotion.transforms import _init_state, _model_axes
+from jaxmotion.transforms import _init_state, _model_axes, _states
 
 
 class UnsummedGradient:
@@ -221,7 +220,7 @@ def _differentiate(
       "`jax.set_mesh`."
     )
   abstract = getattr(mesh, "abstract_mesh", mesh)
-  count = math.prod(mesh.shape[n] for n in core.axis_names(axis_name))
+  count = _states.count_devices(axis_name, mesh.shape)
   workers = program.Workers(axis_name, count, abstract)
   with jax.sharding.use_abstract_mesh(abstract):
     closed, shapes = jax.make_jaxpr(call, return_shape=True)(own, rest)
@@ -239,14 +238,7 @@ def _differentiate(
 
   in_specs = P(), [spec_of(d) for d in dims]
   maps = _map_options(mesh, axis_name, in_specs)
-  found: list[int | None] = []
-
-  def find_dims(params: list[Any], inputs: list[Any]) -> list[Any]:
-    parts = run_parts(params, inputs)
-    found[:] = [part.dim for part in parts]
-    return [part.array for part in parts]
-
-  core.eval_shape_in_map(find_dims, maps, params, inputs)
+  found = core.eval_shape_in_map(run_parts, maps, params, inputs)
 
   def run_worker(
     params: list[Any], inputs: list[Any]
@@ -258,9 +250,8 @@ def _differentiate(
     grads, out = jax.grad(compute_loss, has_aux=True)(params)
     return out, [g[None] for g in grads]
 
-  mapped = jax.shard_map(
-    run_worker, out_specs=([spec_of(d) for d in found], P(axis_name)), **maps
-  )
+  out_specs = [spec_of(part.dim) for part in found], P(axis_name)
+  mapped = jax.shard_map(run_worker, out_specs=out_specs, **maps)
   out, grads = mapped(params, inputs)
   marked = [UnsummedGradient(g, axis_name, mesh) for g in grads]
   return (
@@ -295,9 +286,8 @@ def run_anywhere(
   # Under an ordinary `jax.jit`, `init` and `update` bind the axis themselves.
 
   def init(params: PyTree) -> PyTree:
-    mesh = (
-      None if core.axis_is_bound(axis_name) else _find_mesh(params, axis_name)
-    )
+    is_bound = core.axis_is_bound(axis_name)
+    mesh = None if is_bound else _find_mesh(params, axis_name)
     if mesh is None:
       return tx.init(params)
     specs = _find_specs(params, axis_name)
@@ -312,14 +302,13 @@ def run_anywhere(
     if not marked:
       return tx.update(updates, state, params, **args)
     _check_marked(updates, axis_name)
-    # Static arguments are closed over, as a map takes arrays alone.
-    arrays = {k: v for k, v in args.items() if _holds_arrays(v)}
+    arrays = _model_axes.select_arrays(args)
 
     def update_own(
       rows: PyTree, state: PyTree, params: PyTree, arrays: PyTree
     ) -> tuple[PyTree, PyTree]:
       own = jax.tree.map(lambda row: row[0], rows)
-      return tx.update(own, state, params, **{**args, **arrays})
+      return tx.update(own, state, params, **args | arrays)
 
     specs = core.state_specs(state, axis_name)
     in_specs = P(axis_name), specs, P(), P()
@@ -337,15 +326,11 @@ def run_anywhere(
 def _find_specs(params: PyTree, axis_name: AxisName) -> PyTree | None:
   """Returns how parameters are sharded over axes of a model; None: nowhere."""
   # Tracers do not know it, where the partitioner decides.
-  workers = set(core.axis_names(axis_name))
+  workers = core.axis_names(axis_name)
 
   def read_spec(leaf: Any) -> P:
     spec = getattr(getattr(leaf, "sharding", None), "spec", None) or P()
-    entries = [
-      tuple(n for n in core.spec_axes(e) if n not in workers) or None
-      for e in spec
-    ]
-    return P(*entries)
+    return core.filter_spec(spec, lambda name: name not in workers)
 
   specs = jax.tree.map(read_spec, params)
   return specs if any(map(any, jax.tree.leaves(specs))) else None
@@ -353,10 +338,6 @@ def _find_specs(params: PyTree, axis_name: AxisName) -> PyTree | None:
 
 def _is_marked(leaf: Any) -> bool:
   return isinstance(leaf, UnsummedGradient)
-
-
-def _holds_arrays(tree: PyTree) -> bool:
-  return any(hasattr(a, "dtype") for a in jax.tree.leaves(tree))
 
 
 def _check_marked(updates: PyTree, axis_name: AxisName) -> None:
