@@ -6,8 +6,6 @@ from jaxmotion.codecs import ternary
 from jaxmotion.core import make_key
 from tests.codecs.jitted import normal, trip
 
-THRESHOLD = ternary(block=50, rounding="threshold")
-
 
 def test_stochastic_variance_is_the_stated_one():
   x = normal(40, seed=1)
