@@ -1,5 +1,6 @@
 """Jobs of a call, which run in processes and share its time; tables."""
 
+import functools
 import pathlib
 import subprocess
 import sys
@@ -7,8 +8,10 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from experiments.common import console, files, records, tables
+from experiments.kernels import cases
 
 SECONDS = "job_seconds"
 """Metric of the seconds that a job took; text says why it has no rows."""
@@ -17,22 +20,24 @@ _FAILED, _NO_TIME = "failed", "not measured"
 _MIN_SECONDS = 5.0
 
 JOBS = {
-  "check": ("experiments.kernels", "--check"),
   "transfers": ("experiments.gpu.transfers",),
   "plans_gpt": ("experiments.gpu.plans", "--model=gpt"),
   "plans_resnet50": ("experiments.gpu.plans", "--model=resnet50"),
-  "speed": ("experiments.kernels",),
+  "check": ("experiments.kernels", "--only=check"),
+  "speed": ("experiments.kernels", "--only=time"),
 }
 """Module and flags of each job."""
 _SMALL_FLAGS = {
-  "check": ("--check", "--ops=int8"),
+  "check": ("--only=check", "--ops=int8"),
   "transfers": ("--max_bytes=65536", "--repeats=2"),
   "plans_gpt": ("--model=mlp_gelu:blocks=2:width=8:rows=4", "--repeats=2"),
   "plans_resnet50": ("--model=mlp_relu:blocks=2:width=8:rows=4", "--repeats=2"),
-  "speed": ("--ops=int8", "--max_bytes=65536", "--repeats=2"),
+  "speed": ("--only=time", "--ops=int8", "--max_bytes=65536", "--repeats=2"),
 }
 """Flags of each job's small form."""
 _TAKES_SECONDS = ("speed",)
+# Tracing keeps one core of a process busy: the ops are dealt to processes.
+_CHECKS = 4
 
 
 def read_known(path: pathlib.Path) -> list[records.Row]:
@@ -79,22 +84,36 @@ def _run_job(name: str, seconds: float, small: bool) -> list[records.Row]:
   options = [*(_SMALL_FLAGS[name] if small else usual)]
   if name in _TAKES_SECONDS:
     options.append(f"--seconds={0.8 * seconds:.0f}")
+  parts = [options]
+  if name == "check" and not small:
+    ops = list(cases.list_ops())
+    deals = [",".join(ops[i::_CHECKS]) for i in range(_CHECKS)]
+    parts = [[*options, f"--ops={deal}"] for deal in deals]
   begin = time.monotonic()
-  with tempfile.TemporaryDirectory() as folder:
-    path = pathlib.Path(folder) / "rows.jsonl"
-    command = [sys.executable, "-m", module, *options, f"--json={path}"]
-    try:
-      done = subprocess.run(
-        command, stderr=subprocess.PIPE, text=True, timeout=seconds
-      )
-      why = _last_line(done.stderr) if done.returncode else None
-    except subprocess.TimeoutExpired:
-      why = f"no end after {seconds:.0f} s"
-    rows = records.read_rows(path) if path.exists() else []
+  with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as threads:
+    paths = [pathlib.Path(folder) / f"{i}.jsonl" for i in range(len(parts))]
+    commands = [
+      [sys.executable, "-m", module, *part, f"--json={path}"]
+      for part, path in zip(parts, paths, strict=True)
+    ]
+    run = functools.partial(_run_command, seconds=seconds)
+    failures = [why for why in threads.map(run, commands) if why is not None]
+    rows = [row for p in paths if p.exists() for row in records.read_rows(p)]
   rows = [row._replace(experiment=f"gpu_{name}") for row in rows]
-  if why is not None:
-    return [*rows, _make_row(name, f"{_FAILED}: {why}")]
+  if failures:
+    return [*rows, _make_row(name, f"{_FAILED}: {'; '.join(failures)}")]
   return [*rows, _make_row(name, time.monotonic() - begin, rows)]
+
+
+def _run_command(command: Sequence[str], seconds: float) -> str | None:
+  """Runs a command; returns why it failed, or None."""
+  try:
+    done = subprocess.run(
+      command, stderr=subprocess.PIPE, text=True, timeout=seconds
+    )
+  except subprocess.TimeoutExpired:
+    return f"no end after {seconds:.0f} s"
+  return _last_line(done.stderr) if done.returncode else None
 
 
 def _last_line(text: str) -> str:

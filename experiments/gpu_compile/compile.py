@@ -1,15 +1,12 @@
 """Compiles a function for a GPU and reads memory, kernels and assembly."""
 
-import contextlib
 import functools
 import importlib.metadata
-import os
 import pathlib
 import re
 import tempfile
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -27,12 +24,6 @@ _LAUNCH = re.compile(
   r"^\s*(\d+): kCustomKernel .*\] +(\S+) +grid: .* shared_memory: (\d+) bytes",
   re.MULTILINE,
 )
-# Instructions that run a kernel of Mosaic GPU, and its name in them.
-_MOSAIC = 'custom_call_target="mosaic_gpu_v2"'
-_MOSAIC_SUFFIX = "_mosaic_gpu_kernel"
-_MOSAIC_NAME = re.compile(r'op_name="(?:[^"]*/)?([^"/]+)/[^"/]+"')
-# Mosaic GPU writes its assembly to the folder of a variable of the process.
-_MOSAIC_FOLDER, _COMPILING_MOSAIC = "MOSAIC_GPU_DUMP_TO", threading.Lock()
 # The instruction that a launch belongs to, and the number of the launch.
 _SOURCE = re.compile(r'profile_annotation: "([^"]*)"\s*thunk_id: (\d+)')
 
@@ -125,8 +116,7 @@ def compile_for(
   lowered = _lower_program(fn, args, target, jit_options)
   with tempfile.TemporaryDirectory() as folder:
     options = {"xla_dump_to": folder, "xla_dump_emitter_re": "ptx"}
-    with _dump_mosaic(lowered, folder):
-      program = lowered.compile(compiler_options=options)
+    program = lowered.compile(compiler_options=options)
     return _read_program(program, pathlib.Path(folder), target)
 
 
@@ -185,20 +175,6 @@ def _make_mesh(kind: str) -> AbstractMesh:
   return AbstractMesh((1,), ("gpu",), abstract_device=device)
 
 
-@contextlib.contextmanager
-def _dump_mosaic(lowered: Any, folder: str) -> Iterator[None]:
-  """Has the assembly of a program's Mosaic GPU kernels written to a folder."""
-  if "mosaic_gpu" not in lowered.as_text():
-    yield
-    return
-  with _COMPILING_MOSAIC:
-    os.environ[_MOSAIC_FOLDER] = folder
-    try:
-      yield
-    finally:
-      del os.environ[_MOSAIC_FOLDER]
-
-
 def _read_program(program: Any, folder: pathlib.Path, gpu: ptx.Gpu) -> Compiled:
   """Reads a compiled program and the compiler's dump in the folder."""
   sources = _SOURCE.findall(_read_dump(folder, "thunk_metadata"))
@@ -212,7 +188,6 @@ def _read_program(program: Any, folder: pathlib.Path, gpu: ptx.Gpu) -> Compiled:
   counts = Counter(instruction for _, instruction, _ in launched)
   text = program.as_text()
   files = {ptx.kernel_name(path): path for path in folder.glob("*.ptx")}
-  launched += _list_mosaic(text, [name for name in files if name])
   return Compiled(
     gpu,
     program.memory_analysis(),
@@ -228,20 +203,3 @@ def _read_program(program: Any, folder: pathlib.Path, gpu: ptx.Gpu) -> Compiled:
 def _read_dump(folder: pathlib.Path, name: str) -> str:
   (path,) = folder.glob(f"*.{name}.txt")
   return path.read_text()
-
-
-def _list_mosaic(text: str, names: list[str]) -> list[tuple[str, str, int]]:
-  """Returns kernel, instruction and shared memory of Mosaic GPU's launches."""
-  # Their shared memory is not known, since a launch asks for it: 0 is returned.
-  # A kernel that updates an argument has a name that the program does not know.
-  # It is found if it is the only one.
-  names = [name for name in names if name.endswith(_MOSAIC_SUFFIX)]
-  found = []
-  for line in text.splitlines():
-    operation = _MOSAIC_NAME.search(line) if _MOSAIC in line else None
-    if operation is not None:
-      instruction = line.partition(" = ")[0].split()[-1].lstrip("%")
-      wanted = operation[1] + _MOSAIC_SUFFIX
-      name = names[0] if len(names) == 1 else wanted
-      found.append((name, instruction, 0))
-  return found

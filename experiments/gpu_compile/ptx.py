@@ -72,7 +72,6 @@ _TARGET = re.compile(r"^\.target (\w+)", re.MULTILINE)
 _THREADS = re.compile(r"^\.(?:reqntid|maxntid) ([\d, ]+)", re.MULTILINE)
 _SHARED = re.compile(r"^\s*\.shared .*\[(\d+)\];", re.MULTILINE)
 _ACCESS = re.compile(
-  # Mosaic GPU leaves out the memory, and so loads from any.
   r"\b(ld|st)(?!\.(?:const|local|param|shared))"
   r"(?:\.(?!v\d)[a-zA-Z][\w:]*?)*?"
   r"(?:\.v(\d))?\.[busf](8|16|32|64|128)\b"

@@ -1,11 +1,11 @@
 """Checks and times the ops of jaxmotion's kernels on this device.
 
   python -m experiments.kernels --json=results/kernels.jsonl
-  python -m experiments.kernels --check
+  python -m experiments.kernels --only=check
   python -m experiments.kernels --compiled
 
 Check: compares every implementation that runs here, jitted, in poisoned memory,
-with the reference on the host. --check does only that, on more arrays.
+with the reference on the host. --only=check does it on more arrays.
 
 Timing: every implementation, peers that can be imported, and a copy of as many
 bytes as the op reads and writes, in interleaved repeats.
@@ -45,7 +45,9 @@ _REPEATS = flags.DEFINE_integer(
 _SECONDS = flags.DEFINE_float(
   "seconds", 420, "Start nothing after that long.", 0, allow_override=True
 )
-_CHECK = flags.DEFINE_bool("check", False, "Check only.")
+_ONLY = flags.DEFINE_enum(
+  "only", None, ["check", "time"], "The part to do; both by default."
+)
 _SEED = flags.DEFINE_integer(
   "seed", None, "Of the arrays that are checked.", allow_override=True
 )
@@ -89,11 +91,13 @@ def _check_and_time() -> tuple[list[records.Row], list[str]]:
   begin, console = time.monotonic(), make_console()
   ops = cases.select_ops(_OPS.value)
   seed = secrets.randbits(32) if _SEED.value is None else _SEED.value
-  outcomes = run.check_all(ops, seed, _CHECK.value)
-  console.print(tables.check_table(outcomes, seed).to_console())
+  outcomes = []
+  if _ONLY.value != "time":
+    outcomes = run.check_all(ops, seed, every_case=_ONLY.value == "check")
+    console.print(tables.check_table(outcomes, seed).to_console())
   made = list(rows.make_check_rows(outcomes))
   wrong = {f"{o.op} by {o.implementation}": None for o in outcomes if o.wrong}
-  if not _CHECK.value:
+  if _ONLY.value != "check":
     on_host = jax.default_backend() == "cpu"
     most = cases.MAX_HOST_BYTES if on_host else max(cases.SIZES)
     left = _SECONDS.value - (time.monotonic() - begin)

@@ -10,7 +10,6 @@ import numpy as np
 from jaxmotion.core import Array, PyTree, ShapedLike
 
 IMPLEMENTATIONS = ("reference", "pallas_triton")
-COMPILED = (*IMPLEMENTATIONS, "pallas_mosaic")
 
 # Number of workers whose payloads are added.
 _WORKERS = 8

@@ -10,7 +10,7 @@ import jax
 import rich.progress
 
 from experiments.kernels import cases, check, compiled, rows, speed
-from experiments.kernels.ops import COMPILED, Op, make_shape
+from experiments.kernels.ops import IMPLEMENTATIONS, Op, make_shape
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ def compile_all(
     except NotImplementedError as reason:
       return str(reason)
 
-  jobs = [(op, name) for op in ops for name in COMPILED]
+  jobs = [(op, name) for op in ops for name in IMPLEMENTATIONS]
   found = _map_threads(compile_one, jobs, "compile")
   return [
     (op.name, name, figures)

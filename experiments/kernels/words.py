@@ -32,8 +32,9 @@ def list_ops() -> list[ops.Op]:
 def _cast_ops(dtype: str) -> list[ops.Op]:
   """Returns casts to a narrow dtype, and sums of their words."""
 
-  def encode(like: ShapedLike, x: Array, **options: Any) -> Array:
-    return narrow.cast_encode(x, dtype, **options)
+  def encode(like: ShapedLike, x: Array, implementation: str | None) -> Array:
+    _refuse_kernels(implementation)
+    return narrow.cast_encode(x, dtype)
 
   def view_values(like: ShapedLike, args: tuple, words: Array) -> Array:
     # NaN has several words, and subnormal numbers may have that of zero.
@@ -41,8 +42,11 @@ def _cast_ops(dtype: str) -> list[ops.Op]:
     values = narrow.cast_decode(words, wide, dtype)
     return jnp.where(jnp.abs(values) < _LEAST_NORMAL, 0.0, values)
 
-  def sum_payloads(like: ShapedLike, words: Array, **options: Any) -> Array:
-    return narrow.cast_sum(words, like, dtype, **options)
+  def sum_payloads(
+    like: ShapedLike, words: Array, implementation: str | None
+  ) -> Array:
+    _refuse_kernels(implementation)
+    return narrow.cast_sum(words, like, dtype)
 
   stack = ops.stack_payloads(lambda x: narrow.cast_encode(x, dtype))
   return [
@@ -54,11 +58,15 @@ def _cast_ops(dtype: str) -> list[ops.Op]:
 def _truncate_ops(count: int, rounding: str = "zero") -> list[ops.Op]:
   """Returns truncation to leading bytes, and sums of such planes."""
 
-  def encode(like: ShapedLike, x: Array, **options: Any) -> PyTree:
-    return narrow.truncate_encode(x, count, rounding, **options)
+  def encode(like: ShapedLike, x: Array, implementation: str | None) -> PyTree:
+    _refuse_kernels(implementation)
+    return narrow.truncate_encode(x, count, rounding)
 
-  def sum_payloads(like: ShapedLike, planes: PyTree, **options: Any) -> Array:
-    return narrow.truncate_sum(planes, like, **options)
+  def sum_payloads(
+    like: ShapedLike, planes: PyTree, implementation: str | None
+  ) -> Array:
+    _refuse_kernels(implementation)
+    return narrow.truncate_sum(planes, like)
 
   name = f"truncate{count}" + ("" if rounding == "zero" else f"_{rounding}")
   stack = ops.stack_payloads(
@@ -68,6 +76,12 @@ def _truncate_ops(count: int, rounding: str = "zero") -> list[ops.Op]:
     ops.Op(name, encode, ops.take_array, arrays.NARROW),
     ops.Op(f"{name}_sum", sum_payloads, lambda x: (stack(x),), arrays.NARROW),
   ]
+
+
+def _refuse_kernels(implementation: str | None) -> None:
+  """Raises NotImplementedError where a kernel is asked for."""
+  if implementation not in (None, "reference"):
+    raise NotImplementedError("there is no kernel")
 
 
 def _pack_ops(bits: int) -> list[ops.Op]:

@@ -15,13 +15,12 @@ from jax import lax
 from jaxmotion import core
 from jaxmotion.core import PyTree
 
-IMPLEMENTATIONS = ("reference", "pallas_triton", "pallas_mosaic")
+IMPLEMENTATIONS = ("reference", "pallas_triton")
 VARIABLE = "JAXMOTION_KERNELS"
 INTERPRETS_KERNELS = False
 """Whether kernels run as `jax.numpy`: tests set it, where there is no GPU."""
 
-# Kernels for arrays on an NVIDIA GPU. Once Pallas lowers nothing to Triton,
-# Mosaic's take their place here.
+# What is tried for arrays on an NVIDIA GPU.
 _ON_GPU = ("pallas_triton", "reference")
 
 
@@ -30,7 +29,6 @@ def dispatch(
   name: str,
   /,
   *args: PyTree,
-  prefers_kernel: bool = False,
   implementation: str | None = None,
   **static: Any,
 ) -> PyTree:
@@ -38,8 +36,7 @@ def dispatch(
   # An implementation that cannot take the arguments raises NotImplementedError,
   # and the next one is tried. First comes the implementation that
   # JAXMOTION_KERNELS names, read when the op is traced. Where arrays are on an
-  # NVIDIA GPU, a kernel comes next if the op prefers one. The reference is
-  # last.
+  # NVIDIA GPU, the kernel comes next. The reference is last.
   forced = os.environ.get(VARIABLE)
   run = functools.partial(_try_in_order, table, name, static)
   if implementation is not None:
@@ -48,7 +45,7 @@ def dispatch(
   if forced:
     core.check_choice(VARIABLE, forced, IMPLEMENTATIONS)
     return run([forced, "reference"], *args)
-  platforms = core.list_platforms() if prefers_kernel else set()
+  platforms = core.list_platforms()
   if platforms == {"cuda"}:
     # Traced alone: to trace an encoder takes 10 ms, for each type of array.
     return run(_ON_GPU, *args)

@@ -83,13 +83,6 @@ def tile_index() -> Array:
   return pl.program_id(0)
 
 
-def run_if(condition: Array, body: Callable[[], None]) -> None:
-  """Runs part of a kernel in the programs where a condition holds."""
-  from jax.experimental import pallas as pl
-
-  pl.when(condition)(body)
-
-
 def load(ref: Any, index: Array, mask: Array | None = None) -> Array:
   """Loads elements at any indices; zeros where the mask is False."""
   from jax.experimental.pallas import triton as plgpu

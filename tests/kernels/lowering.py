@@ -67,8 +67,3 @@ def lower(fn, *args, gpu="NVIDIA H200"):
 def kernel_calls(fn, *args, gpu="NVIDIA H200"):
   """Returns how many Triton kernels the program for that GPU launches."""
   return lower(fn, *args, gpu=gpu).count("@__gpu$xla.gpu.triton(")
-
-
-def mosaic_kernel_calls(fn, *args):
-  """Returns how many Mosaic GPU kernels the program for a GPU launches."""
-  return lower(fn, *args).count("@mosaic_gpu")

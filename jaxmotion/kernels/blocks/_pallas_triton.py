@@ -11,7 +11,7 @@ the pieces of the payload. Whatever differs between quantizers is in the op.
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +21,7 @@ from jax import lax
 
 from jaxmotion import core
 from jaxmotion.core import Array, PyTree, ShapedLike
-from jaxmotion.kernels import _block_op, _triton
+from jaxmotion.kernels import _block_op, _error_memory, _triton
 from jaxmotion.kernels.blocks import _passes
 
 # Elements per tile: enough to hide latencies, few enough for registers.
@@ -43,7 +43,116 @@ class _Grid(NamedTuple):
     return self._replace(start=start)
 
 
-def run_pass(spec: _passes.Pass) -> tuple[PyTree, Array | None]:
+def encode(x: Array, key: core.Key | None, *, op: _block_op.BlockOp) -> PyTree:
+  """Encodes an array with one kernel that reads it once."""
+  load_array = lambda decoded, count, x: x()
+  seed = _list_seed(op, key)
+  payload, _ = _run_pass(
+    _passes.Pass("encode", op, x, load_array, arrays=[x], seed=seed)
+  )
+  return payload
+
+
+def encode_error(
+  x: Array,
+  memory: _error_memory.ErrorMemory,
+  key: core.Key | None,
+  *,
+  op: _block_op.BlockOp,
+  decay: float,
+) -> tuple[PyTree, Array]:
+  """Encodes an array plus its error with one kernel, in place."""
+  sent = jax.tree.leaves(memory.sent)
+  if not sent:
+    raise NotImplementedError("the memory must hold a payload")
+
+  def add_error(
+    decoded: Callable[[], Array],
+    count: Callable[[], Array],
+    x: Callable[[], Array],
+    value: Callable[[], Array],
+  ) -> Array:
+    """Adds the error of the last payload to a tile; 0 before the first."""
+    y = decoded()
+    error = _error_memory.clear_error(value() - y)
+    error = jnp.where(count() > 0, error, 0.0)
+    return x() + error * decay
+
+  return _run_pass(
+    _passes.Pass(
+      "encode_error",
+      op,
+      x,
+      add_error,
+      arrays=[x, memory.value],
+      counts=[memory.count.reshape(1)],
+      payload=sent,
+      seed=_list_seed(op, key),
+      writes_values=True,
+    )
+  )
+
+
+def sum_decoded(
+  payloads: PyTree, *, op: _block_op.BlockOp, like: ShapedLike
+) -> Array:
+  """Decodes and adds payloads of several workers with one kernel."""
+  leaves = jax.tree.leaves(payloads)
+  _, total = _run_pass(
+    _passes.Pass(
+      "sum",
+      op,
+      like,
+      lambda decoded, count: decoded(),
+      payload=leaves,
+      workers=leaves[0].shape[0],
+      writes_values=True,
+      writes_payload=False,
+    )
+  )
+  return total
+
+
+def encode_mean(
+  payloads: PyTree,
+  key: core.Key | None,
+  *,
+  op: _block_op.BlockOp,
+  like: ShapedLike,
+) -> PyTree:
+  """Decodes payloads of several workers and encodes their mean, at once."""
+  leaves = jax.tree.leaves(payloads)
+  workers = leaves[0].shape[0]
+  # The kernel multiplies by 1 / workers, which equals the reference's
+  # division for a power of two of workers only. An array of the mean never
+  # exists, so its dtype must be the float32 of the registers.
+  if workers & (workers - 1) or like.dtype != jnp.float32:
+    raise NotImplementedError(
+      "the mean must be float32, of a power of two of workers, got "
+      f"{jnp.dtype(like.dtype).name} of {workers}"
+    )
+  payload, _ = _run_pass(
+    _passes.Pass(
+      "encode_mean",
+      op,
+      like,
+      lambda decoded, count: decoded() * jnp.float32(1 / workers),
+      payload=leaves,
+      seed=_list_seed(op, key),
+      workers=workers,
+    )
+  )
+  return payload
+
+
+def _list_seed(op: _block_op.BlockOp, key: core.Key | None) -> list[Array]:
+  if not op.needs_key:
+    return []
+  assert key is not None
+  return [key.worker.reshape(1)]
+
+
+def _run_pass(spec: _passes.Pass) -> tuple[PyTree, Any]:
   """Runs a pass with one kernel; returns the payload and values it writes."""
   op, grid = spec.op, _make_grid(spec.op, spec.like)
   if spec.needs_full_blocks:
@@ -95,7 +204,10 @@ def _make_grid(op: _block_op.BlockOp, like: ShapedLike) -> _Grid:
   # A tile has all planes and whole blocks, because a scale needs its whole
   # block and a word all its planes. That bounds planes * width by what
   # registers hold.
-  _passes.check_values(like)
+  if jnp.promote_types(like.dtype, jnp.float32) != jnp.float32:
+    raise NotImplementedError(
+      f"values must fit in float32, got {jnp.dtype(like.dtype).name}"
+    )
   layout = op.layout(tuple(like.shape))
   planes, width = (
     _triton.power_of_two(layout.planes),

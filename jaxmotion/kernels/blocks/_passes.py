@@ -1,18 +1,17 @@
-"""The four block passes, written once for the kernels of every backend.
+"""A pass over the blocks of an array, as a kernel runs it.
 
 A pass reads arrays and payloads, combines them to float32 values, and writes
-the values, their payload, or both. A backend runs a pass tile by tile.
+the values, their payload, or both. `_pallas_triton` runs it tile by tile.
 """
 
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from jaxmotion import core
-from jaxmotion.core import Array, PyTree, ShapedLike
+from jaxmotion.core import Array, ShapedLike
 from jaxmotion.kernels import _block_op, _error_memory
 
 
@@ -78,130 +77,3 @@ class Pass(NamedTuple):
       self.workers,
       _error_memory.MAX_UNROLL_IN_KERNEL,
     )
-
-
-class Passes(NamedTuple):
-  """The block passes by the kernels of one backend.
-
-  Attributes:
-    run: function from a pass to the payload and the values that it writes.
-  """
-
-  run: Callable[[Pass], tuple[PyTree, Any]]
-
-  def encode(
-    self, x: Array, key: core.Key | None, *, op: _block_op.BlockOp
-  ) -> PyTree:
-    """Encodes an array with one kernel that reads it once."""
-    load_array = lambda decoded, count, x: x()
-    seed = _list_seed(op, key)
-    payload, _ = self.run(
-      Pass("encode", op, x, load_array, arrays=[x], seed=seed)
-    )
-    return payload
-
-  def encode_error(
-    self,
-    x: Array,
-    memory: _error_memory.ErrorMemory,
-    key: core.Key | None,
-    *,
-    op: _block_op.BlockOp,
-    decay: float,
-  ) -> tuple[PyTree, Array]:
-    """Encodes an array plus its error with one kernel, in place."""
-    sent = jax.tree.leaves(memory.sent)
-    if not sent:
-      raise NotImplementedError("the memory must hold a payload")
-
-    def add_error(
-      decoded: Callable[[], Array],
-      count: Callable[[], Array],
-      x: Callable[[], Array],
-      value: Callable[[], Array],
-    ) -> Array:
-      """Adds the error of the last payload to a tile; 0 before the first."""
-      y = decoded()
-      error = _error_memory.clear_error(value() - y)
-      error = jnp.where(count() > 0, error, 0.0)
-      return x() + error * decay
-
-    return self.run(
-      Pass(
-        "encode_error",
-        op,
-        x,
-        add_error,
-        arrays=[x, memory.value],
-        counts=[memory.count.reshape(1)],
-        payload=sent,
-        seed=_list_seed(op, key),
-        writes_values=True,
-      )
-    )
-
-  def sum_decoded(
-    self, payloads: PyTree, *, op: _block_op.BlockOp, like: ShapedLike
-  ) -> Array:
-    """Decodes and adds payloads of several workers with one kernel."""
-    leaves = jax.tree.leaves(payloads)
-    _, total = self.run(
-      Pass(
-        "sum",
-        op,
-        like,
-        lambda decoded, count: decoded(),
-        payload=leaves,
-        workers=leaves[0].shape[0],
-        writes_values=True,
-        writes_payload=False,
-      )
-    )
-    return total
-
-  def encode_mean(
-    self,
-    payloads: PyTree,
-    key: core.Key | None,
-    *,
-    op: _block_op.BlockOp,
-    like: ShapedLike,
-  ) -> PyTree:
-    """Decodes payloads of several workers and encodes their mean, at once."""
-    leaves = jax.tree.leaves(payloads)
-    workers = leaves[0].shape[0]
-    # The kernel multiplies by 1 / workers, which equals the reference's
-    # division for a power of two of workers only. An array of the mean never
-    # exists, so its dtype must be the float32 of the registers.
-    if workers & (workers - 1) or like.dtype != jnp.float32:
-      raise NotImplementedError(
-        "the mean must be float32, of a power of two of workers, got "
-        f"{jnp.dtype(like.dtype).name} of {workers}"
-      )
-    payload, _ = self.run(
-      Pass(
-        "encode_mean",
-        op,
-        like,
-        lambda decoded, count: decoded() * jnp.float32(1 / workers),
-        payload=leaves,
-        seed=_list_seed(op, key),
-        workers=workers,
-      )
-    )
-    return payload
-
-
-def check_values(like: ShapedLike) -> None:
-  """Raises NotImplementedError unless float32 holds all values of a dtype."""
-  if jnp.promote_types(like.dtype, jnp.float32) != jnp.float32:
-    raise NotImplementedError(
-      f"values must fit in float32, got {jnp.dtype(like.dtype).name}"
-    )
-
-
-def _list_seed(op: _block_op.BlockOp, key: core.Key | None) -> list[Array]:
-  if not op.needs_key:
-    return []
-  assert key is not None
-  return [key.worker.reshape(1)]

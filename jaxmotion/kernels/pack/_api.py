@@ -11,6 +11,7 @@ from jaxmotion.core import Array
 from jaxmotion.kernels import _checks, _dispatch
 from jaxmotion.kernels.pack import _pallas_triton, _reference
 
+# XLA:GPU reads the codes once for each field of a word, the kernel once in all.
 _TABLE = {"reference": _reference, "pallas_triton": _pallas_triton}
 _run = functools.partial(_dispatch.dispatch, _TABLE)
 
@@ -37,8 +38,6 @@ def pack_flat(
   return _run(
     "pack_flat",
     codes,
-    # XLA:GPU reads the codes once for each field, the kernel once in all.
-    prefers_kernel=len(_reference.field_widths(bits)) > 1,
     implementation=implementation,
     bits=bits,
   )

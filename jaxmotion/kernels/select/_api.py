@@ -9,7 +9,7 @@ from jaxmotion.kernels import _block_layout, _checks, _dispatch
 from jaxmotion.kernels.select import _pallas_triton, _reference
 
 # XLA:GPU makes a loop of kernels of each value kept, and loads a sum's payloads
-# for each element of the result. Scattering is one pass and prefers no kernel.
+# for each element of the result.
 _TABLE = {"reference": _reference, "pallas_triton": _pallas_triton}
 _run = functools.partial(_dispatch.dispatch, _TABLE)
 _MAX_PLANES = 2**31 - 1
@@ -52,7 +52,6 @@ def topk_select(
   return _run(
     "topk_select",
     x,
-    prefers_kernel=True,
     implementation=implementation,
     k=k,
     planes=planes,
@@ -127,7 +126,6 @@ def topk_sum(
     "topk_sum",
     values,
     places,
-    prefers_kernel=True,
     implementation=implementation,
     like=like,
     planes=planes,

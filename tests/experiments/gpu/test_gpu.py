@@ -6,6 +6,7 @@ from absl.testing import flagsaver
 
 from experiments.common import records, signals
 from experiments.gpu import __main__ as command, jobs, plans
+from experiments.kernels import cases
 from tests.experiments.jobs import run_module
 
 pytestmark = pytest.mark.unoptimized
@@ -23,6 +24,22 @@ def test_jobs_write_rows_as_they_end_and_are_not_run_twice(tmp_path):
   assert jobs.read_known(path) == [*rows, end]
   assert list(jobs.run_jobs(["transfers"], [*rows, end], 60, True)) == []
   assert len(jobs.summary_table([*rows, end]).lines) == len(rows)
+
+
+def test_each_op_is_checked_by_one_of_several_processes(monkeypatch):
+  commands = []
+  monkeypatch.setattr(
+    jobs, "_run_command", lambda command, seconds: commands.append(command)
+  )
+  jobs._run_job("check", 60.0, small=False)
+  dealt = [
+    c.removeprefix("--ops=")
+    for each in commands
+    for c in each
+    if c.startswith("--ops=")
+  ]
+  names = [name for part in dealt for name in part.split(",")]
+  assert len(dealt) > 1 and sorted(names) == sorted(cases.list_ops())
 
 
 def test_plans_have_times_and_memory():
