@@ -41,14 +41,11 @@ _CHECKS = 4
 
 
 def read_known(path: pathlib.Path) -> list[records.Row]:
-  """Returns the rows of jobs that a call before has finished."""
+  """Returns the rows of calls before; none if there is no file."""
   try:
-    rows = records.read_rows(path)
+    return records.read_rows(path)
   except files.MissingFileError:
     return []
-  failed = {name for name, _ in find_failures(rows)}
-  rows = [r for r in rows if r.experiment.removeprefix("gpu_") not in failed]
-  return [r for r in rows if r.metric != SECONDS or r.case not in failed]
 
 
 def find_failures(rows: Sequence[records.Row]) -> list[tuple[str, str]]:
@@ -69,11 +66,19 @@ def run_jobs(
   """Runs jobs one after another; yields all rows after each."""
   rows, end = list(known), time.monotonic() + seconds
   done = {row.case for row in known if row.metric == SECONDS}
+  done -= {name for name, _ in find_failures(known)}
   for name in names:
     if name not in done:
       console.print_notice(f"{name}: {end - time.monotonic():.0f} s are left.")
+      rows = [row for row in rows if not _belongs_to(row, name)]
       rows += _run_job(name, end - time.monotonic(), small)
       yield rows
+
+
+def _belongs_to(row: records.Row, name: str) -> bool:
+  """Tells whether a row is of a job, or says how that job ended."""
+  is_end = row.metric == SECONDS and row.case == name
+  return is_end or row.experiment == f"gpu_{name}"
 
 
 def _run_job(name: str, seconds: float, small: bool) -> list[records.Row]:

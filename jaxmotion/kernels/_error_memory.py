@@ -129,13 +129,17 @@ def sum_decoded(
   """
   dtype = jnp.promote_types(like.dtype, jnp.float32)
   workers = jax.tree.leaves(payloads)[0].shape[0]
+  own = jnp.finfo(like.dtype)
 
   def decode_worker(worker: Any) -> Array:
     take = lax.index_in_dim
     if not isinstance(worker, int):
       take = lax.dynamic_index_in_dim
     payload = jax.tree.map(lambda a: take(a, worker, keepdims=False), payloads)
-    return decode(payload, like).astype(dtype)
+    y = decode(payload, like).astype(dtype)
+    # XLA leaves out a cast to a narrower float and back, here on a GPU. Then
+    # its sums would not be those of the kernels and of hosts.
+    return lax.reduce_precision(y, own.nexp, own.nmant) if own.bits < 32 else y
 
   return add_in_order(decode_worker, workers, _MAX_UNROLL)
 

@@ -66,6 +66,10 @@ def test_jobs_that_fail_or_find_no_time_are_run_by_the_next_call(
   ended = row._replace(case="transfers", value=3.0)
   rate = row._replace(experiment="gpu_transfers", case="x", metric="bandwidth")
   part = rate._replace(experiment="gpu_check")
-  records.write_rows(path, [row, part, failed, rate, ended])
-  assert jobs.read_known(path) == [rate, ended]
+  known = [row, part, failed, rate, ended]
+  records.write_rows(path, known)
+  assert jobs.read_known(path) == known
+  names = ["check", "transfers"]
+  (rows,) = jobs.run_jobs(names, known, seconds=1.0, small=True)
+  assert rows == [row, rate, ended, failed._replace(value=row.value)]
   assert jobs.read_known(tmp_path / "absent.jsonl") == []

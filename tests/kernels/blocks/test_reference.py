@@ -51,3 +51,12 @@ def test_a_padded_mean_is_decoded_once_into_memory(op):
   encode_mean = jax.jit(lambda pair: blocks.encode_mean(op, pair, like))
   memory = encode_mean.lower(pair).compile().memory_analysis()
   assert memory.temp_size_in_bytes >= 4 * like.size
+
+
+def test_bfloat16_terms_of_a_sum_are_rounded_by_what_xla_keeps():
+  op, like = OPS[0], jax.ShapeDtypeStruct((4, 1024), jnp.bfloat16)
+  payload = jax.eval_shape(lambda x: op.encode(x, None), like)
+  pair = jax.tree.map(lambda a: a.update(shape=(2, *a.shape)), payload)
+  add = jax.jit(lambda pair: blocks.sum_decoded(op, pair, like))
+  # A cast to bfloat16 and back is left out where XLA takes it for excess.
+  assert "reduce-precision" in add.lower(pair).compile().as_text()
