@@ -56,6 +56,11 @@ class UnsummedGradient:
   def __neg__(self) -> "UnsummedGradient":
     return self._with(-self.value)
 
+  def __repr__(self) -> str:
+    # JAX shows it where it refuses to read the gradient.
+    shape = core.shape_string(self)
+    return f"UnsummedGradient of {shape}, which `jaxmotion.exchange` sums first"
+
   def __getattr__(self, name: str) -> Any:
     raise AttributeError(
       "A gradient must be summed over workers before anything else reads it, "
@@ -147,16 +152,20 @@ def value_and_grad(
         f"{len(args)}."
       )
     own = [args[i] for i in numbers]
+    _check_params(own, workers)
+    others = [None if i in numbers else a for i, a in enumerate(args)]
+    leaves, treedef = jax.tree.flatten((others, kwargs))
 
-    def call(own: PyTree, rest: PyTree) -> Any:
-      others, kwargs = rest
-      full = list(others)
+    def call(own: PyTree, arrays: dict[int, Any]) -> Any:
+      # What is no array, such as a flag or a module, is not traced, as by JAX.
+      filled = [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
+      full, kwargs = jax.tree.unflatten(treedef, filled)
       for i, arg in zip(numbers, own, strict=True):
         full[i] = arg
       return fun(*full, **kwargs)
 
-    others = [None if i in numbers else a for i, a in enumerate(args)]
-    value, grads = _differentiate(call, own, (others, kwargs), has_aux, workers)
+    arrays = {i: a for i, a in enumerate(leaves) if hasattr(a, "dtype")}
+    value, grads = _differentiate(call, own, arrays, has_aux, workers)
     return value, grads[0] if isinstance(argnums, int) else tuple(grads)
 
   return run
@@ -260,6 +269,38 @@ def _differentiate(
   )
 
 
+def _check_params(own: list[PyTree], axis_name: AxisName) -> None:
+  """Raises unless all workers hold the arrays that are differentiated."""
+  for path, leaf in core.named_leaves(own):
+    if not (core.is_array(leaf) and core.is_inexact(leaf)):
+      found = core.shape_string(leaf) if core.is_array(leaf) else repr(leaf)
+      raise TypeError(
+        f"Differentiated arguments must be floating-point arrays, got {found} "
+        f"at {path!r}: split parameters from the rest before, by `nnx.split` "
+        "or `eqx.partition(model, eqx.is_inexact_array)`."
+      )
+    _check_whole(path, leaf, axis_name)
+
+
+def _check_whole(path: str, leaf: Any, axis_name: AxisName) -> None:
+  """Raises if a parameter is known to be sharded over the workers' axis."""
+  spec = _read_spec(leaf)
+  names = {name for entry in spec for name in core.spec_axes(entry)}
+  if names & set(core.axis_names(axis_name)):
+    raise ValueError(
+      f"Parameters must not be sharded over the workers' axis {axis_name!r}, "
+      f"got {spec} at {path!r}: `exchange` would keep all of them on each "
+      "worker. `jaxmotion.fully_sharded` trains shards."
+    )
+
+
+def _read_spec(leaf: Any) -> P:
+  """Returns how an array is sharded, as far as that is known."""
+  # Tracers do not know it, where the partitioner decides.
+  typed = jax.typeof(leaf) if isinstance(leaf, jax.core.Tracer) else leaf
+  return getattr(getattr(typed, "sharding", None), "spec", None) or P()
+
+
 def _check_loss(shapes: PyTree, has_aux: bool) -> None:
   """Raises unless a function returns a scalar loss."""
   if has_aux and not (isinstance(shapes, tuple) and len(shapes) == 2):
@@ -290,6 +331,11 @@ def run_anywhere(
     mesh = None if is_bound else _find_mesh(params, axis_name)
     if mesh is None:
       return tx.init(params)
+    if isinstance(params, optax.LookaheadParams):
+      raise TypeError(
+        "`params` must be one tree, got the pair of `optax.lookahead`: put the "
+        "exchange into the optimizer that `optax.lookahead` wraps."
+      )
     specs = _find_specs(params, axis_name)
     shardings = _model_axes.Shardings(mesh, axis_name, specs)
     make = lambda params: _init_state.make_state(tx.init, params, shardings)
@@ -325,14 +371,9 @@ def run_anywhere(
 
 def _find_specs(params: PyTree, axis_name: AxisName) -> PyTree | None:
   """Returns how parameters are sharded over axes of a model; None: nowhere."""
-  # Tracers do not know it, where the partitioner decides.
-  workers = core.axis_names(axis_name)
-
-  def read_spec(leaf: Any) -> P:
-    spec = getattr(getattr(leaf, "sharding", None), "spec", None) or P()
-    return core.filter_spec(spec, lambda name: name not in workers)
-
-  specs = jax.tree.map(read_spec, params)
+  for path, leaf in core.named_leaves(params):
+    _check_whole(path, leaf, axis_name)
+  specs = jax.tree.map(_read_spec, params)
   return specs if any(map(any, jax.tree.leaves(specs))) else None
 
 

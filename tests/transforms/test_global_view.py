@@ -213,7 +213,7 @@ def own_gradient(read):
 def test_an_unsummed_gradient_is_not_read():
   with pytest.raises(AttributeError, match="jaxmotion.exchange"):
     own_gradient(optax.tree.norm)
-  with pytest.raises(TypeError, match="UnsummedGradient"):
+  with pytest.raises(TypeError, match="which `jaxmotion.exchange` sums first"):
     own_gradient(jnp.sum)
   with pytest.raises(TypeError, match="UnsummedGradient"):
     own_gradient(lambda g: g * g)
@@ -254,6 +254,53 @@ def test_gradients_of_another_axis_are_refused():
     exchange_of(
       lambda loss, p, x: jaxmotion.grad(loss, axis_name="model")(p, x)
     )
+
+
+def test_arguments_that_are_no_arrays_stay_what_they_are():
+  def loss(w, x, act, train, scale=1):
+    assert train is True and scale == 2  # Neither is traced.
+    return jnp.mean(act(x * w)) * scale
+
+  w, x = jnp.ones((1, 3)), jnp.linspace(0.0, 1.0, 24).reshape(8, 3)
+  with jax.set_mesh(MESHES["auto"]):
+    step = lambda w, x: jaxmotion.value_and_grad(loss)(
+      w, x, jnp.tanh, True, scale=2
+    )[0]
+    value = jax.jit(step)(w, x)
+  assert float(value) == pytest.approx(float(loss(w, x, jnp.tanh, True, 2)))
+
+
+@pytest.mark.parametrize(
+  "other, got", [(jnp.tanh, "tanh"), (np.arange(3), r"int32\[3\]")]
+)
+def test_what_has_no_gradient_is_named(other, got):
+  params = {"w": jnp.ones(3), "other": other}
+  with pytest.raises(TypeError, match=rf"got .*{got}.* at '0/other': .*eqx\."):
+    jaxmotion.grad(lambda p, x: jnp.sum(p["w"] * x))(params, jnp.ones((4, 3)))
+
+
+def test_parameters_sharded_over_workers_are_refused():
+  mesh = MESHES["auto"]
+  params = {"w": jax.device_put(jnp.ones(8), NamedSharding(mesh, P("data")))}
+  tx = jaxmotion.exchange("data")
+  loss = lambda p, x: jnp.sum(p["w"] * x)
+  for call in (
+    lambda: tx.init(params),
+    lambda: jaxmotion.grad(loss)(params, jnp.ones((4, 8))),
+  ):
+    with pytest.raises(ValueError, match="at '.*w'.*jaxmotion.fully_sharded"):
+      call()
+
+
+def test_an_exchange_belongs_inside_of_lookahead():
+  params = jax.device_put(jnp.ones(3), NamedSharding(MESHES["auto"], P()))
+  inner = optax.chain(jaxmotion.exchange("data"), optax.sgd(0.1))
+  optax.lookahead(inner, 2, 0.5).init(
+    pair := optax.LookaheadParams.init_synced(params)
+  )
+  tx = optax.chain(jaxmotion.exchange("data"), optax.lookahead(inner, 2, 0.5))
+  with pytest.raises(TypeError, match="the pair of `optax.lookahead`"):
+    tx.init(pair)
 
 
 def test_a_loss_that_is_no_scalar_is_refused():
