@@ -158,6 +158,7 @@ def make_platform(
 
 
 def _describe_origin(workers: int) -> str:
+  """Says when and on what a platform was measured, for its sources."""
   devices = jax.devices()
   emulated = devices[0].platform == "cpu" and jax.local_device_count() > 1
   kind = f"{workers} emulated devices" if emulated else f"{workers} devices"
@@ -166,6 +167,7 @@ def _describe_origin(workers: int) -> str:
 
 
 def _describe_fit(name: str, curve: perfmodel.Curve) -> str:
+  """Says how well the line through a curve fits it, for a source."""
   error = curve.fit_line()[2]
   return (
     f"{name}, {len(curve.sizes)} sizes, noise {curve.noise:.0%}, "

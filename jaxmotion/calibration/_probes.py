@@ -31,11 +31,11 @@ COLLECTIVES: dict[str, Callable[[jax.Array], jax.Array]] = {
   "all_gather": _gather_and_add,
   "all_to_all": lambda x: jax.lax.all_to_all(x, "axis", 0, 0, tiled=True),
 }
-_COLUMNS = 256
-_CHANNELS = 32
-_SMALLEST = 1 << 12
-_DEGREE = 64
-_LEAST_S = 1e-7
+_COLUMNS = 256  # Of the matrices that are passed over.
+_CHANNELS = 32  # Of the images and kernels of convolutions.
+_SMALLEST = 1 << 12  # Elements of the smallest array.
+_DEGREE = 64  # Of the polynomial by which FLOPs without a matmul are timed.
+_LEAST_S = 1e-7  # Curves must be positive.
 # First words of the names of whole updates.
 _UPDATES = ("update", "one", "two")
 
@@ -166,11 +166,12 @@ def _compile_in_place(
   carry, args = _copy_to_devices(mesh, carry), _copy_to_devices(mesh, args)
   jitted = jax.jit(lambda carry, args: program((carry, args)), donate_argnums=0)
   compiled = jitted.lower(carry, args).compile()
-  kept = [carry]
 
   def run() -> None:
-    kept[0], out = compiled(kept[0], args)
-    jax.block_until_ready((kept[0], out))
+    """Runs once, on what the last run left: its own carry is donated."""
+    nonlocal carry
+    carry, out = compiled(carry, args)
+    jax.block_until_ready((carry, out))
 
   return run
 
@@ -203,11 +204,13 @@ def _put_shards(x: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
 
 
 def _compile_call(fn: Callable[..., Any], arg: Any) -> Callable[[], Any]:
+  """Compiles a call that waits for its result."""
   compiled = jax.jit(fn).lower(arg).compile()
   return lambda: jax.block_until_ready(compiled(arg))
 
 
 def _copy_call(mesh: jax.sharding.Mesh, host: np.ndarray) -> Callable[[], Any]:
+  """Returns a call that copies an array of the host to all devices."""
   devices = [d for d in mesh.devices.flat if d in jax.local_devices()]
   return lambda: jax.block_until_ready(
     [jax.device_put(host, device, may_alias=False) for device in devices]
@@ -215,6 +218,7 @@ def _copy_call(mesh: jax.sharding.Mesh, host: np.ndarray) -> Callable[[], Any]:
 
 
 def _run_convolution(x: jax.Array, kernel: jax.Array) -> jax.Array:
+  """Runs a convolution of images as networks have them."""
   numbers = ("NHWC", "HWIO", "NHWC")
   return jax.lax.conv_general_dilated(
     x, kernel, (1, 1), "SAME", dimension_numbers=numbers
@@ -222,6 +226,7 @@ def _run_convolution(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _run_polynomial(x: jax.Array) -> jax.Array:
+  """Multiplies and adds so often that memory takes no time beside it."""
   y = x
   for _ in range(_DEGREE):
     y = y * x + 0.5
@@ -309,8 +314,8 @@ def make_curve(points: list[Point], least_s: float) -> perfmodel.Curve:
   """Returns the curve through points, without points within the noise."""
   # `least_s`: seconds of noise; smaller sizes that take no more are left out.
   *smaller, largest = sorted(points)
-  kept = [point for point in smaller if point.seconds > least_s]
-  sizes, seconds, noise = zip(*kept, largest, strict=True)
+  clear = [point for point in smaller if point.seconds > least_s]
+  sizes, seconds, noise = zip(*clear, largest, strict=True)
   return perfmodel.Curve(
     sizes=tuple(map(float, sizes)),
     seconds=tuple(_pool_violators(np.maximum(seconds, _LEAST_S))),
@@ -338,14 +343,14 @@ def subtract_updates(
   # Decoding is an update by one payload less a plain update. Adding is an
   # update by two payloads less that by one.
   # `least_s`: seconds of noise.
-  found = {k: c for k, c in curves.items() if k.split()[0] not in _UPDATES}
+  parts = {k: c for k, c in curves.items() if k.split()[0] not in _UPDATES}
   for name, one in curves.items():
     what, _, codec = name.partition(" ")
     if what == "one":
       two = curves[f"two {codec}"]
-      found[f"decode {codec}"] = _subtract_curve(one, curves["update"], least_s)
-      found[f"add {codec}"] = _subtract_curve(two, one, least_s)
-  return found
+      parts[f"decode {codec}"] = _subtract_curve(one, curves["update"], least_s)
+      parts[f"add {codec}"] = _subtract_curve(two, one, least_s)
+  return parts
 
 
 def _subtract_curve(

@@ -14,6 +14,7 @@ import jax
 
 from jaxmotion import calibration, codecs, core, perfmodel, planner
 from jaxmotion.command import _platforms, _user_file
+from jaxmotion.command._user_file import CommandError, name_flags
 
 _UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20}
 _UNITS |= {"GIB": 2**30, "TB": 1e12, "B": 1.0}
@@ -45,7 +46,7 @@ def main(
     _refuse_flags(options.parser, unknown)
   try:
     text = options.run(options, ask)
-  except _user_file.CommandError as error:
+  except CommandError as error:
     _tell(f"jaxmotion: {error}")
     return 1
   except EOFError:
@@ -175,8 +176,8 @@ def _read_task(
     options.platform, options.workers, options.peak_share
   )
   function = _user_file.load_function("task", options.task)
-  found = _user_file.call_user(repr(options.task), function)
-  return _user_file.check_task(options.task, found), platform
+  returned = _user_file.call_user(repr(options.task), function)
+  return _user_file.check_task(options.task, returned), platform
 
 
 def _find_axes(platform: perfmodel.Platform) -> str | core.HostAxes:
@@ -199,9 +200,7 @@ def _advise(options: argparse.Namespace, _: Callable[[str], str]) -> str:
       mesh_axis=axes,
     )
   except (TypeError, ValueError) as error:
-    raise _user_file.name_flags(
-      error, accuracy_budget="--accuracy_budget"
-    ) from error
+    raise name_flags(error, accuracy_budget="--accuracy_budget") from error
   room = "jaxmotion." if isinstance(axes, core.HostAxes) else ""
   use = f"jaxmotion.exchange({room}{axes!r}, {plan.codec!r})"
   note = f"Predicted for {platform.name}, not measured."
@@ -222,7 +221,7 @@ def _fit(options: argparse.Namespace, _: Callable[[str], str]) -> str:
       measure_memory=None,
     )
   except (TypeError, ValueError) as error:
-    raise _user_file.name_flags(error, budget_bytes="--budget") from error
+    raise name_flags(error, budget_bytes="--budget") from error
   return f"{plan}\n\nPredicted for {platform.device.name}, not compiled."
 
 
@@ -236,17 +235,17 @@ def _count(options: argparse.Namespace, _: Callable[[str], str]) -> str:
   whole = None
   for codec in (codecs.identity(), *(chosen or planner.CANDIDATES)):
     try:
-      found = perfmodel.predict_exchange(task.params, platform, axes, codec)
+      exchange = perfmodel.predict_exchange(task.params, platform, axes, codec)
     except (TypeError, ValueError) as error:
-      raise _user_file.CommandError(f"{codec!r}: {error}") from error
-    sent = found.ledger.select(axes=names[:1]).total_bytes
+      raise CommandError(f"{codec!r}: {error}") from error
+    sent = exchange.ledger.select(axes=names[:1]).total_bytes
     whole = whole or sent
     rows.append(
       (
         planner.format_codec(codec),
         f"{sent / 1e6:.3f}",
         f"{whole / max(sent, 1):.2f}",
-        f"{1e3 * found.total_s:.3f}",
+        f"{1e3 * exchange.total_s:.3f}",
       )
     )
   leaves = jax.tree.leaves(task.params)
@@ -268,7 +267,7 @@ def _parse_bytes(text: str) -> float:
   except ValueError:
     number = 0.0
   if not 0 < number < math.inf:
-    raise _user_file.CommandError(
+    raise CommandError(
       f"`--budget` must be bytes, such as 80GB or 512MiB, got {text!r}."
     )
   return number
@@ -283,18 +282,18 @@ def _parse_codec(text: str) -> codecs.Codec:
     codec = eval(text, {"__builtins__": {}}, names)
   except NameError as error:
     near = difflib.get_close_matches(error.name or "", names, n=1)
-    raise _user_file.CommandError(
+    raise CommandError(
       f"`--codec` must be made of names of `jaxmotion.codecs`, got {text!r}: "
       f"{error.name!r} is none{f'; did you mean {near[0]!r}?' if near else '.'}"
     ) from error
   except Exception as error:
     # The text of a SyntaxError ends with the place, which is the codec's own.
     reason = error.msg if isinstance(error, SyntaxError) else error
-    raise _user_file.CommandError(
+    raise CommandError(
       f"`--codec`: {text!r} raises {type(error).__name__}: {reason}"
     ) from error
   if not isinstance(codec, codecs.Codec):
-    raise _user_file.CommandError(f"`--codec` must make a codec, got {text!r}.")
+    raise CommandError(f"`--codec` must make a codec, got {text!r}.")
   return codec
 
 
@@ -327,7 +326,7 @@ def _calibrate(options: argparse.Namespace, _: Callable[[str], str]) -> str:
   except (TypeError, ValueError) as error:
     _tell("")  # Ends the line that tells how far it is.
     flags = {name: f"--{name}" for name in ("largest", "sizes", "repeats")}
-    raise _user_file.name_flags(error, workers="--workers", **flags) from error
+    raise name_flags(error, workers="--workers", **flags) from error
   return "\n".join(
     [_describe_rates(platform), _write_platform(platform, options.file)]
   )
@@ -336,17 +335,13 @@ def _calibrate(options: argparse.Namespace, _: Callable[[str], str]) -> str:
 def _check_file(path: str) -> None:
   """Raises unless a platform can be written to this path."""
   if not path.endswith(".json"):
-    raise _user_file.CommandError(f"`file` must end in .json, got {path!r}.")
+    raise CommandError(f"`file` must end in .json, got {path!r}.")
   if not pathlib.Path(path).absolute().parent.is_dir():
     # Before questions are answered, or a machine is measured.
-    raise _user_file.CommandError(
-      f"`file` must be in a folder that exists, got {path!r}."
-    )
+    raise CommandError(f"`file` must be in a folder that exists, got {path!r}.")
   writable = path if pathlib.Path(path).exists() else pathlib.Path(path).parent
   if pathlib.Path(path).is_dir() or not os.access(writable, os.W_OK):
-    raise _user_file.CommandError(
-      f"`file` must be one that can be written, got {path!r}."
-    )
+    raise CommandError(f"`file` must be one that can be written, got {path!r}.")
 
 
 def _write_platform(platform: perfmodel.Platform, path: str) -> str:
@@ -354,7 +349,7 @@ def _write_platform(platform: perfmodel.Platform, path: str) -> str:
   try:
     perfmodel.save_platform(platform, path)
   except OSError as error:
-    raise _user_file.CommandError(f"`file`: {error}") from error
+    raise CommandError(f"`file`: {error}") from error
   if not platform.axes:
     return (
       f"wrote {path}: one device without links. `jaxmotion platform` asks for "

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from jaxmotion import perfmodel
-from jaxmotion.command import _user_file
+from jaxmotion.command._user_file import CommandError, name_flags
 
 T = TypeVar("T")
 _TOLD = "as its user says"
@@ -33,26 +33,26 @@ def read_platform(
     else:
       platform = perfmodel.builtin_platform(name)
   except FileNotFoundError as error:
-    raise _user_file.CommandError(
+    raise CommandError(
       f"`--platform` must name a file that exists, got {name!r}."
     ) from error
   except (OSError, TypeError, ValueError) as error:
     # A file has fields, among them `name`; a name is an argument.
     if name.endswith(".json"):
-      raise _user_file.name_flags(error, path="--platform") from error
-    named = _user_file.name_flags(error, name="--platform")
+      raise name_flags(error, path="--platform") from error
+    named = name_flags(error, name="--platform")
     hint = "A platform of your own is a file in .json."
-    raise _user_file.CommandError(f"{named} {hint}") from error
+    raise CommandError(f"{named} {hint}") from error
   if not 0 < peak_share <= 1:
-    raise _user_file.CommandError(
+    raise CommandError(
       f"`--peak_share` must be a number in (0, 1], got {peak_share}."
     )
   if workers is not None and not 1 <= workers <= _MAX_WORKERS:
-    raise _user_file.CommandError(
+    raise CommandError(
       f"`--workers` must be an integer in [1, {_MAX_WORKERS}], got {workers}."
     )
   if not platform.axes:
-    raise _user_file.CommandError(
+    raise CommandError(
       "`--platform` must have links between workers, got one of a single "
       "device: name its file as the device that `jaxmotion platform` asks for."
     )
@@ -61,7 +61,7 @@ def read_platform(
   try:
     device = _scale_matmuls(platform.device, peak_share)
   except ValueError as error:
-    raise _user_file.CommandError(f"`--peak_share`: {error}") from error
+    raise CommandError(f"`--peak_share`: {error}") from error
   return dataclasses.replace(platform, device=device)
 
 
@@ -85,7 +85,7 @@ class _Dialog(NamedTuple):
     while True:
       try:
         return parse(self.ask(question).strip())
-      except _user_file.CommandError as error:
+      except CommandError as error:
         self.tell(f"{error} Answer again.")
 
   def read_number(
@@ -102,7 +102,7 @@ class _Dialog(NamedTuple):
       if not 0 < number < math.inf or number > most:
         kind = "whole number" if whole else "number"
         limit = "" if most == math.inf else f" of at most {most:g}"
-        raise _user_file.CommandError(
+        raise CommandError(
           f"{question.rstrip(': ')!r} must be a positive {kind}{limit}, got "
           f"{answer!r}."
         )
@@ -164,11 +164,11 @@ _Found = tuple[perfmodel.Device, perfmodel.Link | None, bool]
 def _ask_device(dialog: _Dialog) -> _Found:
   """Returns the device that a user names or describes."""
   known = ", ".join(_DEVICES)
-  found = dialog.read(
+  device = dialog.read(
     f"Device ({known}, other, or a file of `jaxmotion calibrate`): ",
     _parse_device,
   )
-  return _ask_other_device(dialog) if found is None else found
+  return _ask_other_device(dialog) if device is None else device
 
 
 def _parse_device(answer: str) -> _Found | None:
@@ -177,14 +177,14 @@ def _parse_device(answer: str) -> _Found | None:
     try:
       measured = perfmodel.load_platform(answer)
     except (OSError, TypeError, ValueError) as error:
-      raise _user_file.CommandError(f"The device: {error}") from error
+      raise CommandError(f"The device: {error}") from error
     return measured.device, measured.to_host, True
   name = answer.lower()
   if name in _DEVICES:
     like = perfmodel.builtin_platform(_DEVICES[name])
     return like.device, like.to_host, False
   if name != "other":
-    raise _user_file.CommandError(
+    raise CommandError(
       f"The device must be {', '.join(_DEVICES)}, other or a .json file, got "
       f"{answer!r}."
     )

@@ -80,13 +80,13 @@ def call_user(
     ) from error
 
 
-def check_task(text: str, found: Any) -> UserTask:
+def check_task(text: str, returned: Any) -> UserTask:
   """Returns what the function that `text` names has returned, as shapes."""
-  if not isinstance(found, tuple) or len(found) != 3:
-    kind = type(found).__name__
-    size = f" of {len(found)}" if isinstance(found, tuple) else ""
+  if not isinstance(returned, tuple) or len(returned) != 3:
+    kind = type(returned).__name__
+    size = f" of {len(returned)}" if isinstance(returned, tuple) else ""
     raise CommandError(f"{text!r} {_FORM}, got a {kind}{size}.")
-  loss_fn, params, batch = found
+  loss_fn, params, batch = returned
   if not callable(loss_fn):
     raise CommandError(f"{text!r} {_FORM}, got {loss_fn!r} for `loss_fn`.")
   for leaf in jax.tree.leaves((params, batch)):

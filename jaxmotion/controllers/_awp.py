@@ -75,9 +75,9 @@ class awp(_base.Controller):
 
   def __post_init__(self) -> None:
     core.check_number("threshold", self.threshold, -1)
-    _base.check_updates("interval", self.interval)
-    _base.check_slots("levels", self.levels)
-    _base.check_slots("window", self.window)
+    core.check_int("interval", self.interval, 1, _base.MAX_UPDATES)
+    core.check_int("levels", self.levels, 1, _base.MAX_SLOTS)
+    core.check_int("window", self.window, 1, _base.MAX_SLOTS)
     core.check_choice("counter", self.counter, ("cumulative", "consecutive"))
     core.check_choice("reference", self.reference, ("previous", "last_reset"))
 
@@ -104,7 +104,10 @@ class awp(_base.Controller):
     ok = jnp.isfinite(norm)
     norms = jnp.concatenate([norm[:, None], state.norms[:, :-1]], axis=1)
     num_norms = jnp.minimum(state.num_norms + 1, self.window)
-    mean = _mean_of_last(norms, num_norms)
+    # The mean of each group's newest norms, which come first.
+    is_valid = jnp.arange(norms.shape[1])[None, :] < num_norms[:, None]
+    total = jnp.sum(jnp.where(is_valid, norms, 0.0), axis=1)
+    mean = total / num_norms.astype(jnp.float32)
 
     known = (state.num_norms > 0) & (state.reference > 0)
     delta = (mean - state.reference) / state.reference
@@ -130,13 +133,6 @@ class awp(_base.Controller):
       norms=norms,
       num_norms=num_norms,
     )
-
-
-def _mean_of_last(norms: Array, num_norms: Array) -> Array:
-  """Returns the mean of each group's first `num_norms` norms, the newest."""
-  is_valid = jnp.arange(norms.shape[1])[None, :] < num_norms[:, None]
-  total = jnp.sum(jnp.where(is_valid, norms, 0.0), axis=1)
-  return total / num_norms.astype(jnp.float32)
 
 
 _PRESETS = {

@@ -100,8 +100,8 @@ class bandwidth(_base.Controller):
       )
     core.check_number("decay", self.decay, 0, 1, open_high=True)
     core.check_number("margin", self.margin, 0, 1, open_low=True)
-    _base.check_updates("patience", self.patience)
-    _base.check_slots("history_size", self.history_size)
+    core.check_int("patience", self.patience, 1, _base.MAX_UPDATES)
+    core.check_int("history_size", self.history_size, 1, _base.MAX_SLOTS)
 
   def init(self, signal: Times) -> BandwidthState:
     """Returns the state before training, at level 0, for as many groups."""

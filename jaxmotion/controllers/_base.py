@@ -10,6 +10,8 @@ import numpy as np
 from jaxmotion import core
 from jaxmotion.core import Array, PyTree
 
+MAX_SLOTS = 1 << 20  # Levels, or changes that are held: they fit into memory.
+MAX_UPDATES = 2**31 - 1  # What int32 counts.
 _State = TypeVar("_State")
 
 
@@ -92,11 +94,10 @@ def level_changes(history: History) -> list[LevelChange]:
   """
   core.check_instance("history", history, History, "the history of a state")
   steps, levels = np.asarray(history.steps), np.asarray(history.levels)
-  found = [
+  return sorted(
     LevelChange(int(steps[g, i]), int(g), int(levels[g, i]))
     for g, i in zip(*np.nonzero(steps >= 0), strict=True)
-  ]
-  return sorted(found)
+  )
 
 
 def start_history(groups: int, level: int, capacity: int) -> History:
@@ -124,6 +125,7 @@ def advance_state(
   changed = ok & (level != history.level)
 
   def push_newest(newest: Array, old: Array) -> Array:
+    """Puts a change first, and drops the oldest, where the level changed."""
     pushed = jnp.concatenate([newest[:, None], old[:, :-1]], axis=1)
     return jnp.where(changed[:, None], pushed, old)
 
@@ -137,8 +139,8 @@ def advance_state(
     steps=push_newest(jnp.broadcast_to(step, level.shape), history.steps),
     levels=push_newest(level.astype(jnp.int32), history.levels),
   )
-  kept = {k: select_field(v, getattr(old, k)) for k, v in fields.items()}
-  new: _State = old._replace(history=advanced, **kept)
+  selected = {k: select_field(v, getattr(old, k)) for k, v in fields.items()}
+  new: _State = old._replace(history=advanced, **selected)
   return new
 
 
@@ -178,16 +180,6 @@ def check_state(state: Any, kind: type[Any] = tuple) -> Any:
     shapes = jax.tree.map(jnp.shape, tuple(state))
     raise ValueError(f"`state` must be {source}, got shapes {shapes}.")
   return state
-
-
-def check_slots(name: str, value: Any) -> None:
-  """Raises unless `value` is a number of slots that fits into memory."""
-  core.check_int(name, value, 1, 1 << 20)
-
-
-def check_updates(name: str, value: Any) -> None:
-  """Raises unless `value` is a number of updates that int32 counts."""
-  core.check_int(name, value, 1, jnp.iinfo(jnp.int32).max)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -266,7 +258,7 @@ class fixed(Controller):
   at: int
 
   def __post_init__(self) -> None:
-    core.check_int("at", self.at, 0, jnp.iinfo(jnp.int32).max)
+    core.check_int("at", self.at, 0, 2**31 - 1)
 
   def init(self, signal: PyTree) -> FixedState:
     """Returns the state of the one level, for float32[groups] leaves."""

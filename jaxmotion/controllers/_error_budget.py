@@ -72,10 +72,10 @@ class error_budget(_base.Controller):
 
   def __post_init__(self) -> None:
     core.check_number("budget", self.budget, 0)
-    _base.check_slots("levels", self.levels)
+    core.check_int("levels", self.levels, 1, _base.MAX_SLOTS)
     core.check_number("growth", self.growth, 1, _MAX_GROWTH)
-    _base.check_updates("patience", self.patience)
-    _base.check_slots("history_size", self.history_size)
+    core.check_int("patience", self.patience, 1, _base.MAX_UPDATES)
+    core.check_int("history_size", self.history_size, 1, _base.MAX_SLOTS)
 
   def init(self, signal: Array) -> ErrorBudgetState:
     """Returns the state before training, at the highest level."""

@@ -165,11 +165,7 @@ def group_norms(params: PyTree, groups: Groups) -> Array:
   core.check_arrays("params", params)
   groups._check_leaves(params, "params")
   totals = [
-    sum(_sum_squares(leaf) for leaf in leaves)
+    sum(jnp.sum(jnp.square(jnp.asarray(x, jnp.float32))) for x in leaves)
     for leaves in groups.split(params)
   ]
   return jnp.sqrt(jnp.stack(totals))
-
-
-def _sum_squares(x: Array) -> Array:
-  return jnp.sum(jnp.square(jnp.asarray(x, jnp.float32)))

@@ -160,6 +160,7 @@ class rebalance:
     )
 
   def _check_state(self, state: RebalanceState) -> None:
+    """Raises unless a state is one of as many workers."""
     source = "what `init` or the last `update` returned"
     core.check_instance("state", state, RebalanceState, source)
     for field in (state.counts, state.microbatch_s):

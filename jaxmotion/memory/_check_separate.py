@@ -1,14 +1,10 @@
 """Check of optimizers that update one part of the parameters after another."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import jax
 import optax
 
 from jaxmotion import core, program
 from jaxmotion.core import PyTree
-from jaxmotion.program import Step
 
 
 def check_separate(
@@ -21,12 +17,14 @@ def check_separate(
   traced = jax.make_jaxpr(lambda *args: tx.update(*args)[0])(
     params, state, params
   )
-  # The marks of a value: positions of the gradients that it depends on.
+  # The marks of a value: positions of the gradients that it depends on. Results
+  # of a step depend on whatever its operands do.
   count = len(paths)
   marks = [
     frozenset({i} if i < count else ()) for i in range(len(traced.in_avals))
   ]
-  for i, read in enumerate(program.follow_marks(traced, marks, _join_marks)):
+  join = lambda step, ins: [frozenset().union(*ins)] * len(step.outs)
+  for i, read in enumerate(program.follow_marks(traced, marks, join)):
     if others := read - {i}:
       raise ValueError(
         "`tx` must update each array from the array's own gradient, because "
@@ -36,8 +34,3 @@ def check_separate(
         "array by its own norm with `optax.clip_by_block_rms` or "
         "`optax.adaptive_grad_clip`."
       )
-
-
-def _join_marks(step: Step, ins: Sequence[frozenset[int]]) -> list[Any]:
-  """Returns the marks of all operands for each result of a step."""
-  return [frozenset().union(*ins)] * len(step.outs)

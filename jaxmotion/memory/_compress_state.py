@@ -110,10 +110,8 @@ def compress_state(
     Chen and Zhu, *Memory Efficient Optimizers with 4-bit States*, 2023 (a
     second moment must not become zero).
   """
-  if not isinstance(tx, optax.GradientTransformation):
-    raise TypeError(
-      f"`tx` must be an optax.GradientTransformation, got {tx!r}."
-    )
+  noun = "an optax.GradientTransformation"
+  core.check_instance("tx", tx, optax.GradientTransformation, noun)
   rules = core.check_sequence("rules", rules, "pairs of a pattern and a codec")
   path_rules = core.PathRules(rules, value="codec")
   kinds = {"first": first, "second": second, "sums": sums}
@@ -156,20 +154,18 @@ def compress_state(
     _check_update(tx, updates, state, params)
     steps = optax.safe_increment(state.steps)
     entries, treedef = _encoded_leaf.flatten_encoded(state.inner)
-    leaves = [x for _, x in entries]
     keys = _leaf_keys(seed, steps, entries)
 
     def update_leaves(arrays: list[Any]) -> tuple[PyTree, list[Any]]:
+      """Calls `tx` on the decoded leaves of its state; returns them changed."""
       old = treedef.unflatten(arrays)
       new_updates, new = inner_update(updates, old, params, **extra_args)
       return new_updates, treedef.flatten_up_to(new)
 
-    def encode_again(i: int, x: Array) -> _encoded_leaf.EncodedLeaf:
-      return _encoded_leaf.encode_leaf(x, leaves[i].codec, keys[i])
-
     on_host = _memory_kind.can_move(memory_kind, warn=False)
+    leaves = [x for _, x in entries]
     new_updates, new = _encoded_leaf.stream_update(
-      update_leaves, leaves, encode_again, on_host
+      update_leaves, leaves, keys, on_host
     )
     return new_updates, CompressedState(steps, treedef.unflatten(new))
 
@@ -227,20 +223,20 @@ def _choose_codecs(
     for i, key in enumerate(path)
     if _field_name(key) == "v_row"
   }
-  found: dict[Any, Codec | None] = {}
+  chosen: dict[Any, Codec | None] = {}
   for path, name in zip(paths, names, strict=True):
     kind = _moment_kind(path, factored)
     if (match := rules.first_match(name)) is not None:
-      found[path] = match.value
+      chosen[path] = match.value
     elif kind:
-      found[path] = codec_of_kind[kind]
-  if names and not found:
+      chosen[path] = codec_of_kind[kind]
+  if names and not chosen:
     raise ValueError(
       f"`tx` must keep state in a field named {', '.join(_KIND_OF)}, "
       f"or `rules` must match some, got {names}."
     )
   return [
-    found.get(path) if x.size >= max(min_leaf_size, 1) else None
+    chosen.get(path) if x.size >= max(min_leaf_size, 1) else None
     for path, x in entries
   ]
 

@@ -92,10 +92,9 @@ def decompress_state(state: PyTree) -> PyTree:
   core.check_arrays("state", state)
   check_payloads("state", state)
 
-  def decode_leaf(x: Any) -> Any:
-    return move_payload(x, _memory_kind.to_device).decode()
-
-  return map_encoded(decode_leaf, state)
+  return map_encoded(
+    lambda x: move_payload(x, _memory_kind.to_device).decode(), state
+  )
 
 
 def map_encoded(fn: Callable[[EncodedLeaf], Any], tree: PyTree) -> PyTree:
@@ -135,7 +134,7 @@ def flatten_encoded(tree: PyTree) -> tuple[list[tuple[Any, Any]], Any]:
 def stream_update(
   update: Callable[[list[Any]], tuple[PyTree, list[Any]]],
   leaves: Sequence[Any],
-  encode: Callable[[int, Array], EncodedLeaf],
+  keys: Sequence[core.Key],
   on_host: bool,
 ) -> tuple[PyTree, list[Any]]:
   """Computes an update one array of `updates` at a time."""
@@ -149,6 +148,7 @@ def stream_update(
   # the host, or decode, everything first, and the decoded state would be in
   # memory at once. The tie is not to the last parameter itself, so that a
   # transfer overlaps with one computation.
+  # keys: of the rounding of each leaf. on_host: whether payloads stay there.
   # Returns `updates` and the new leaves.
   encoded = [i for i, x in enumerate(leaves) if is_encoded(x)]
 
@@ -194,13 +194,16 @@ def stream_update(
     return program.read_operand(known, wanted)
 
   def store_leaf(i: int) -> None:
-    # Computing the new leaf may decode further leaves, which the loop in
-    # `compute_output` then stores as well.
-    x = encode(i, run_output(treedef.num_leaves + i))
+    """Computes and encodes the new value of a leaf."""
+    # This may decode further leaves, which the loop in `compute_output` then
+    # stores as well.
+    new = run_output(treedef.num_leaves + i)
+    x = encode_leaf(new, leaves[i].codec, keys[i])
     markers[-1].append(jax.tree.leaves(x.payload)[0].reshape(-1)[0])
     new_leaves[i] = move_payload(x, _memory_kind.to_host) if on_host else x
 
   def compute_output(position: int) -> Array:
+    """Runs an output, and stores all leaves of the state that it decoded."""
     y = run_output(position)
     if decoded_leaves:
       markers.append([])

@@ -130,7 +130,7 @@ def metrics(
     for nodes in (_find_nodes(opt_state, _COUNTED), exchanges)
   )
   skipped = [node.skipped for node in _find_nodes(opt_state, _SKIPPED)]
-  found: dict[str, Any] = {
+  scalars: dict[str, Any] = {
     "step": steps,
     "exchange/updates": updates,
     "exchange/skipped": sum(skipped, jnp.zeros((), jnp.int32)),
@@ -138,20 +138,20 @@ def metrics(
   sizes = _find_sizes(opt_state, known, mesh)
   if sizes is not None:
     if known and sent is None:
-      found |= _read_traffic(known, sizes, level)
+      scalars |= _read_traffic(known, sizes, level)
     # The mesh may be another one, which is asked about.
     own = _find_sizes(opt_state, known, None)
     squares = _error_squares(exchanges, own or sizes)
     if squares is not None:
-      found |= {
+      scalars |= {
         "exchange/error_norm": jnp.sqrt(jnp.mean(squares)),
         "exchange/error_norm_max": jnp.sqrt(jnp.max(squares)),
       }
   if sent is not None:
-    found["exchange/wire_bytes"] = sent.total_bytes
+    scalars["exchange/wire_bytes"] = sent.total_bytes
   if level is not None:
-    found["exchange/level"] = level
-  return found
+    scalars["exchange/level"] = level
+  return scalars
 
 
 def _find_nodes(tree: PyTree, kinds: tuple[type, ...]) -> Iterator[Any]:
@@ -298,10 +298,10 @@ def _find_errors(state: Any, sizes: Mapping[str, int]) -> list[Array]:
   """Returns what is still to be sent, with a leading axis of workers."""
   options, states = state.made_for, state.codec_state.value
   if isinstance(state, transforms.ExchangeState):
-    likes, kept = options.shard_params(sizes), options.state_layout(sizes)
-    if (devices := kept.devices) is not None:
+    likes, layout = options.shard_params(sizes), options.state_layout(sizes)
+    if (devices := layout.devices) is not None:
       likes = jax.tree.map(lambda a: collectives.shard_like(a, devices), likes)
-    return collectives.read_pending(states, likes, kept)
+    return collectives.read_pending(states, likes, layout)
   parts = extend.parts_layout(options, sizes)
   cut_states, whole_states = states
   errors = collectives.read_pending(
@@ -309,6 +309,6 @@ def _find_errors(state: Any, sizes: Mapping[str, int]) -> list[Array]:
   )
   cut = [leaf for leaf in parts.leaves if leaf[0].is_cut]
   for (_, codec, like), rows in zip(cut, cut_states, strict=True):
-    found = collectives.read_states(codec, rows, like, 2)
-    errors += [found[p.name] for p in codec.memory_parts if p.is_pending]
+    by_part = collectives.read_states(codec, rows, like, 2)
+    errors += [by_part[p.name] for p in codec.memory_parts if p.is_pending]
   return errors

@@ -5,8 +5,6 @@ calls it thousands of times for one plan, and the checks took longer than the
 arithmetic.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -174,8 +172,7 @@ def collective_seconds(
   """
   _check_collective(op, payload_bytes, workers, algorithm)
   core.check_instance("link", link, Link, "a Link")
-  shared_by = link.shared_by
-  return _link_seconds(op, payload_bytes, workers, link, shared_by, algorithm)
+  return _link_seconds(op, payload_bytes, workers, link, algorithm)
 
 
 def _link_seconds(
@@ -183,17 +180,17 @@ def _link_seconds(
   payload_bytes: float,
   workers: int,
   link: Link,
-  shared_by: int,
   algorithm: str,
+  is_shared: bool = True,
 ) -> float:
   """Returns `collective_seconds` of checked arguments."""
-  # `shared_by` is given apart from the link because a collective over several
-  # axes uses each of their links alone.
+  # is_shared: whether all workers behind the link send over it at a time.
   curve = link.measured.get(f"{op} {workers}")
   if curve is not None and workers > 1:
     return curve.seconds_at(payload_bytes)
   traffic = _count_traffic(op, payload_bytes, workers, algorithm)
-  rate = link.rate.bytes_per_s * link.efficiency.get(op, 1.0) / shared_by
+  rate = link.rate.bytes_per_s * link.efficiency.get(op, 1.0)
+  rate /= link.shared_by if is_shared else 1
   return traffic.hops * link.latency_s + traffic.wire_bytes / rate
 
 
@@ -269,20 +266,12 @@ def move_seconds(move: Move, platform: Platform, algorithm: str) -> float:
   # In a ring through several axes, one worker of those behind a link sends
   # over it at a time. An all-to-all sends from all of them at once.
   is_shared = len(links) == 1 or move.op == "all_to_all"
-  return move.count * max(
-    (
-      _link_seconds(
-        move.op,
-        move.payload_bytes,
-        move.workers,
-        link,
-        link.shared_by if is_shared else 1,
-        algorithm,
-      )
-      for link in links
-    ),
-    default=0.0,
+  nbytes, workers = move.payload_bytes, move.workers
+  seconds = (
+    _link_seconds(move.op, nbytes, workers, link, algorithm, is_shared)
+    for link in links
   )
+  return move.count * max(seconds, default=0.0)
 
 
 def uncalibrated(
@@ -321,12 +310,12 @@ def uncalibrated(
     _cost.check_cost(cost)
   if ledger is not None:
     _check_ledger(ledger)
-  found: dict[str, tuple[float, float]] = {}
+  spans: dict[str, tuple[float, float]] = {}
   for name, size, is_covered in _curve_lookups(platform, cost, ledger):
     if not is_covered:
-      low, high = found.get(name, (size, size))
-      found[name] = min(low, size), max(high, size)
-  return found
+      low, high = spans.get(name, (size, size))
+      spans[name] = min(low, size), max(high, size)
+  return spans
 
 
 def _curve_lookups(

@@ -1,11 +1,9 @@
 """Counts FLOPs, bytes and memory of any JAX function from its trace."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -189,48 +187,42 @@ def _count_program(
   program: _ops.CountedProgram, loops: _Loops, carried: int
 ) -> Cost:
   """Returns the cost of a flat program."""
-  total = _CostSum()
-  for name in program.guessed:
-    total.unknown[name] += 1
+  # carried: number of results, the first ones, that a loop carries on.
+  sums = _CostSum()
+  sums.unknown.update(program.guessed)
   for node in program.steps:
-    total.add_step(node)
-  done: dict[Value, int] = {}
+    sums.add_step(node)
+  kernels_until: dict[Value, int] = {}
   own_bytes: dict[Step, int] = {}
-  steps, uniform = _fusion.fuse_kernels(program), _fusion.find_uniform(program)
-  for step in steps:
-    inner = _count_inner(step.node, loops, uniform)
-    own_bytes[step.node] = sum(part.own_bytes for part in inner)
-    for part in inner:
-      total.add_inner(part.cost, part.times)
+  for step in _fusion.fuse_kernels(program):
+    inner = _count_inner(step.node, loops, program.uniform)
+    own_bytes[step.node] = sum(one.own_bytes for one in inner)
+    for one in inner:
+      sums.add_inner(one.cost, one.times)
     if not inner:
-      total.add_kernel(step.kernel)
-    done.update(dict.fromkeys(step.node.outs, len(total.kernels)))
+      sums.add_kernel(step.kernel)
+    kernels_until.update(dict.fromkeys(step.node.outs, len(sums.kernels)))
   # Outputs that no kernel makes are in memory from the start.
-  written = [done.get(v.source, 0) if v else 0 for v in program.outputs]
+  written = [
+    kernels_until.get(v.source, 0) if v else 0 for v in program.outputs
+  ]
   for index, kernel in _list_copies(program, carried):
-    total.add_kernel(kernel)
-    written[index] = len(total.kernels)
-  return Cost(
-    tuple(total.kernels),
-    total.totals,
-    tuple(written),
-    _count_peak(program, own_bytes),
-    dict(total.unknown),
-  )
-
-
-def _count_peak(
-  program: _ops.CountedProgram, own_bytes: dict[Step, int]
-) -> int:
-  """Returns the most bytes that are alive at once."""
+    sums.add_kernel(kernel)
+    written[index] = len(sums.kernels)
   # Where no barrier forbids it, a compiler computes even costly elementwise
   # results in the backward pass again, rather than keep them from the forward
-  # pass: it fuses them into their readers in both.
+  # pass: it fuses them into their readers in both. So kernels are formed anew.
   steps = _fusion.fuse_kernels(program, for_memory=True)
   memory = _liveness.Liveness(program, steps)
   for index, step in enumerate(steps):
     memory.run_kernel(index, own_bytes.get(step.node, 0))
-  return memory.peak_bytes
+  return Cost(
+    tuple(sums.kernels),
+    sums.totals,
+    tuple(written),
+    memory.peak_bytes,
+    dict(sums.unknown),
+  )
 
 
 def _list_copies(
@@ -261,9 +253,9 @@ class _InnerProgram(NamedTuple):
 
 
 def _count_inner(
-  node: Step, loops: _Loops, uniform: Collection[Value]
+  node: Step, loops: _Loops, uniform: frozenset[Value]
 ) -> list[_InnerProgram]:
-  """Returns the programs inside an operation; [] if it holds none."""
+  """Counts the programs inside an operation, and how often each one runs."""
   bodies: Sequence[Any] = inner_jaxprs(node.eqn)
   if node.name == "while":
     bodies = [node.params[f"{p}_jaxpr"] for p in ("cond", "body")]
@@ -289,7 +281,7 @@ def _count_inner(
     heaviest = max(costs, key=lambda c: c.flops + c.bytes)
     times = [float(c is heaviest) for c in costs]
   inputs = [
-    sum(v.nbytes for v in p.inputs if v not in p.uniform) for p in programs
+    sum(v.nbytes for v in p.inputs if v not in p.remade) for p in programs
   ]
   return [
     _InnerProgram(c, t, c.peak_bytes - nbytes)
@@ -303,9 +295,10 @@ class _CostSum:
   def __init__(self) -> None:
     self.kernels: list[_fusion.Kernel] = []
     self.totals: dict[str, Total] = {}
-    self.unknown: dict[str, float] = collections.defaultdict(int)
+    self.unknown: Any = collections.Counter()  # Operations, by primitive.
 
   def add_kernel(self, kernel: _fusion.Kernel) -> None:
+    """Adds the bytes and launches of one kernel."""
     self.kernels.append(kernel)
     moved = Total(0, 0, kernel.bytes * kernel.count, kernel.count)
     self._add_total(kernel.kind, moved, 1)
@@ -328,6 +321,7 @@ class _CostSum:
       self.unknown[node.name] += 1
 
   def add_inner(self, cost: Cost, times: float) -> None:
+    """Adds what a loop's body or a branch costs, as often as it runs."""
     for kernel in cost.kernels:
       self.kernels.append(kernel._replace(count=kernel.count * times))
     for kind, total in cost.totals.items():

@@ -4,8 +4,6 @@ Datasheets give peak rates, which programs do not reach: seconds that are
 predicted from them are lower bounds.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 
@@ -48,19 +46,15 @@ def builtin_platform(name: str) -> _platform.Platform:
     >>> builtin_platform("h100_node").sources["device.kernel_s"]
     'assumed, not measured: measure yours'
   """
-  makers = {
-    "h200_node": lambda: _make_node("h200_node", _HOPPER["h200"]),
-    "h100_node": lambda: _make_node("h100_node", _HOPPER["h100"]),
-    "a100_node": lambda: _make_node("a100_node", _A100_PARTS),
-    "h100_cluster": _make_cluster,
-    "ethernet_1gbit": lambda: _make_ethernet(1),
-    "ethernet_10gbit": lambda: _make_ethernet(10),
-    "ethernet_25gbit": lambda: _make_ethernet(25),
-    "ethernet_100gbit": lambda: _make_ethernet(100),
-    "cpu2": lambda: _json.load_platform(_HERE / "cpu2.json"),
-  }
-  core.check_choice("name", name, makers)
-  return makers[name]()
+  networks = {f"ethernet_{gbit}gbit": gbit for gbit in (1, 10, 25, 100)}
+  core.check_choice("name", name, (*_NODES, "h100_cluster", *networks, "cpu2"))
+  if name in _NODES:
+    return _make_node(name)
+  if name in networks:
+    return _make_ethernet(networks[name])
+  if name == "h100_cluster":
+    return _make_cluster()
+  return _json.load_platform(_HERE / "cpu2.json")
 
 
 def _make_hopper(
@@ -86,36 +80,31 @@ def _make_hopper(
   )
 
 
-# The device, its source, and the rates of NVLink and PCIe in GB/s each way.
-_Parts = tuple[_platform.Device, str, float, float]
-_HOPPER: dict[str, _Parts] = {
-  "h100": (_make_hopper("H100 SXM 80 GB", 3350, 80e9), _H100, 450, 64),
-  "h200": (_make_hopper("H200 SXM 141 GB", 4800, 141e9), _H200, 450, 64),
-}
-_A100_PARTS: _Parts = (
-  _platform.Device(
-    name="A100 SXM 80 GB",
-    matmul_flops_per_s={
-      "float32": 156e12,
-      "bfloat16": 312e12,
-      "float16": 312e12,
-      "int8": 624e12,
-      "float64": 19.5e12,
-    },
-    vector_flops_per_s=19.5e12,
-    memory_rate=_figures.gbyte_per_s(2039),
-    memory_bytes=80e9,
-    kernel_s=2e-6,
-  ),
-  _A100,
-  300,
-  32,
+_AMPERE = _platform.Device(
+  name="A100 SXM 80 GB",
+  matmul_flops_per_s={
+    "float32": 156e12,
+    "bfloat16": 312e12,
+    "float16": 312e12,
+    "int8": 624e12,
+    "float64": 19.5e12,
+  },
+  vector_flops_per_s=19.5e12,
+  memory_rate=_figures.gbyte_per_s(2039),
+  memory_bytes=80e9,
+  kernel_s=2e-6,
 )
+# Device, source, and the rates of NVLink and PCIe in GB/s each way.
+_NODES: dict[str, tuple[_platform.Device, str, float, float]] = {
+  "h200_node": (_make_hopper("H200 SXM 141 GB", 4800, 141e9), _H200, 450, 64),
+  "h100_node": (_make_hopper("H100 SXM 80 GB", 3350, 80e9), _H100, 450, 64),
+  "a100_node": (_AMPERE, _A100, 300, 32),
+}
 
 
-def _make_node(name: str, parts: _Parts) -> _platform.Platform:
+def _make_node(name: str) -> _platform.Platform:
   """Returns a node of 8 GPUs on NVLink."""
-  device, source, nvlink, pcie = parts
+  device, source, nvlink, pcie = _NODES[name]
   host = _platform.Link(latency_s=1e-5, rate=_figures.gbyte_per_s(pcie))
   link = _platform.Link(latency_s=3.4e-6, rate=_figures.gbyte_per_s(nvlink))
   return _platform.Platform(
@@ -130,13 +119,16 @@ def _make_node(name: str, parts: _Parts) -> _platform.Platform:
 
 def _make_cluster() -> _platform.Platform:
   """Returns H100 nodes with a network card for each GPU."""
-  node = _make_node("h100_cluster", _HOPPER["h100"])
+  node = _make_node("h100_node")
   between = _platform.Link(latency_s=1.4e-5, rate=_figures.gbit_per_s(400))
   host = _platform.Axis(name="host", workers=16, link=between)
   cards = "NVIDIA DGX H100 datasheet: ConnectX-7 per GPU"
   sources = {"axes.host.latency_s": _NCCL, "axes.host.rate": cards}
   return dataclasses.replace(
-    node, axes=(host, *node.axes), sources={**node.sources, **sources}
+    node,
+    name="h100_cluster",
+    axes=(host, *node.axes),
+    sources={**node.sources, **sources},
   )
 
 

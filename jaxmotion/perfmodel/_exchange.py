@@ -7,8 +7,6 @@ of a host exchange first is written a second time here: tests trace the real
 exchange and require the same ledger (tests/perfmodel/test_exchange.py).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -167,7 +165,7 @@ def _checked_layout(
   mesh_axis: str | core.HostAxes,
   codec: codecs.Codec | None,
   method: str | None,
-) -> ExchangeLayout:
+) -> "ExchangeLayout":
   """Checks the arguments of an exchange and returns its layout."""
   core.check_arrays("tree", tree, numbers=False)
   for path, leaf in core.named_leaves(tree):
@@ -250,14 +248,14 @@ def _exchange_moves(
 
 def _sent_bytes(kind: str, payloads: PyTree) -> dict[str, int]:
   """Returns the bytes that travel in one round, by the dtype they travel in."""
-  found: dict[str, int] = {}
+  by_dtype: dict[str, int] = {}
   for leaf in jax.tree.leaves(payloads):
     dtype = str(leaf.dtype) if _OPS[kind] == "all_reduce" else "words"
     # Integer words of a sum (seeds, shared positions) are equal on all workers,
     # so they are not sent.
     if kind != "sum" or jnp.issubdtype(leaf.dtype, jnp.floating):
-      found[dtype] = found.get(dtype, 0) + core.tree_bytes(leaf)
-  return {dtype: nbytes for dtype, nbytes in found.items() if nbytes}
+      by_dtype[dtype] = by_dtype.get(dtype, 0) + core.tree_bytes(leaf)
+  return {dtype: nbytes for dtype, nbytes in by_dtype.items() if nbytes}
 
 
 def _local_moves(

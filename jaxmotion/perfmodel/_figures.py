@@ -1,7 +1,5 @@
 """Figures of a platform: rates with their units, and measured curves."""
 
-from __future__ import annotations
-
 import bisect
 import dataclasses
 import math

@@ -14,9 +14,7 @@ slices) move nothing by themselves: the kernels that read them do. A kernel that
 changes a slice of an array updates the array in place.
 """
 
-from __future__ import annotations
-
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from jaxmotion import core
@@ -24,7 +22,8 @@ from jaxmotion.perfmodel import _ops
 from jaxmotion.program import VIEWS, Step, Value, writes_in_place
 
 _DRAW = "random_bits"
-# A seed has no more bytes: a key of random numbers, an index of a layer.
+# Arrays of at most so many bytes count as seeds: a key of random numbers, an
+# index of a layer. Memory for them is nothing beside what is made of them.
 _SEED_BYTES = 1024
 
 
@@ -67,7 +66,7 @@ class KernelStep(NamedTuple):
 class _Source(NamedTuple):
   """Operations and operands of a result that is fused into its readers."""
 
-  # Values in memory that the result is computed from.
+  # Arrays in memory that the result is computed from.
   reads: dict[Value, None]
   # Operations by their position in the program.
   nodes: dict[int, Step]
@@ -77,54 +76,149 @@ def fuse_kernels(
   program: _ops.CountedProgram, for_memory: bool = False
 ) -> list[KernelStep]:
   """Groups the operations of a program into kernels, in program order."""
-  written = _find_written(program, for_memory)
-  fused: dict[Value, _Source] = {}
-  uniform, seeds = find_uniform(program), _find_seeds(program)
-  steps = []
-  for index, node in enumerate(program.steps):
-    if node.name in VIEWS:
-      continue
-    source = _collect_source(index, node, fused, uniform, program.uniform)
-    if _is_fused(node, for_memory) and node.outs[0] not in written:
-      fused[node.outs[0]] = source
-    else:
-      reads = tuple({v.source: None for v in source.reads})
-      is_source = _is_fused(node, for_memory) and seeds.issuperset(source.reads)
-      kernel = _make_kernel(node, source)
-      steps.append(KernelStep(node, kernel, reads, is_source))
-  return steps
+  # for_memory: whether the peak of memory is asked for instead of the seconds.
+  # Random bits are then fused like arithmetic, and what a barrier stands before
+  # is in memory.
+  return _Fusion(program, for_memory).list_kernels()
 
 
-def _find_seeds(program: _ops.CountedProgram) -> set[Value]:
-  """Returns the few bytes that are known before anything large is."""
-  # They follow from arguments as small as they are, behind no barrier.
-  known = {v for v in program.inputs if v.nbytes <= _SEED_BYTES}
-  for step in program.steps:
-    if step.name != "optimization_barrier" and known.issuperset(step.reads):
-      known.update(v for v in step.outs if v.nbytes <= _SEED_BYTES)
-  return known
+class _Fusion:
+  """Decides which results of a program are written, and forms its kernels."""
 
+  def __init__(self, program: _ops.CountedProgram, for_memory: bool):
+    self._program, self._for_memory = program, for_memory
+    self._seeds = self._find_seeds()
+    self._written = self._find_written()
+    self._write_shared()
 
-def _collect_source(
-  index: int,
-  node: Step,
-  fused: dict[Value, _Source],
-  uniform: Collection[Value],
-  given: Collection[Value],
-) -> _Source:
-  """Returns the operations and arrays that an operation is fused with."""
-  reads: dict[Value, None] = {}
-  nodes = {index: node}
-  remade = list_constant_operands(node, uniform)
-  for i, value in enumerate(node.arrays):
-    if value is None or value.source in given or i in remade:
-      continue
-    if value.source in fused:
-      reads.update(fused[value.source].reads)
-      nodes.update(fused[value.source].nodes)
-    else:
-      reads[value] = None
-  return _Source(reads, nodes)
+  def list_kernels(self) -> list[KernelStep]:
+    """Returns a kernel for each result that is written."""
+    fused: dict[Value, _Source] = {}
+    steps = []
+    for index, node in enumerate(self._program.steps):
+      if node.name in VIEWS:
+        continue
+      source = self._collect_source(index, node, fused)
+      is_fused = self._is_fused(node)
+      if is_fused and node.outs[0] not in self._written:
+        fused[node.outs[0]] = source
+      else:
+        reads = tuple({v.source: None for v in source.reads})
+        is_source = is_fused and self._seeds.issuperset(source.reads)
+        kernel = _make_kernel(node, source)
+        steps.append(KernelStep(node, kernel, reads, is_source))
+    return steps
+
+  def _is_fused(self, node: Step) -> bool:
+    """Says whether a compiler may compute an operation in its readers."""
+    is_draw = self._for_memory and node.name == _DRAW
+    return is_draw or _ops.is_fusible(node)
+
+  def _collect_source(
+    self, index: int, node: Step, fused: dict[Value, _Source]
+  ) -> _Source:
+    """Returns the operations and arrays that an operation is fused with."""
+    reads: dict[Value, None] = {}
+    nodes = {index: node}
+    remade = list_constant_operands(node, self._program.uniform)
+    for i, value in enumerate(node.arrays):
+      if value is None or value.source in self._program.remade or i in remade:
+        continue
+      if value.source in fused:
+        reads.update(fused[value.source].reads)
+        nodes.update(fused[value.source].nodes)
+      else:
+        reads[value] = None
+    return _Source(reads, nodes)
+
+  def _find_seeds(self) -> set[Value]:
+    """Returns the small arrays that are known before anything large is."""
+    # They follow from arguments as small as they are, behind no barrier.
+    known = {v for v in self._program.inputs if v.nbytes <= _SEED_BYTES}
+    for step in self._program.steps:
+      if step.name != "optimization_barrier" and known.issuperset(step.reads):
+        known.update(v for v in step.outs if v.nbytes <= _SEED_BYTES)
+    return known
+
+  def _find_written(self) -> set[Value]:
+    """Returns the results that a single reader already needs in memory."""
+    program = self._program
+    written = {v.source for v in program.outputs if v is not None}
+    if self._for_memory:
+      written.update(v.source for v in program.sealed)
+      written.update(self._find_draws())
+    for node in program.steps:
+      if node.name == "optimization_barrier" and self._for_memory:
+        # What is behind a barrier reads its operands from memory.
+        written.update(v.source for v in node.reads)
+      if node.name not in VIEWS and not (
+        self._is_fused(node) or _ops.is_reduction(node)
+      ):
+        written.update(
+          value.source
+          for i, value in enumerate(self._read_arrays(node))
+          if value is not None
+          and (i == 0 or node.name != "dynamic_update_slice")
+        )
+    return written
+
+  def _read_arrays(self, node: Step) -> list[Value | None]:
+    """Returns the operands by position, None for what the reader remakes."""
+    remade = list_constant_operands(node, self._program.uniform)
+    constants = {node.arrays[i] for i in remade}
+    return [None if v in constants else v for v in node.arrays]
+
+  def _find_draws(self) -> set[Value]:
+    """Returns what is computed from random bits and seeds alone."""
+    # Of a chain of operations this is the last one: a mask, not its bits.
+    known = self._seeds | self._program.uniform
+    drawn: set[Value] = set()
+    last: set[Value] = set()
+    for node in self._program.steps:
+      own = {v.source for v in node.reads} & drawn
+      if node.name == _DRAW:
+        drawn.update(node.outs)
+      elif own and node.name not in VIEWS:
+        others = [v for v in node.reads if v.source not in own]
+        if _ops.is_fusible(node) and known.issuperset(others):
+          drawn.update(node.outs)
+        else:
+          last |= own
+    return last
+
+  def _write_shared(self) -> None:
+    """Adds results that several kernels read and that are cheaper to write."""
+    # Computing a result in each of its kernels reads its operands that often;
+    # writing it costs one write and one read per kernel. `kernels[v]` are the
+    # kernels into which `v` ends up fused, found from the end of the program.
+    nodes = self._program.steps
+    readers: dict[Value, list[int]] = {}
+    fused: dict[Value, _Source] = {}
+    for index, node in enumerate(nodes):
+      if node.name in VIEWS:
+        continue
+      for value in self._read_arrays(node):
+        if value is not None:
+          readers.setdefault(value.source, []).append(index)
+      if self._is_fused(node) and node.outs[0] not in self._written:
+        fused[node.outs[0]] = self._collect_source(index, node, fused)
+    kernels: dict[Value, frozenset[int]] = {}
+    for own, source in reversed(fused.items()):
+      into = frozenset[int]().union(
+        *(
+          kernels.get(nodes[reader].outs[0], (reader,))
+          for reader in readers.get(own, ())
+        )
+      )
+      times, read_bytes = len(into), _read_bytes(source.reads)
+      written_bytes = read_bytes + (1 + times) * own.nbytes
+      is_costly = nodes[max(source.nodes)].name in _ops.COSTLY
+      if self._for_memory:
+        is_costly &= self._program.has_barriers and read_bytes >= own.nbytes
+      if times > 1 and (times * read_bytes > written_bytes or is_costly):
+        self._written.add(own)
+      else:
+        kernels[own] = into
 
 
 def count_operation(node: Step) -> Kernel:
@@ -153,17 +247,12 @@ def moved_bytes(node: Step, reads: Iterable[Value]) -> int:
     apart = {id(target), *map(id, places)}
     made_of = [v for v in reads if id(v) not in apart]
     return _read_bytes(made_of) + _sum_bytes([update])
-  if writes_in_place(node.name):
+  if writes_in_place(node.name):  # A scatter.
     update = node.arrays[2]
-    own = update.nbytes if update else 0
-    return 3 * own + _sum_bytes(
-      node.arrays[1:2]
-    )  # The target's part: read and written.
+    # The update is read, and its part of the target read and written.
+    touched = 3 * update.nbytes if update else 0
+    return touched + _sum_bytes(node.arrays[1:2])
   return _read_bytes(reads) + _sum_bytes(node.outs)
-
-
-def _is_fused(node: Step, for_memory: bool) -> bool:
-  return _ops.is_fusible(node) or (for_memory and node.name == _DRAW)
 
 
 def _read_bytes(reads: Iterable[Value]) -> int:
@@ -178,63 +267,7 @@ def _sum_bytes(values: Iterable[Value | None]) -> int:
   return sum(v.nbytes for v in values if v is not None)
 
 
-def _find_written(program: _ops.CountedProgram, for_memory: bool) -> set[Value]:
-  """Returns the elementwise results that have to be written to memory."""
-  written = {v.source for v in program.outputs if v is not None}
-  uniform = find_uniform(program)
-  if for_memory:
-    written.update(v.source for v in program.sealed)
-    written.update(_find_draws(program, uniform))
-  readers: dict[Value, list[int]] = {}
-  for index, node in enumerate(program.steps):
-    if node.name == "optimization_barrier" and for_memory:
-      # What is behind a barrier reads its operands from memory.
-      written.update(v.source for v in node.reads)
-    if node.name in VIEWS:
-      continue
-    apart = not (_is_fused(node, for_memory) or _ops.is_reduction(node))
-    remade = {node.arrays[i] for i in list_constant_operands(node, uniform)}
-    for i, value in enumerate(node.arrays):
-      if value is not None and value not in remade:
-        readers.setdefault(value.source, []).append(index)
-        if apart and (i == 0 or node.name != "dynamic_update_slice"):
-          written.add(value.source)
-  _write_shared(program, readers, written, for_memory)
-  return written
-
-
-def _find_draws(
-  program: _ops.CountedProgram, uniform: Collection[Value]
-) -> set[Value]:
-  """Returns what is computed from random bits and seeds alone."""
-  # Of a chain of operations this is the last one: a mask, not its bits.
-  known = _find_seeds(program) | set(uniform)
-  drawn: set[Value] = set()
-  found: set[Value] = set()
-  for node in program.steps:
-    own = {v.source for v in node.reads} & drawn
-    if node.name == _DRAW:
-      drawn.update(node.outs)
-    elif own and node.name not in VIEWS:
-      others = [v for v in node.reads if v.source not in own]
-      if _ops.is_fusible(node) and known.issuperset(others):
-        drawn.update(node.outs)
-      else:
-        found |= own
-  return found
-
-
-def find_uniform(program: _ops.CountedProgram) -> set[Value]:
-  """Returns the arrays of a program that have one constant in all places."""
-  made = {
-    step.outs[0]
-    for step in program.steps
-    if step.name == "broadcast_in_dim" and not step.reads
-  }
-  return made | program.uniform
-
-
-def list_constant_operands(node: Step, uniform: Collection[Value]) -> list[int]:
+def list_constant_operands(node: Step, uniform: frozenset[Value]) -> list[int]:
   """Lists the operands of a loop that a compiler makes inside of it."""
   # XLA moves constants, and broadcasts of constants, into the bodies of loops,
   # where they are fused. JAX moves them out of bodies, as what no iteration
@@ -244,41 +277,3 @@ def list_constant_operands(node: Step, uniform: Collection[Value]) -> list[int]:
   _, count, _ = core.scan_parts(node.params)
   arrays = enumerate(node.arrays[:count])
   return [i for i, v in arrays if v is not None and v.source in uniform]
-
-
-def _write_shared(
-  program: _ops.CountedProgram,
-  readers: dict[Value, list[int]],
-  written: set[Value],
-  for_memory: bool,
-) -> None:
-  """Adds results that several kernels read and that are cheaper to write."""
-  # `kernels[v]` are the kernels into which `v` ends up fused, found from the
-  # end of the program. Computing `v` in each of them reads its operands that
-  # often; writing it costs one write and one read per kernel.
-  inputs: dict[Value, int] = {}
-  fused: dict[Value, _Source] = {}
-  nodes, uniform = program.steps, find_uniform(program)
-  for index, node in enumerate(nodes):
-    if _is_fused(node, for_memory) and node.outs[0] not in written:
-      source = _collect_source(index, node, fused, uniform, program.uniform)
-      fused[node.outs[0]] = source
-      inputs[node.outs[0]] = _read_bytes(source.reads)
-  kernels: dict[Value, frozenset[int]] = {}
-  for node in reversed(nodes):
-    own = node.outs[0] if node.outs else None
-    if own is None or own not in fused:
-      continue
-    into: set[int] = set()
-    for reader in readers.get(own, ()):
-      out = nodes[reader].outs[0]
-      into |= kernels.get(out, frozenset((reader,)))
-    times, read = len(into), inputs[own]
-    is_dear = times * read > read + (1 + times) * own.nbytes
-    is_costly = node.name in _ops.COSTLY
-    if for_memory:
-      is_costly &= program.has_barriers and read >= own.nbytes
-    if times > 1 and (is_dear or is_costly):
-      written.add(own)
-    else:
-      kernels[own] = frozenset(into)

@@ -1,7 +1,5 @@
 """Reads and writes platforms as dicts and JSON files."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -129,31 +127,33 @@ def load_platform(path: str | os.PathLike[str]) -> _platform.Platform:
 
 
 def _parse_json(content: bytes) -> Any:
+  """Parses the text of a file; raises for what a platform cannot hold."""
+
+  def make_int(digits: str) -> int:
+    # Figures are multiplied by floats, which no larger integer can be.
+    if len(digits) > 300:
+      raise ValueError(f"numbers must be below 1e300, got {digits[:8]}...")
+    return int(digits)
+
+  def make_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # Python would keep the last of two fields of one name.
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+      if name in fields:
+        raise ValueError(f"the field {name!r} is there twice.")
+      fields[name] = value
+    return fields
+
   try:
     return json.loads(
-      content.decode(), object_pairs_hook=_make_dict, parse_int=_make_int
+      content.decode(), object_pairs_hook=make_dict, parse_int=make_int
     )
   except RecursionError:
     raise ValueError("it is nested too deeply.") from None
 
 
-def _make_int(digits: str) -> int:
-  # Figures are multiplied by floats, which no larger integer can be.
-  if len(digits) > 300:
-    raise ValueError(f"numbers must be below 1e300, got {digits[:8]}...")
-  return int(digits)
-
-
-def _make_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  found: dict[str, Any] = {}
-  for name, value in pairs:
-    if name in found:
-      raise ValueError(f"the field {name!r} is there twice.")
-    found[name] = value
-  return found
-
-
 def _to_plain(value: Any) -> Any:
+  """Returns a part of a platform as dicts, lists, strings and numbers."""
   if dataclasses.is_dataclass(value):
     fields = dataclasses.fields(value)
     return {f.name: _to_plain(getattr(value, f.name)) for f in fields}

@@ -1,8 +1,6 @@
 """Peak memory of a program whose kernels run in order."""
 
-from __future__ import annotations
-
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 
@@ -36,12 +34,12 @@ class Liveness:
       for value in (*step.reads, *step.node.outs):
         if value not in stays:
           self._last[value] = index
-    self._find_early(_fusion.find_uniform(program))
-    held = (v for v in program.inputs if v not in program.uniform)
+    self._find_early(program.uniform)
+    held = (v for v in program.inputs if v not in program.remade)
     self._alive = _sum_bytes(held)
     self.peak_bytes = self._alive
 
-  def _find_early(self, uniform: Collection[Value]) -> None:
+  def _find_early(self, uniform: frozenset[Value]) -> None:
     """Finds the arrays that are alive before their own kernel runs."""
     # By position, the arrays of later kernels that are made there, too.
     self._made_early: dict[int, list[Value]] = {}
@@ -98,7 +96,7 @@ class Liveness:
 
 
 def _list_begun(
-  node: Step, uniform: Collection[Value]
+  node: Step, uniform: frozenset[Value]
 ) -> Iterator[tuple[Value, Value | None]]:
   """Yields results of a loop that begin as constants, and the constants."""
   # Stacks of the iterations' results begin as zeros.

@@ -1,7 +1,5 @@
 """Traces a function into operations, each with its class and FLOPs."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Collection
@@ -61,7 +59,9 @@ class CountedProgram(NamedTuple):
   guessed: tuple[str, ...]
   # Barriers hold the compiler to an order.
   has_barriers: bool
-  # Arrays of one constant, which are written nowhere.
+  # Inputs that a compiler makes inside of the program, and writes nowhere.
+  remade: frozenset[program.Value]
+  # These, and all that the program makes of one constant.
   uniform: frozenset[program.Value]
   # Views of arrays that a barrier of `jax.checkpoint` returns.
   sealed: frozenset[program.Value]
@@ -80,10 +80,17 @@ def trace_counted(
 
 
 def flatten_counted(
-  jaxpr: Any, backend: str, uniform: Collection[int] = ()
+  jaxpr: Any, backend: str, remade_inputs: Collection[int] = ()
 ) -> CountedProgram:
   """Flattens a jaxpr, its constants among the inputs."""
+  # remade_inputs: positions of a loop body's inputs that are made inside.
   flat = program.flatten(jaxpr, calls="all", backend=backend)
+  remade = frozenset(flat.inputs[i] for i in remade_inputs)
+  filled = (
+    step.outs[0]
+    for step in flat.steps
+    if step.name == "broadcast_in_dim" and not step.reads
+  )
   # Constants of inlined calls are no arrays of the caller's.
   own = list(flat.constants)[: len(program.open_jaxpr(jaxpr).constvars)]
   outputs = (v if isinstance(v, program.Value) else None for v in flat.outputs)
@@ -93,13 +100,14 @@ def flatten_counted(
     tuple(outputs),
     flat.guessed,
     program.has_barriers(jaxpr),
-    frozenset(flat.inputs[i] for i in uniform),
+    remade,
+    remade.union(filled),
     flat.sealed,
   )
 
 
 def kind_of(step: program.Step) -> str:
-  """Returns the class of an operation, one of `KINDS`."""
+  """Returns the class of an operation, one of `KINDS`, which has its rate."""
   name = step.name
   if name == "dot_general":
     return "matmul"
@@ -215,6 +223,7 @@ def _count_taps(
   outs: int, taps: int, ins: int, stride: int, low: int, spread: int, step: int
 ) -> int:
   """Counts pairs (output, tap) of one dimension that meet an input element."""
+  # low: padding before the input. spread, step: dilation of input and kernel.
   starts = np.arange(outs) * stride - low
   place = starts[:, None] + np.arange(taps) * step
   inside = (place >= 0) & (place <= (ins - 1) * spread)

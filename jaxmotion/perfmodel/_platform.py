@@ -1,7 +1,5 @@
 """Describes the hardware of a training job: devices, memory and links."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -277,7 +275,7 @@ class Platform:
     """
     return find_axis(self, "name", name)
 
-  def resize(self, **workers: int) -> Platform:
+  def resize(self, **workers: int) -> "Platform":
     """Returns the same platform with other numbers of workers.
 
     Args:

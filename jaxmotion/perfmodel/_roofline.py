@@ -4,8 +4,6 @@ Arguments that a public function has checked are not checked here: the planner
 calls these functions thousands of times for one plan.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -186,8 +184,9 @@ def _scale_sample(
   )
 
 
-# Loops of a codec whose trip count is unknown only update memory in place:
-# they count as one iteration.
+# Tracing is slow, and the planner asks for a codec thousands of times. Loops of
+# a codec whose trip count is unknown only update memory in place: they count as
+# one iteration.
 @functools.lru_cache(maxsize=256)
 def _trace_encode(codec: codecs.Codec) -> _cost.Cost:
   """Counts the kernels of encoding the sample array."""

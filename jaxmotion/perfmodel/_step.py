@@ -5,8 +5,6 @@ puts that on a platform. Gradients become ready at predicted times and fill
 buckets in that order. Each bucket is one `Message` of the overlap model.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence

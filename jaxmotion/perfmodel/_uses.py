@@ -1,7 +1,5 @@
 """Ways in which a loss reads its parameters, found in its trace."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +7,7 @@ import jax
 
 from jaxmotion import core
 from jaxmotion.core import PyTree
-from jaxmotion.program import VIEWS, Operand, Step, Value, flatten
+from jaxmotion.program import VIEWS, Operand, Value, flatten
 
 # Their result is the operand or a view of it.
 _COPIES = VIEWS | {"convert_element_type"}
@@ -41,59 +39,47 @@ def find_uses(
   """Finds parameters that `loss_fn(params, *batch)` looks up or takes apart."""
   names = [path for path, _ in core.named_leaves(params)]
   jaxpr = jax.make_jaxpr(loss_fn)(params, *batch)
-  kinds: list[set[str]] = [set() for _ in names]
+  uses: list[set[str]] = [set() for _ in names]
   count = len(jaxpr.in_avals) - len(names)
-  _collect(jaxpr, [*range(len(names)), *[None] * count], kinds)
+  _collect_uses(jaxpr, [*range(len(names)), *[None] * count], uses)
   return ParamUses(
-    tuple(n for n, k in zip(names, kinds, strict=True) if k == {"rows"}),
-    tuple(n for n, k in zip(names, kinds, strict=True) if "stack" in k),
+    tuple(n for n, own in zip(names, uses, strict=True) if own == {"rows"}),
+    tuple(n for n, own in zip(names, uses, strict=True) if "stack" in own),
   )
 
 
-def _collect(
-  jaxpr: Any, positions: Sequence[int | None], kinds: list[set[str]]
+def _collect_uses(
+  jaxpr: Any, args: Sequence[int | None], uses: list[set[str]]
 ) -> None:
-  """Adds how a program reads the parameters among its arguments."""
-  # positions: for each argument the position of the parameter that it is, or
-  # None. kinds: for each parameter the ways in which it is read: "rows" by
-  # their index, "stack" taken apart by a loop, or "whole".
+  """Adds how a program, and the loops in it, read the parameters."""
+  # args: position of the parameter that each argument is, or None. uses: for
+  # each parameter the ways in which it is read: "rows" by their index, "stack"
+  # taken apart by a loop, or "whole".
   program = flatten(jaxpr, calls="all")
-  known = {
-    id(v): i
-    for v, i in zip(program.inputs, positions, strict=True)
-    if i is not None
-  }
+  positions = dict(zip(program.inputs, args, strict=True))
 
-  def find(operand: Operand) -> int | None:
+  def find_position(operand: Operand) -> int | None:
+    """Returns the position of the parameter that an operand is a view of."""
     if not isinstance(operand, Value):
       return None
-    return known.get(id(operand), known.get(id(operand.source)))
+    return positions.get(operand, positions.get(operand.source))
+
+  def add_use(kind: str, read: Sequence[int | None]) -> None:
+    for position in read:
+      if position is not None:
+        uses[position].add(kind)
 
   for step in program.steps:
-    read = [find(v) for v in step.ins]
+    read = [find_position(v) for v in step.ins]
     if step.name == "scan":
-      _collect_scan(step, read, kinds)
+      body, first, carried = core.scan_parts(step.params)
+      add_use("stack", read[first + carried :])
+      rest = [None] * (len(read) - first)
+      _collect_uses(body, [*read[:first], *rest], uses)
+      add_use("whole", read[first : first + carried])
     elif step.name in _COPIES:
-      for i, out in zip(read, step.outs, strict=False):
-        if i is not None:
-          known[id(out)] = i
+      positions.update(zip(step.outs, read, strict=False))
     else:
-      for place, i in enumerate(read):
-        if i is not None:
-          is_table = step.name == "gather" and place == 0
-          kinds[i].add("rows" if is_table else "whole")
-
-
-def _collect_scan(
-  step: Step, read: list[int | None], kinds: list[set[str]]
-) -> None:
-  """Adds how a loop reads the parameters among its operands."""
-  body, constants, carried = core.scan_parts(step.params)
-  for i in read[constants + carried :]:
-    if i is not None:
-      kinds[i].add("stack")
-  rest = [None] * (len(read) - constants)
-  _collect(body, [*read[:constants], *rest], kinds)
-  for i in read[constants : constants + carried]:
-    if i is not None:
-      kinds[i].add("whole")
+      tables = 1 if step.name == "gather" else 0
+      add_use("rows", read[:tables])
+      add_use("whole", read[tables:])

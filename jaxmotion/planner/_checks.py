@@ -1,7 +1,5 @@
 """Argument checks that `advise` and `fit_memory` share."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

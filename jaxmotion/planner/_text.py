@@ -1,7 +1,5 @@
 """Formats codecs, seconds and bytes for the sentences of plans."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

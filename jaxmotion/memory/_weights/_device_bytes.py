@@ -56,10 +56,21 @@ def peak_device_bytes(shapes: StepShapes, measure_memory: MeasureMemory) -> int:
   # This is an upper bound: the tests hold it above the live arrays of a step,
   # and within 1.5 times of them.
   spec = shapes.spec
-  stages = _measure_stages(shapes, measure_memory)
+  meter, x = _StageMeter(shapes, measure_memory), None
+  stages = []
+  for stage_index, function in enumerate(spec.functions):
+    stage, x = meter.measure_stage(stage_index, function, x)
+    stages.append(stage)
   always_live = core.tree_bytes((shapes.batch, shapes.stats, shapes.grad_state))
   if spec.send_difference:
-    always_live += sum(_reference_bytes(stage) for stage in spec.layout.stages)
+    # The reference is float32, whatever dtype the device computes in.
+    always_live += 4 * sum(
+      like.size
+      for stage in spec.layout.stages
+      for packet in stage.packets
+      for like in packet.likes
+      if packet.group is not None
+    )
   peak = 0
   for s, stage in enumerate(stages):
     saved = sum(earlier.saved for earlier in stages[:s])
@@ -76,106 +87,88 @@ def peak_device_bytes(shapes: StepShapes, measure_memory: MeasureMemory) -> int:
   return always_live + peak
 
 
-def _measure_stages(
-  shapes: StepShapes, measure_memory: MeasureMemory
-) -> list[_StageBytes]:
-  """Returns the bytes of every stage; compiles each distinct program once."""
-  known: dict[Hashable, int] = {}
+class _StageMeter:
+  """Measures stages from shapes; compiles each distinct program once."""
 
-  def program_bytes(
-    fn: Callable[..., Any], static: tuple[Any, ...], *args: PyTree
+  def __init__(self, shapes: StepShapes, measure_memory: MeasureMemory):
+    self._shapes, self._measure_memory = shapes, measure_memory
+    self._known: dict[Hashable, int] = {}
+
+  def _program_bytes(
+    self, fn: Callable[..., Any], static: tuple[Any, ...], *args: PyTree
   ) -> int:
-    """Returns the temporary bytes of a program, from `known` if possible."""
+    """Returns the temporary bytes of a program, from `_known` if possible."""
     leaves, treedef = jax.tree.flatten(args)
     avals = tuple((a.shape, str(a.dtype)) for a in leaves)
     key = (fn, static, treedef, avals)
-    if key not in known:
-      known[key] = measure_memory(functools.partial(fn, *static), *args)
-    return known[key]
+    if key not in self._known:
+      program = functools.partial(fn, *static)
+      self._known[key] = self._measure_memory(program, *args)
+    return self._known[key]
 
-  stages, x = [], None
-  for stage_index, function in enumerate(shapes.spec.functions):
-    stage, x = _measure_stage(shapes, stage_index, function, x, program_bytes)
-    stages.append(stage)
-  return stages
+  def measure_stage(
+    self, stage_index: int, function: _programs.StageFunction, x: PyTree
+  ) -> tuple[_StageBytes, PyTree]:
+    """Returns the bytes of a stage and the shape of its output."""
+    # Weights decoded for the forward pass stay as inputs of the backward pass.
+    # They are received again if weights are streamed. `saved` and
+    # `received_again` hold either.
+    shapes, spec = self._shapes, self._shapes.spec
+    layout = spec.layout.stages[stage_index]
+    weights = layout.treedef.unflatten(layout.likes)
+    inputs = (weights, shapes.stats[stage_index], x, shapes.batch)
+    codecs = tuple(spec.grad_codecs[i] for i in layout.model_indices)
+    received, weight_bytes = self._received_bytes(layout)
+    state = (shapes.grad_state[stage_index], np.zeros(3, np.uint32))
+    if spec.stream_weights:
+      forward, backward = _programs.forward_only, _programs.recompute_backward
+      y, _ = forward.eval_shape(function, *inputs)
+      created, saved = weight_bytes, 0
+      received_again = received + weight_bytes
+      static: tuple[Any, ...] = (function, codecs)
+      first_argument: Any = inputs
+    else:
+      forward, backward = _programs.forward, _programs.backward
+      y, _, residuals = forward.eval_shape(function, *inputs)
+      created = saved = weight_bytes + core.tree_bytes(residuals)
+      received_again = 0
+      static = (codecs,)
+      first_argument = residuals.pullback(*inputs)
+    args = (first_argument, y, *state)
+    grads, x_ct, states = backward.eval_shape(*static, *args)
+    return _StageBytes(
+      input=core.tree_bytes(x),
+      saved=saved,
+      forward=received
+      + created
+      + core.tree_bytes(y)
+      + self._program_bytes(forward, (function,), *inputs),
+      backward=received_again
+      + core.tree_bytes((grads, x_ct, states))
+      + self._program_bytes(backward, static, *args),
+      gradients=core.tree_bytes(grads),
+      states=core.tree_bytes(states),
+      cotangent=core.tree_bytes(y),
+    ), y
 
-
-def _measure_stage(
-  shapes: StepShapes,
-  stage_index: int,
-  function: _programs.StageFunction,
-  x: PyTree,
-  program_bytes: MeasureMemory,
-) -> tuple[_StageBytes, PyTree]:
-  """Returns the bytes of a stage and the shape of its output."""
-  # Weights decoded for the forward pass stay as inputs of the backward pass.
-  # They are received again if weights are streamed. `saved` and
-  # `received_again` hold either.
-  spec, layout = shapes.spec, shapes.spec.layout.stages[stage_index]
-  weights = layout.treedef.unflatten(layout.likes)
-  inputs = (weights, shapes.stats[stage_index], x, shapes.batch)
-  codecs = tuple(spec.grad_codecs[i] for i in layout.model_indices)
-  received, weight_bytes = _received_bytes(shapes, layout, program_bytes)
-  state = (shapes.grad_state[stage_index], np.zeros(3, np.uint32))
-  if spec.stream_weights:
-    forward, backward = _programs.forward_only, _programs.recompute_backward
-    y, _ = forward.eval_shape(function, *inputs)
-    created, saved = weight_bytes, 0
-    received_again = received + weight_bytes
-    static: tuple[Any, ...] = (function, codecs)
-    first_argument: Any = inputs
-  else:
-    forward, backward = _programs.forward, _programs.backward
-    y, _, residuals = forward.eval_shape(function, *inputs)
-    created = saved = weight_bytes + core.tree_bytes(residuals)
-    received_again = 0
-    static = (codecs,)
-    first_argument = residuals.pullback(*inputs)
-  grads, x_ct, states = backward.eval_shape(*static, first_argument, y, *state)
-  return _StageBytes(
-    input=core.tree_bytes(x),
-    saved=saved,
-    forward=received
-    + created
-    + core.tree_bytes(y)
-    + program_bytes(forward, (function,), *inputs),
-    backward=received_again
-    + core.tree_bytes((grads, x_ct, states))
-    + program_bytes(backward, static, first_argument, y, *state),
-    gradients=core.tree_bytes(grads),
-    states=core.tree_bytes(states),
-    cotangent=core.tree_bytes(y),
-  ), y
-
-
-def _received_bytes(
-  shapes: StepShapes, stage: _layout.StageLayout, program_bytes: MeasureMemory
-) -> tuple[int, int]:
-  """Returns the bytes of receiving a stage's weights, and of the weights."""
-  # Receiving takes the payloads and the temporary bytes of decoding them. With
-  # a reference, decoding updates it in place. It creates weights only if the
-  # device computes with another dtype than the reference has.
-  spec = shapes.spec
-  received = weight_bytes = 0
-  for packet in stage.packets:
-    has_reference = spec.send_difference and packet.group is not None
-    codec, likes = spec.packet_codec(stage, packet, has_reference)
-    payloads = [codec.payload_like(a) for a in likes]
-    reference = list(likes) if has_reference else None
-    if reference or codec != identity():
-      received += core.tree_bytes(payloads)
-      received += program_bytes(
-        _programs.decode, (codec, likes), payloads, reference
-      )
-    # Payloads of `identity` without a reference are the weights themselves.
-    if not reference or spec.device_dtype != "float32":
-      weight_bytes += core.tree_bytes(
-        [stage.likes[i] for i in packet.stage_indices]
-      )
-  return received, weight_bytes
-
-
-def _reference_bytes(stage: _layout.StageLayout) -> int:
-  encoded = [p.stage_indices for p in stage.packets if p.group is not None]
-  sizes = [stage.likes[i].size for indices in encoded for i in indices]
-  return 4 * sum(sizes)
+  def _received_bytes(self, stage: _layout.StageLayout) -> tuple[int, int]:
+    """Returns the bytes of receiving a stage's weights, and of the weights."""
+    # Receiving takes the payloads and the temporary bytes of decoding them.
+    # With a reference, decoding updates it in place. It creates weights only if
+    # the device computes with another dtype than the reference has.
+    spec = self._shapes.spec
+    received = weight_bytes = 0
+    for packet in stage.packets:
+      has_reference = spec.send_difference and packet.group is not None
+      codec, likes = spec.packet_codec(packet, has_reference)
+      payloads = [codec.payload_like(a) for a in likes]
+      reference = list(likes) if has_reference else None
+      if reference or codec != identity():
+        received += core.tree_bytes(payloads)
+        received += self._program_bytes(
+          _programs.decode, (codec, likes), payloads, reference
+        )
+      # Payloads of `identity` without a reference are the weights themselves.
+      if not reference or spec.device_dtype != "float32":
+        weight_bytes += core.tree_bytes(packet.likes)
+    return received, weight_bytes

@@ -135,10 +135,8 @@ class HostResident:
         "`stream_weights` must be False with `send_difference`, which keeps "
         "the weights on the device, got True."
       )
-    if not isinstance(self.tx, optax.GradientTransformation):
-      raise TypeError(
-        f"`tx` must be an optax.GradientTransformation, got {self.tx!r}."
-      )
+    noun = "an optax.GradientTransformation"
+    core.check_instance("tx", self.tx, optax.GradientTransformation, noun)
     check_codec("grads", self.grads)
     object.__setattr__(self, "device_dtype", _resolve_dtype(self.device_dtype))
     is_device = hasattr(self.device, "addressable_memories")
@@ -206,9 +204,7 @@ class HostResident:
       params=jax.device_put(state.params, host),
       opt_state=jax.device_put(state.opt_state, host),
       reference=jax.device_put(state.reference, host),
-      device_reference=_state.place_reference(
-        state.reference, state.device_reference, device
-      ),
+      device_reference=_state.place_reference(state, device),
       grad_state=jax.device_put(state.grad_state, device),
       stats=jax.device_put(state.stats, device),
     )
@@ -272,7 +268,7 @@ class HostResident:
       )
     core.check_callable("run_op", run_op)
     _layout.check_outside_jit("batch", batch)
-    step = self._start_step(state, level, run_op)
+    step = _step.Step(self._spec(state.params, level), state, run_op)
     loss = step.run(batch)
     return step.commit(), loss
 
@@ -310,8 +306,8 @@ class HostResident:
       float32[groups].
     """
     norms = self.norms(state)
-    squares = self._start_step(state, level).squared_errors()
-    return _relative_errors(squares, norms)
+    step = _step.Step(self._spec(state.params, level), state)
+    return _relative_errors(step.squared_errors(), norms)
 
   def device_bytes(
     self,
@@ -408,12 +404,8 @@ class HostResident:
       return None
     return tuple(name for name, _ in self.stages)
 
-  def _start_step(
-    self, state: _state.HostState, level: Any, *run_op: Any
-  ) -> _step.Step:
-    return _step.Step(self._spec(state.params, level), state, *run_op)
-
   def _make_layout(self, params: PyTree) -> _layout.Layout:
+    """Returns the layout of some parameters, the same one for equal shapes."""
     names = self._stage_names()
     return _layout.make_layout(
       params, names, self.groups, self.min_leaf_size, self.device_dtype
@@ -428,10 +420,10 @@ class HostResident:
       return (() if stats is None else stats,)
     by_name = {} if stats is None else stats
     if not isinstance(by_name, Mapping) or not set(by_name) <= set(names):
-      found = sorted(by_name) if isinstance(by_name, Mapping) else type(by_name)
+      given = sorted(by_name) if isinstance(by_name, Mapping) else type(by_name)
       raise ValueError(
         f"`stats` must be a mapping of stages among {sorted(names)}, "
-        f"got {found!r}."
+        f"got {given!r}."
       )
     return tuple(by_name.get(name, ()) for name in names)
 
@@ -443,6 +435,7 @@ _group_norms = functools.partial(jax.jit, static_argnums=1)(
 
 @jax.jit
 def _relative_errors(squares: Sequence[Array], norms: Array) -> Array:
+  """Returns the norms of errors relative to those of the weights, or 0."""
   ratio = jnp.sqrt(jnp.stack(squares)) / norms
   return jnp.where(norms > 0, ratio, 0.0)
 

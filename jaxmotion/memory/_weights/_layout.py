@@ -1,10 +1,8 @@
 """Layout of a model's parameters: stages, packets, groups and levels.
 
-Three indices name a leaf. `stage_index` is the position of a stage in the
-model, and `packet_index` that of a packet in its stage. The position of the
-leaf is either in its stage (`Packet.stage_indices`) or in the whole model
-(`StageLayout.model_indices`). Model position of leaf `i` of a packet:
-`stage.model_indices[i] for i in packet.stage_indices`.
+`stage_index` is the position of a stage in the model, and `packet_index` that
+of a packet in its stage. Leaves have a position in their stage
+(`stage_indices`) and one in the whole model (`model_indices`).
 """
 
 import functools
@@ -29,6 +27,8 @@ class Packet(NamedTuple):
   # Index of the group whose level picks the codec; None for float32.
   group: int | None
   stage_indices: tuple[int, ...]
+  model_indices: tuple[int, ...]
+  likes: tuple[jax.ShapeDtypeStruct, ...]  # With the dtype on the device.
 
 
 class StageLayout(NamedTuple):
@@ -65,10 +65,10 @@ def make_layout(
   if names is not None and (
     not isinstance(params, Mapping) or set(params) != set(names)
   ):
-    found = sorted(params) if isinstance(params, Mapping) else type(params)
+    given = sorted(params) if isinstance(params, Mapping) else type(params)
     raise ValueError(
       f"`params` must be a mapping with the stages {sorted(names)}, "
-      f"got {found!r}."
+      f"got {given!r}."
     )
   core.check_arrays("params", params)
   if not jax.tree.leaves(params):
@@ -116,13 +116,15 @@ def _make_layout(
   stages = []
   for model_indices, structure in flat_stages:
     stage_groups = [groups.of_leaf[i] for i in model_indices]
-    packets = tuple(
-      Packet(g, tuple(i for i, h in enumerate(stage_groups) if h == g))
-      for g in dict.fromkeys(stage_groups)
-    )
+    packets = []
+    for group in dict.fromkeys(stage_groups):
+      own = [i for i, other in enumerate(stage_groups) if other == group]
+      places = tuple(model_indices[i] for i in own)
+      own_likes = tuple(likes[i] for i in places)
+      packets.append(Packet(group, tuple(own), places, own_likes))
     stage_likes = tuple(likes[i] for i in model_indices)
     stages.append(
-      StageLayout(structure, tuple(model_indices), stage_likes, packets)
+      StageLayout(structure, tuple(model_indices), stage_likes, tuple(packets))
     )
   return Layout(groups, tuple(stages))
 
@@ -137,7 +139,7 @@ def _group_by_stage(
     name: [i for i in model_indices if is_large[i]]
     for name, model_indices in zip(names, stage_leaves, strict=True)
   }
-  group_names = tuple(name for name, found in large.items() if found)
+  group_names = tuple(name for name, indices in large.items() if indices)
   group = {i: k for k, n in enumerate(group_names) for i in large[n]}
   of_leaf = tuple(group.get(i) for i in range(len(is_large)))
   return controllers.Groups(group_names, of_leaf)

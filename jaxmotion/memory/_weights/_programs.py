@@ -66,17 +66,14 @@ class ModelSpec(NamedTuple):
   device: jax.Device
 
   def packet_codec(
-    self,
-    stage: _layout.StageLayout,
-    packet: _layout.Packet,
-    is_difference: bool,
+    self, packet: _layout.Packet, is_difference: bool
   ) -> tuple[Codec, tuple[jax.ShapeDtypeStruct, ...]]:
-    """Returns the codec of a packet, and what it encodes."""
-    likes = tuple(stage.likes[i] for i in packet.stage_indices)
-    if is_difference:
-      likes = tuple(jax.ShapeDtypeStruct(a.shape, jnp.float32) for a in likes)
+    """Returns the codec of a packet, and shape and dtype of what it encodes."""
+    likes = packet.likes
     if packet.group is None:
       return identity(), likes
+    if is_difference:
+      likes = tuple(jax.ShapeDtypeStruct(a.shape, jnp.float32) for a in likes)
     return self.level_codecs[self.levels[packet.group]], likes
 
 
@@ -107,9 +104,8 @@ def _encode_leaves(
   if reference is None:
     leaves = [x.astype(dtype) for x in leaves]
   else:
-    leaves = [
-      _zero_nonfinite(x - r) for x, r in zip(leaves, reference, strict=True)
-    ]
+    differences = [x - r for x, r in zip(leaves, reference, strict=True)]
+    leaves = [jnp.where(jnp.isfinite(d), d, 0.0) for d in differences]
   key = _stage_key(key_coordinates).fold(0)
   return [codec.encode(x, (), key.fold(i))[0] for i, x in enumerate(leaves)]
 
@@ -155,11 +151,8 @@ def cast_leaves(dtype: str, leaves: Sequence[Array]) -> list[Array]:
   return [x.astype(dtype) for x in leaves]
 
 
-def _zero_nonfinite(x: Array) -> Array:
-  return jnp.where(jnp.isfinite(x), x, 0.0)
-
-
 def _add_difference(reference: Array, difference: Array) -> Array:
+  """Returns the reference of the next step, the same on host and device."""
   # Host and device must hold the same bits, and some backends flush subnormal
   # results to zero: both sides flush them explicitly.
   total = _flush_subnormals(reference + _flush_subnormals(difference))
@@ -212,7 +205,7 @@ class StageResiduals:
 def forward(
   function: StageFunction, *inputs: PyTree
 ) -> tuple[PyTree, PyTree, StageResiduals]:
-  """Returns a stage's output, its new stats and its residuals."""
+  """Runs a stage forward; returns its output, new stats and residuals."""
   # inputs: params, stats, x and batch.
   y, vjp, new_stats = _stage_vjp(function, *inputs)
   leaves, treedef = jax.tree.flatten(vjp)

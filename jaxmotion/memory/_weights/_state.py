@@ -69,35 +69,33 @@ def init_optimizer(
   if not spec.is_per_stage:
     return (init(params),)
   leaves = jax.tree.leaves(params)
-  parts = [
+  stages = [
     stage.treedef.unflatten([leaves[i] for i in stage.model_indices])
     for stage in spec.layout.stages
   ]
-  for part in parts:
-    _check_separate.check_separate(spec.tx, part, "stage")
-  return tuple(init(part) for part in parts)
+  for stage_params in stages:
+    _check_separate.check_separate(spec.tx, stage_params, "stage")
+  return tuple(map(init, stages))
 
 
-def place_reference(
-  reference: PyTree, device_reference: PyTree, device: jax.Device
-) -> PyTree:
+def place_reference(state: HostState, device: jax.Device) -> PyTree:
   """Returns the weights on the device, in buffers of their own."""
   # A step donates them. A step that failed leaves the host's arrays in their
   # place, which have the same bits.
-  kept = {id(a) for a in jax.tree.leaves(reference)}
+  own = {id(a) for a in own_reference(state)}
 
   def place_leaf(a: Any) -> Any:
-    is_shared = id(a) in kept or not isinstance(a, jax.Array)
-    return jax.device_put(np.array(a) if is_shared else a, device)
+    is_own = id(a) in own and isinstance(a, jax.Array)
+    return jax.device_put(a if is_own else np.array(a), device)
 
-  return jax.tree.map(place_leaf, device_reference)
+  return jax.tree.map(place_leaf, state.device_reference)
 
 
 def own_reference(state: HostState) -> list[Any]:
   """Returns the weights on the device that are not the host's own arrays."""
-  kept = {id(a) for a in jax.tree.leaves(state.reference)}
+  of_host = {id(a) for a in jax.tree.leaves(state.reference)}
   return [
-    a for a in jax.tree.leaves(state.device_reference) if id(a) not in kept
+    a for a in jax.tree.leaves(state.device_reference) if id(a) not in of_host
   ]
 
 
@@ -109,9 +107,7 @@ def init_reference(spec: _programs.ModelSpec) -> PyTree:
     tuple(
       None
       if packet.group is None
-      else [
-        np.zeros(stage.likes[i].shape, np.float32) for i in packet.stage_indices
-      ]
+      else [np.zeros(a.shape, np.float32) for a in packet.likes]
       for packet in stage.packets
     )
     for stage in spec.layout.stages

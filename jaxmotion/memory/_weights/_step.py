@@ -62,9 +62,7 @@ class Step:
     self.treedef: Any = jax.tree.structure(state.params)
     self.opt_state = list(state.opt_state)
     self.reference = [list(packets) for packets in state.reference]
-    placed = _state.place_reference(
-      state.reference, state.device_reference, spec.device
-    )
+    placed = _state.place_reference(state, spec.device)
     self.device_reference: list[list[PyTree]] = [list(p) for p in placed]
     self.gradients: list[PyTree] = [None] * len(self.params)
     self.grad_state = list(state.grad_state)
@@ -143,7 +141,7 @@ class Step:
             codec,
             self.spec.device_dtype,
             likes,
-            self._packet_leaves(stage_index, packet_index),
+            [self.params[i] for i in packet.model_indices],
             reference,
             self._key_coordinates(stage_index),
           )
@@ -237,14 +235,15 @@ class Step:
   def _return_gradients(
     self, stage_index: int, payloads: list[PyTree]
   ) -> tuple[int, list[PyTree]]:
+    """Waits for the gradients of a stage, and moves them to the host."""
     payloads = self.run_op("return", _move_arrays, payloads, self.spec.host)
     self.returned_bytes += core.tree_bytes(payloads)
     return stage_index, payloads
 
   def _encode_stage(self, stage_index: int) -> list[PyTree]:
     """Returns a stage's payloads on the host, a list for each packet."""
-    packets = []
-    for packet_index in range(len(self.layout.stages[stage_index].packets)):
+    stage, encoded = self.layout.stages[stage_index], []
+    for packet_index, packet in enumerate(stage.packets):
       codec, likes, reference = self._packet_codec(
         stage_index, packet_index, self.reference
       )
@@ -253,7 +252,7 @@ class Step:
         _programs.encode,
         codec,
         self.spec.device_dtype,
-        self._packet_leaves(stage_index, packet_index),
+        [self.params[i] for i in packet.model_indices],
         reference,
         self._key_coordinates(stage_index),
       )
@@ -261,16 +260,16 @@ class Step:
         self.reference[stage_index][packet_index] = self.run_op(
           "pack", _programs.decode, codec, likes, payloads, reference
         )
-      packets.append(payloads)
-    return packets
+      encoded.append(payloads)
+    return encoded
 
-  def _decode_stage(self, stage_index: int, packets: list[PyTree]) -> PyTree:
+  def _decode_stage(self, stage_index: int, encoded: list[PyTree]) -> PyTree:
     """Sends a stage's payloads; returns its weights on the device."""
-    packets = self.run_op("send", _move_arrays, packets, self.spec.device)
-    self.sent_bytes += core.tree_bytes(packets)
+    encoded = self.run_op("send", _move_arrays, encoded, self.spec.device)
+    self.sent_bytes += core.tree_bytes(encoded)
     stage = self.layout.stages[stage_index]
     weights: list[Any] = [None] * len(stage.model_indices)
-    for packet_index, payloads in enumerate(packets):
+    for packet_index, payloads in enumerate(encoded):
       codec, likes, reference = self._packet_codec(
         stage_index, packet_index, self.device_reference
       )
@@ -292,17 +291,10 @@ class Step:
     self, stage_index: int, packet_index: int, references: list[list[PyTree]]
   ) -> tuple[Codec, tuple[jax.ShapeDtypeStruct, ...], PyTree]:
     """Returns a packet's codec, leaf shapes and reference (or None)."""
-    stage = self.layout.stages[stage_index]
+    packet = self.layout.stages[stage_index].packets[packet_index]
     reference = references[stage_index][packet_index] if references else None
-    packet, is_difference = stage.packets[packet_index], reference is not None
-    codec, likes = self.spec.packet_codec(stage, packet, is_difference)
-    return codec, likes, reference
-
-  def _packet_leaves(self, stage_index: int, packet_index: int) -> list[Array]:
-    """Returns the master weights of a packet."""
-    stage = self.layout.stages[stage_index]
-    stage_indices = stage.packets[packet_index].stage_indices
-    return [self.params[stage.model_indices[i]] for i in stage_indices]
+    is_difference = reference is not None
+    return *self.spec.packet_codec(packet, is_difference), reference
 
   def _updated_leaves(self, position: int) -> Sequence[int]:
     """Returns the positions of the leaves that one update is of."""
@@ -327,6 +319,7 @@ class Step:
       )
 
   def _grad_codecs(self, model_indices: Iterable[int]) -> tuple[Codec, ...]:
+    """Returns the codec of each leaf's gradient."""
     return tuple(self.spec.grad_codecs[i] for i in model_indices)
 
   def _key_coordinates(self, stage_index: int) -> np.ndarray:
@@ -360,9 +353,9 @@ def _check_output(name: str, x: PyTree, *, is_last: bool) -> None:
   for a in jax.tree.leaves(x):
     core.check_float(f"output of stage {name}", a)
   if is_last and not (isinstance(x, jax.Array) and jnp.shape(x) == ()):
-    found = jax.tree.map(core.shape_string, x)
+    shapes = jax.tree.map(core.shape_string, x)
     raise ValueError(
-      f"`stages` must end in a scalar loss, got {found} from {name!r}."
+      f"`stages` must end in a scalar loss, got {shapes} from {name!r}."
     )
 
 

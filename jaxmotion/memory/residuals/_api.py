@@ -193,15 +193,15 @@ def residuals_of(
   _arguments.check_params(params)
   options = choose.make_options(codec, memory_budget, device)
   given = _arguments.ArrayLeaves(args)
-  found: list[choose.Residual] = []
+  saved: list[choose.Residual] = []
 
   def trace(*arrays: Array) -> None:
     traced = _traced.trace_in_budget(fn, given.fill(arrays), params, options)
     choose.check_rules(codec, traced.residual_names())
-    found.extend(traced.saved_residuals())
+    saved.extend(traced.saved_residuals())
 
   jax.eval_shape(trace, *given.arrays)
-  return found
+  return saved
 
 
 def calibrate_zero_value(

@@ -1,7 +1,5 @@
 """`OptimizerInBackward`: parameters are updated within the backward pass."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -97,10 +95,8 @@ class OptimizerInBackward:
     choose.make_choice(self.codec)
     if self.segment is not None:
       core.check_int("segment", self.segment, 1)
-    if not isinstance(self.tx, optax.GradientTransformation):
-      raise TypeError(
-        f"`tx` must be an optax.GradientTransformation, got {self.tx!r}."
-      )
+    noun = "an optax.GradientTransformation"
+    core.check_instance("tx", self.tx, optax.GradientTransformation, noun)
 
   def init(self, params: Sequence[PyTree]) -> list[PyTree]:
     """Returns the optimizer state of each block, stacked like its parameters.
@@ -192,7 +188,7 @@ class OptimizerInBackward:
 
   def _block_loops(
     self, index: int, params: PyTree, x: PyTree
-  ) -> list[_SingleBlock | _BlockLoop]:
+  ) -> "list[_SingleBlock | _BlockLoop]":
     """Returns the loops that together run all repeats of a block."""
     # A number of repeats that the segment does not divide leaves a shorter last
     # segment, which is a loop of its own.
@@ -203,20 +199,20 @@ class OptimizerInBackward:
     _check_repeated(f"blocks[{index}]", jax.eval_shape(block, row, x), x)
     size = min(self.segment or 1, repeats)
     whole, rest = divmod(repeats, size)
-    ranges = [_SegmentRange(0, size, whole)]
-    if rest:
-      ranges.append(_SegmentRange(whole * size, rest, 1))
     loops: list[_SingleBlock | _BlockLoop] = []
-    for r in ranges:
-      chain = _chain_repeats(block, r.size)
-      own = r.slice_segment(params, r.start)
-      passes = self._split_block(chain, own, x, r.segments)
-      loops.append(_BlockLoop(passes, self.tx, r))
+    for start, length, count in ((0, size, whole), (whole * size, rest, 1)):
+      if length:
+        chain = _chain_repeats(block, length)
+        own = _slice_segment(params, start, length)
+        passes = self._split_block(chain, own, x, count)
+        loops.append(_BlockLoop(passes, self.tx, start, length, count))
     return loops
 
   def _split_block(
     self, block: Block, params: PyTree, x: PyTree, repeats: int = 1
   ) -> _traced.Passes:
+    """Traces a block, and chooses what its backward pass finds saved."""
+    # In segments the fewest bytes are saved: their inputs.
     budget = None if self.segment is None else 0.0
     likes = jax.tree.map(core.abstract_like, (params, x))
     options = choose.make_options(self.codec, budget)
@@ -227,9 +223,9 @@ def _check_loss(value: Any) -> None:
   """Raises unless the loss is one floating-point number."""
   is_scalar = isinstance(value, jax.Array) and value.shape == ()
   if not is_scalar or not jnp.issubdtype(value.dtype, jnp.floating):
-    found = jax.tree.map(core.shape_string, value)
+    shapes = jax.tree.map(core.shape_string, value)
     raise ValueError(
-      f"`loss` must return a floating-point scalar, got {found}."
+      f"`loss` must return a floating-point scalar, got {shapes}."
     )
 
 
@@ -244,27 +240,6 @@ def _check_repeated(name: str, y: PyTree, x: PyTree) -> None:
       f"`{name}` must keep the shapes of its input, because it is repeated, "
       f"got {types[0]} from {types[1]}."
     )
-
-
-class _SegmentRange(NamedTuple):
-  """Range of repeats that one loop runs, segment by segment."""
-
-  start: int  # First repeat.
-  size: int  # Repeats in a segment, one iteration of the loop.
-  segments: int  # Iterations.
-
-  def segment_starts(self) -> Array:
-    """Returns the first repeat of each segment, int32[segments]."""
-    return self.start + self.size * jnp.arange(self.segments)
-
-  def slice_segment(self, tree: PyTree, start: Any) -> PyTree:
-    """Returns the parameters or the state of the segment that begins there."""
-
-    def slice_leaf(a: Array) -> Array:
-      rows = lax.dynamic_slice_in_dim(_as_matrix(a), start, self.size)
-      return rows.reshape(self.size, *a.shape[1:])
-
-    return jax.tree.map(lambda a: _materialize_kernels(slice_leaf(a)), tree)
 
 
 class _SingleBlock(NamedTuple):
@@ -307,7 +282,9 @@ class _BlockLoop(NamedTuple):
 
   passes: _traced.Passes
   tx: optax.GradientTransformation
-  segments: _SegmentRange
+  start: int  # First repeat.
+  length: int  # Repeats in a segment, one iteration of the loop.
+  segments: int  # Iterations.
 
   def forward(self, params: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
     """Returns the output and the residuals."""
@@ -318,13 +295,13 @@ class _BlockLoop(NamedTuple):
 
     def body(carry: Any, start: Array) -> tuple[Any, Any]:
       x, previous = carry
-      own_params = self.segments.slice_segment(params, start)
+      own_params = _slice_segment(params, start, self.length)
       x, residuals = self.passes.forward(own_params, x, transfer=False)
       on_device, for_host = buffers.pack(residuals, beside)
       return (x, for_host), (on_device, _memory_kind.to_host(previous))
 
     first = (x, buffers.zeros(beside))
-    (x, last), stacked = lax.scan(body, first, self.segments.segment_starts())
+    (x, last), stacked = lax.scan(body, first, self._segment_starts())
     return x, (last, *stacked)
 
   def backward(
@@ -340,8 +317,8 @@ class _BlockLoop(NamedTuple):
       start, own_on_device, previous = iteration
       # For the next iteration, the segment before this one.
       previous = _memory_kind.to_device(previous)
-      own_params = self.segments.slice_segment(params, start)
-      own_state = self.segments.slice_segment(state, start)
+      own_params = _slice_segment(params, start, self.length)
+      own_state = _slice_segment(state, start, self.length)
       own_residuals = buffers.merge(own_on_device, fetched)
       grads, ct = self.passes.backward(
         own_params, own_residuals, ct, transfer=False
@@ -361,11 +338,16 @@ class _BlockLoop(NamedTuple):
       return (ct, params, state, buffers.unpack(previous)), None
 
     first = (ct, params, state, buffers.unpack(last))
-    iterations = (self.segments.segment_starts(), on_device, on_host)
+    iterations = (self._segment_starts(), on_device, on_host)
     (ct, params, state, _), _ = lax.scan(body, first, iterations, reverse=True)
     return ct, params, state
 
+  def _segment_starts(self) -> Array:
+    """Returns the first repeat of each segment, int32[segments]."""
+    return self.start + self.length * jnp.arange(self.segments)
+
   def _host_buffers(self) -> run.HostBuffers:
+    """Returns the layout of what one iteration keeps."""
     return run.HostBuffers(self.passes.saved_residuals())
 
 
@@ -378,6 +360,16 @@ def _chain_repeats(block: Block, size: int) -> Block:
     return lax.scan(lambda x, own: (block(own, x), None), x, params)[0]
 
   return run_repeats
+
+
+def _slice_segment(tree: PyTree, start: Any, length: int) -> PyTree:
+  """Returns the rows of a segment from the stacks of a tree."""
+
+  def slice_leaf(a: Array) -> Array:
+    rows = lax.dynamic_slice_in_dim(_as_matrix(a), start, length)
+    return _materialize_kernels(rows.reshape(length, *a.shape[1:]))
+
+  return jax.tree.map(slice_leaf, tree)
 
 
 def _write_segment(tree: PyTree, segment: PyTree, start: Array) -> PyTree:

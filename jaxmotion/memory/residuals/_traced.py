@@ -1,7 +1,5 @@
 """A function traced at some arguments, with its selected residuals."""
 
-from __future__ import annotations
-
 import bisect
 import copy
 import dataclasses
@@ -101,22 +99,22 @@ class TracedFunction:
     """The residuals that are saved where all gradients are wanted."""
     return self._chooser().choose(self._budget)
 
-  def with_budget(self, budget: float) -> TracedFunction:
+  def with_budget(self, budget: float) -> "TracedFunction":
     """Returns the function with residuals for another budget."""
     # The joint program depends on the residuals of loops alone: where these
     # stay the same, nothing is traced again.
-    found = copy.copy(self)
-    vars(found).pop("selection", None)
-    found._budget, found._narrower = budget, {}
-    found._scans = self._scans_with_budget(budget)
-    return found
+    other = copy.copy(self)
+    vars(other).pop("selection", None)
+    other._budget, other._narrower = budget, {}
+    other._scans = self._scans_with_budget(budget)
+    return other
 
   def count_bytes(self) -> int:
     """Returns the encoded bytes of all residuals on the device."""
     return choose.count_device_bytes(self.saved_residuals())
 
   def estimate_bytes(self, budget: float) -> int:
-    """Returns nearly what `with_budget(budget)` counts."""
+    """Returns nearly the bytes of `with_budget(budget)`, without a trace."""
     # The joint program is the one that is there, whatever the residuals of
     # loops.
     selection = self._chooser().choose(budget)
@@ -124,14 +122,15 @@ class TracedFunction:
     return choose.count_device_bytes(self._list_residuals(selection, scans))
 
   def keep_flows(self, keep: bool) -> None:
-    """Keeps, or frees, what makes `with_budget` fast."""
+    """Says whether later calls of `with_budget` may reuse flows of cuts."""
     for chooser in self._choosers.values():
       chooser.keep_flows(keep)
     for scan in self._scans.values():
       scan.body.keep_flows(keep)
 
-  def _scans_with_budget(self, budget: float) -> dict[Step, _ScanStep]:
-    own = math.inf if self._is_repeated else budget
+  def _scans_with_budget(self, budget: float) -> "dict[Step, _ScanStep]":
+    """Returns the loops with residuals for another budget."""
+    own = math.inf if self._is_repeated else budget  # See `_prepare_scans`.
     return {
       step: scan._replace(body=scan.body.with_budget(own))
       for step, scan in self._scans.items()
@@ -152,16 +151,16 @@ class TracedFunction:
     return self._list_residuals(self.selection, self._scans)
 
   def _list_residuals(
-    self, selection: choose.Selection, scans: Mapping[Step, _ScanStep]
+    self, selection: choose.Selection, scans: "Mapping[Step, _ScanStep]"
   ) -> list[choose.Residual]:
     """Returns the residuals of a selection and of its loops."""
     # Buffers that a loop returns are counted as residuals of its body.
     saved = selection.saved.values()
-    found = [r for r in saved if not (scans and r.is_of_scan)]
+    residuals = [r for r in saved if not (scans and r.is_of_scan)]
     for i, scan in enumerate(scans.values()):
       if i not in selection.rerun_loops:
-        found += scan.body.saved_residuals()
-    return found
+        residuals += scan.body.saved_residuals()
+    return residuals
 
   def residual_names(self) -> list[str]:
     """Returns the names of all residuals that a rule may match."""
@@ -201,13 +200,15 @@ class TracedFunction:
     def run_backward(residuals: Any, cotangents: Any) -> Any:
       """Returns the gradients of both lists."""
       wanted, inputs, buffers, gates = residuals
-      gradients = run.backward(
-        self._select_for(wanted),
-        inputs,
-        buffers,
-        [*map(_fill_zero, self.select_cotangents(cotangents[0]))],
-        gates=gates,
-      )
+      given_cts = self.select_cotangents(cotangents[0])
+      cts = [
+        ad.instantiate_zeros(ad.Zero(ct.aval))
+        if isinstance(ct, SymbolicZero)
+        else ct
+        for ct in given_cts
+      ]
+      selection = self._select_for(wanted)
+      gradients = run.backward(selection, inputs, buffers, cts, gates=gates)
       return gradients[:count], gradients[count:]
 
     run_function.defvjp(run_forward, run_backward, symbolic_zeros=True)
@@ -222,16 +223,16 @@ class TracedFunction:
     return self.result.fill(outs), notes
 
   def _select_for(self, wanted: _Wanted) -> choose.Selection:
-    """Returns the selection for the gradients that are wanted."""
+    """Returns what to save if JAX wants only some of the gradients."""
     if wanted not in self._narrower:
       chooser = self._chooser()
       narrower = chooser.without_gradients(wanted.flags)
-      found = (
+      selection = (
         self.selection if narrower is chooser else narrower.choose(self._budget)
       )
       if self._budget is None and not self._is_repeated:
-        found = narrower.leave_plain(found)
-      self._narrower[wanted] = found
+        selection = narrower.leave_plain(selection)
+      self._narrower[wanted] = selection
     return self._narrower[wanted]
 
   def select_cotangents(self, cotangents: Sequence[Any]) -> list[Any]:
@@ -260,13 +261,6 @@ class TracedFunction:
     return [program.read_operand(env, v) for v in self._program.outputs], notes
 
 
-def _fill_zero(cotangent: Any) -> Any:
-  """Returns an array in the place of a zero that JAX keeps symbolic."""
-  if isinstance(cotangent, SymbolicZero):
-    return ad.instantiate_zeros(ad.Zero(cotangent.aval))
-  return cotangent
-
-
 def trace_in_budget(
   fn: Callable[..., PyTree],
   args: Sequence[PyTree],
@@ -274,7 +268,7 @@ def trace_in_budget(
   options: choose.Options,
   repeats: int = 1,
 ) -> TracedFunction:
-  """Traces a function whose residuals keep to the budget."""
+  """Traces a function, and finds the share that its budget in bytes allows."""
   # A budget in bytes is that of the function and its loops together. The
   # largest fraction is taken whose residuals fit, of 32 equal steps.
   most = options.memory_budget
@@ -284,17 +278,11 @@ def trace_in_budget(
   traced = TracedFunction(fn, args, params, shared, repeats=repeats)
   traced.keep_flows(True)
   with_fraction = functools.cache(lambda n: traced.with_budget(n / _FRACTIONS))
-
-  def is_above(n: int) -> bool:
-    return with_fraction(n).count_bytes() > most
-
+  is_above = lambda n: with_fraction(n).count_bytes() > most
+  seems_above = lambda n: traced.estimate_bytes(n / _FRACTIONS) > most
   # The fraction is guessed from estimates, since counting may cost a trace.
   low, high = 0, _FRACTIONS + 1
-  guess = bisect.bisect_left(
-    range(high),
-    True,
-    key=lambda n: traced.estimate_bytes(n / _FRACTIONS) > most,
-  )
+  guess = bisect.bisect_left(range(high), True, key=seems_above)
   for n in (guess, guess - 1):
     if low <= n < high:
       low, high = (low, n) if is_above(n) else (n + 1, high)
@@ -304,9 +292,9 @@ def trace_in_budget(
       "`memory_budget` must be at least the fewest bytes that the residuals "
       f"can have, {with_fraction(0).count_bytes()}, got {most!r}."
     )
-  found = with_fraction(first - 1)
-  found.keep_flows(False)
-  return found
+  largest = with_fraction(first - 1)
+  largest.keep_flows(False)
+  return largest
 
 
 class _ScanStep(NamedTuple):
@@ -318,7 +306,7 @@ class _ScanStep(NamedTuple):
   def evaluate(
     self, operands: Sequence[Array]
   ) -> tuple[list[Array], choose.Diagnostics]:
-    """Runs the scan on the operands of its equation."""
+    """Runs the scan so that its backward pass finds what the body saved."""
     # Returns the results of the equation, and the diagnostics of all
     # iterations.
     consts, xs, init = _group_operands(operands, self.params)
@@ -349,13 +337,13 @@ def _prepare_scans(
   # matmuls give, for one iteration of the outer loop.
   if repeats > 1 and options.memory_budget is not None:
     options = options._replace(memory_budget=math.inf)
-  found: dict[Step, _ScanStep] = {}
+  scans: dict[Step, _ScanStep] = {}
   for step in steps:
     if step.name == "scan":
-      inner_prefix = f"{prefix}scan_{len(found)}/"
+      inner_prefix = f"{prefix}scan_{len(scans)}/"
       body = _trace_body(step.params, options, inner_prefix, repeats)
-      found[step] = _ScanStep(body, step.params)
-  return found
+      scans[step] = _ScanStep(body, step.params)
+  return scans
 
 
 def _trace_body(
@@ -391,7 +379,7 @@ def _group_operands(
 
 
 class Passes:
-  """Forward and backward pass of a function of parameters and an input."""
+  """Runs both passes of a function (params, x) for `OptimizerInBackward`."""
 
   def __init__(
     self,

@@ -1,7 +1,5 @@
 """Public API: `advise`, which chooses a codec for each tensor's gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

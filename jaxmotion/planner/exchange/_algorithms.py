@@ -1,7 +1,5 @@
 """Prices every exchange of the library for one problem, beside its plan."""
 
-from __future__ import annotations
-
 import collections
 import functools
 import inspect
@@ -102,6 +100,8 @@ def weigh_period(
   fragments: int = 1,
 ) -> AlgorithmChoice:
   """Predicts local updates with an exchange every few steps."""
+  # fragments: parts of the parameters that are exchanged in turn. A period is a
+  # multiple of their number.
   base_s = _own_seconds(step)
   exchange_s = step.encode_s + step.link_s + step.decode_s
   periods = [n for n in _PERIODS if n % fragments == 0]
@@ -112,7 +112,7 @@ def weigh_period(
     name.format(every=every),
     base_s + exchange_s / every,
     step.wire_bytes / every,
-    # The anchor, and the momentum of the outer optimizer.
+    # The parameters after the last exchange, and the outer momentum.
     step.memory_bytes + 2 * core.tree_bytes(problem.step_cost.params),
     note.format(every=every),
   )
@@ -143,6 +143,7 @@ def _offer(
 
 
 def _refuse(name: str, note: str) -> AlgorithmChoice:
+  """Returns an algorithm that is not offered, with the reason."""
   return AlgorithmChoice(name, None, None, note)
 
 
@@ -243,10 +244,11 @@ class _Pricing:
     try:
       leaves = self.problem.distinct_leaves
       state = extend.trace_state(make(), leaves, self.mesh, axes)
+      options = [x.made_for for x in extend.find_exchanges(state)]
       steps = [
-        self.problem.predict_step(codec, exchange.made_for.method)
-        for exchange in extend.find_exchanges(state)
-        for codec in exchange.made_for.codecs
+        self.problem.predict_step(codec, own.method)
+        for own in options
+        for codec in own.codecs
       ]
     except (TypeError, ValueError) as error:
       return _refuse(name, f"It refuses: {error}")
@@ -274,6 +276,7 @@ class _Pricing:
 
   def _trace_distinct(self, tx: optax.GradientTransformation) -> _Moves:
     """Returns the moves of all parameters from those of one of each shape."""
+    # Equal layers are traced once, because tracing is slow.
     leaves = jax.tree.leaves(self.problem.step_cost.params)
     counts = collections.Counter((a.shape, a.dtype) for a in leaves)
     sent: collections.Counter[wire.Move] = collections.Counter()

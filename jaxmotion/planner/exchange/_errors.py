@@ -1,7 +1,5 @@
 """Encoding errors of every candidate codec, measured or guaranteed."""
 
-from __future__ import annotations
-
 import functools
 import math
 import sys
@@ -116,6 +114,7 @@ def _check_gradients(params: PyTree, gradients: PyTree) -> None:
 
 
 def _squared_error(codec: codecs.Codec, x: Array, exact: np.ndarray) -> float:
+  """Returns the squared error of encoding an array once."""
   # An exchange hands float32 to all codecs except those that keep the dtype.
   x = x if codec.keeps_dtype else jnp.asarray(x, jnp.float32)
   decoded = np.asarray(_round_trip(codec, x), np.float64)

@@ -1,7 +1,5 @@
 """Plan of an exchange: a codec and a collective for each tensor."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The optimization problem that `advise` solves."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any, NamedTuple
@@ -101,10 +99,10 @@ class ExchangeProblem:
   @functools.cached_property
   def distinct_leaves(self) -> dict[str, jax.ShapeDtypeStruct]:
     """One parameter of each shape, by its path: enough to trace a preset."""
-    found: dict[Any, tuple[str, jax.ShapeDtypeStruct]] = {}
+    by_type: dict[Any, tuple[str, jax.ShapeDtypeStruct]] = {}
     for path, leaf in core.named_leaves(self.step_cost.params):
-      found.setdefault((leaf.shape, leaf.dtype), (path, leaf))
-    return dict(found.values())
+      by_type.setdefault((leaf.shape, leaf.dtype), (path, leaf))
+    return dict(by_type.values())
 
   def exchanged_tree(self) -> PyTree:
     """Returns shapes of what each worker, or each device of a host, encodes."""

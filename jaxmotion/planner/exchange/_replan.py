@@ -1,7 +1,5 @@
 """Public API: `replan`, which corrects a plan by measurements."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -116,6 +114,7 @@ def _correct(
 
 
 def _measured_factor(name: str, measured: float, predicted: float) -> float:
+  """Returns how many times as long as predicted a kind of work took."""
   if not predicted:
     raise ValueError(
       f"`{name}` must be None for a plan that has nothing of the kind, got "
@@ -180,7 +179,7 @@ def _scale_device(
     device,
     matmul_flops_per_s={dtype: rate / factor for dtype, rate in rates.items()},
     vector_flops_per_s=device.vector_flops_per_s / factor,
-    memory_rate=_slow_down(device.memory_rate, factor),
+    memory_rate=_divide_rate(device.memory_rate, factor),
     kernel_s=device.kernel_s * factor,
     call_s=device.call_s * factor,
     # Curves of codecs were measured: the step's factor says nothing of them.
@@ -191,7 +190,7 @@ def _scale_device(
   return dataclasses.replace(platform, device=scaled)
 
 
-def _slow_down(rate: perfmodel.Rate, factor: float) -> perfmodel.Rate:
+def _divide_rate(rate: perfmodel.Rate, factor: float) -> perfmodel.Rate:
   """Returns the rate at which bytes take `factor` times as long."""
   return perfmodel.Rate(bytes_per_s=rate.bytes_per_s / factor)
 
@@ -220,7 +219,7 @@ def _scale_links(
       link = dataclasses.replace(
         axis.link,
         latency_s=axis.link.latency_s * factor,
-        rate=_slow_down(axis.link.rate, factor),
+        rate=_divide_rate(axis.link.rate, factor),
         measured=_scale_curves(axis.link.measured, factor),
       )
       axis = dataclasses.replace(axis, link=link)
@@ -251,22 +250,22 @@ def _codec_curves(
   codec: codecs.Codec, sizes: set[int], device: perfmodel.Device, factor: float
 ) -> dict[str, perfmodel.Curve]:
   """Returns curves of encoding, decoding and adding one more payload."""
-
+  # They are `factor` times what the device is predicted to take at each size.
   decode = functools.partial(decode_seconds, codec, device=device)
-  timers = {
+  predictions = {
     "encode": lambda n: encode_seconds(codec, n, device),
     "decode": lambda n: decode(n, 1),
     "add": lambda n: decode(n, 2) - decode(n, 1),
   }
   curves = {}
-  for action, seconds in timers.items():
+  for action, predict in predictions.items():
     name = f"{action} {codec!r}"
     old = device.measured.get(name)
     knots = sorted({*sizes, *(map(int, old.sizes) if old else ())})
     curves[name] = perfmodel.Curve(
       sizes=tuple(knots),
       # Curves must be positive.
-      seconds=tuple(max(factor * seconds(n), 1e-12) for n in knots),
+      seconds=tuple(max(factor * predict(n), 1e-12) for n in knots),
       noise=old.noise if old else 0.0,
     )
   return curves

@@ -17,8 +17,7 @@ all later tensors. The state of the pipeline alone would not rank labels: which
 transfers are hidden depends on what follows.
 """
 
-from __future__ import annotations
-
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -51,6 +50,80 @@ class _Labels(NamedTuple):
   state: _table.PipelineState
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Search:
+  """Costs and errors of every codec on every tensor, and the error budget.
+
+  Attributes:
+    table: seconds of each codec on each tensor.
+    errors: float64[tensors, codecs], squared; infinite where a codec must not
+      be used. Every tensor has a codec without error.
+    budget: largest sum of squared errors.
+    resolution: seconds below which two steps are equally long.
+  """
+
+  table: _table.StepTable
+  errors: np.ndarray
+  budget: float
+  resolution: float
+
+  def extend_labels(
+    self, labels: _Labels, tensor: int
+  ) -> tuple[_Labels, np.ndarray, np.ndarray]:
+    """Returns every label with every affordable codec of one more tensor."""
+    # Returns the labels, int[labels] positions of their parents, and
+    # int[labels] codecs of the tensor.
+    error = labels.error[:, None] + self.errors[tensor]
+    parents, options = np.nonzero(error <= self.budget)
+    old = _select_labels(labels, parents)
+    extended = _Labels(
+      error[parents, options],
+      old.coding_s + self.table.coding_s[tensor, options],
+      old.payload + self.table.payload[tensor, options],
+      old.state,
+    )
+    return extended, parents, options
+
+  def prune_labels(self, labels: _Labels, total: np.ndarray) -> np.ndarray:
+    """Returns the positions of the labels to keep."""
+    # `total`: float64[labels], seconds of the step completed by the reference.
+    if len(total) <= _EXHAUSTIVE_LABELS:
+      return np.arange(len(total))
+    cells_per_error = _ERROR_CELLS / self.budget if self.budget else 0.0
+    cell = (labels.error * cells_per_error).astype(int)
+    # Each group is a cell of the error and a bit mask of collectives in use.
+    bits = 1 << np.arange(labels.payload.shape[-1])
+    group = cell * (2 * bits[-1]) + (labels.payload > 0) @ bits
+    order = self.rank_steps(total, labels.error)
+    return order[np.unique(group[order], return_index=True)[1]]
+
+  def rank_steps(self, total: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """Returns positions, fastest first; of equally fast ones the most exact."""
+    return np.lexsort((error, np.floor(total / self.resolution)))
+
+  def improve_choice(self, choice: np.ndarray) -> np.ndarray:
+    """Changes one tensor at a time until no change makes the step shorter."""
+    # A codec that does not shorten the step is replaced by the most exact one.
+    # Pruning may lose such local improvements, because labels were ranked by
+    # the reference's later codecs and not by those that were chosen.
+    every = np.arange(len(choice))
+    while True:
+      old = choice.copy()
+      for tensor, own_errors in enumerate(self.errors):
+        others = self.errors[every, choice].sum() - own_errors[choice[tensor]]
+        options = np.flatnonzero(others + own_errors <= self.budget)
+        # Rounding of the sums can exclude even the codec chosen, which just
+        # fits.
+        if len(options) == 0:
+          continue
+        changed = np.tile(choice, (len(options), 1))
+        changed[:, tensor] = options
+        total = self.table.step_seconds(changed)
+        choice[tensor] = options[self.rank_steps(total, own_errors[options])[0]]
+      if (choice == old).all():
+        return choice
+
+
 def search_choice(
   table: _table.StepTable,
   errors: np.ndarray,
@@ -58,51 +131,48 @@ def search_choice(
   reference: np.ndarray,
 ) -> np.ndarray:
   """Returns the choice of the shortest step, of equal steps the most exact."""
-  # `errors`: float64[tensors, codecs], squared; infinite where a codec must not
-  # be used. Every tensor has a codec without error.
+  # `errors`, `budget`: as of `_Search`.
   # `reference`: int[tensors], choice that completes the labels.
   # Returns int[tensors], a codec for each tensor.
+  resolution = EQUAL * table.total_seconds(reference)
+  search = _Search(table, errors, budget, resolution)
   labels = _Labels(
     np.zeros(1),
     np.zeros((1, 3)),
     np.zeros((1, table.payload.shape[-1])),
     _table.init_pipeline(1),
   )
-  resolution = EQUAL * table.total_seconds(reference)
   suffixes = _reference_suffixes(table, reference)
   # For each tensor, the parent label and the codec of each label kept.
   history: list[tuple[int, np.ndarray, np.ndarray]] = []
   for number, bucket in enumerate(table.schedule.buckets):
     gap_s, suffix = table.schedule.gaps_s[number], suffixes[number]
     for position, tensor in enumerate(bucket):
-      labels, parents, options = _extend_labels(
-        table, errors, budget, labels, tensor
-      )
+      labels, parents, options = search.extend_labels(labels, tensor)
       later = np.array(bucket[position + 1 :], int)
+      later_coding_s, later_payload = table.sum_costs(later, reference)
       stage = table.stage_times(
-        gap_s,
-        labels.coding_s + table.coding_s[later, reference[later]].sum(0),
-        labels.payload + table.payload[later, reference[later]].sum(0),
+        gap_s, labels.coding_s + later_coding_s, labels.payload + later_payload
       )
       total = _table.finish_time(
         _table.advance_pipeline(labels.state, stage), suffix
       )
-      kept = _prune_labels(labels, total, resolution, budget)
+      kept = search.prune_labels(labels, total)
       history.append((tensor, parents[kept], options[kept]))
       labels = _select_labels(labels, kept)
-    state = _table.advance_pipeline(
-      labels.state, table.stage_times(gap_s, labels.coding_s, labels.payload)
-    )
+    stage = table.stage_times(gap_s, labels.coding_s, labels.payload)
     labels = labels._replace(
-      coding_s=0 * labels.coding_s, payload=0 * labels.payload, state=state
+      coding_s=0 * labels.coding_s,
+      payload=0 * labels.payload,
+      state=_table.advance_pipeline(labels.state, stage),
     )
   total = _table.finish_time(labels.state, suffixes[-1])
-  best = int(_rank_labels(total, labels.error, resolution)[0])
+  best = int(search.rank_steps(total, labels.error)[0])
   choice = np.zeros_like(reference)
   for tensor, parents, options in reversed(history):
     choice[tensor] = options[best]
     best = parents[best]
-  return _improve_choice(table, errors, budget, choice, resolution)
+  return search.improve_choice(choice)
 
 
 def _reference_suffixes(
@@ -112,91 +182,13 @@ def _reference_suffixes(
   schedule = table.schedule
   suffixes = [table.last_suffix()]
   for number in reversed(range(1, len(schedule.buckets))):
-    tensors = np.array(schedule.buckets[number])
-    stage = table.stage_times(
-      schedule.gaps_s[number],
-      table.coding_s[tensors, reference[tensors]].sum(0),
-      table.payload[tensors, reference[tensors]].sum(0),
-    )
+    sums = table.sum_costs(np.array(schedule.buckets[number]), reference)
+    stage = table.stage_times(schedule.gaps_s[number], *sums)
     suffixes.append(_table.prepend_stage(stage, suffixes[-1]))
   return suffixes[::-1]
 
 
-def _extend_labels(
-  table: _table.StepTable,
-  errors: np.ndarray,
-  budget: float,
-  labels: _Labels,
-  tensor: int,
-) -> tuple[_Labels, np.ndarray, np.ndarray]:
-  """Returns every label with every affordable codec of one more tensor."""
-  # Returns the labels, int[labels] positions of their parents, and int[labels]
-  # codecs of the tensor.
-  error = labels.error[:, None] + errors[tensor]
-  parents, options = np.nonzero(error <= budget)
-  old = _select_labels(labels, parents)
-  extended = _Labels(
-    error[parents, options],
-    old.coding_s + table.coding_s[tensor, options],
-    old.payload + table.payload[tensor, options],
-    old.state,
-  )
-  return extended, parents, options
-
-
 def _select_labels(labels: _Labels, positions: np.ndarray) -> _Labels:
+  """Returns some of the labels; one may be taken several times."""
   selected: _Labels = jax.tree.map(lambda a: a[positions], labels)
   return selected
-
-
-def _prune_labels(
-  labels: _Labels, total: np.ndarray, resolution: float, budget: float
-) -> np.ndarray:
-  """Returns the positions of the labels to keep."""
-  # `total`: float64[labels], seconds of the step completed by the reference.
-  # `resolution`: seconds below which steps are equally long.
-  if len(total) <= _EXHAUSTIVE_LABELS:
-    return np.arange(len(total))
-  cells_per_error = _ERROR_CELLS / budget if budget else 0.0
-  cell = (labels.error * cells_per_error).astype(int)
-  # Each group is a cell of the error and a bit mask of collectives in use.
-  bits = 1 << np.arange(labels.payload.shape[-1])
-  group = cell * (2 * bits[-1]) + (labels.payload > 0) @ bits
-  order = _rank_labels(total, labels.error, resolution)
-  return order[np.unique(group[order], return_index=True)[1]]
-
-
-def _rank_labels(
-  total: np.ndarray, error: np.ndarray, resolution: float
-) -> np.ndarray:
-  """Returns positions, fastest first; of equally fast ones the most exact."""
-  return np.lexsort((error, np.floor(total / resolution)))
-
-
-def _improve_choice(
-  table: _table.StepTable,
-  errors: np.ndarray,
-  budget: float,
-  choice: np.ndarray,
-  resolution: float,
-) -> np.ndarray:
-  """Changes one tensor at a time until no change makes the step shorter."""
-  # A codec that does not shorten the step is replaced by the most exact one.
-  # Pruning may lose such local improvements, because labels were ranked by the
-  # reference's later codecs and not by those that were chosen.
-  while True:
-    old = choice.copy()
-    for tensor in range(len(choice)):
-      others = errors[np.arange(len(choice)), choice].sum()
-      others -= errors[tensor, choice[tensor]]
-      options = np.flatnonzero(others + errors[tensor] <= budget)
-      # Rounding of the sums can exclude even the codec chosen, which just fits.
-      if len(options) == 0:
-        continue
-      changed = np.tile(choice, (len(options), 1))
-      changed[:, tensor] = options
-      total = table.step_seconds(changed)
-      order = _rank_labels(total, errors[tensor, options], resolution)
-      choice[tensor] = options[order[0]]
-    if (choice == old).all():
-      return choice

@@ -13,8 +13,6 @@ addition that of multiplication. All later messages are therefore four numbers
 every label with the same suffix in four additions.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -130,7 +128,7 @@ class TensorCosts:
     method: str | None,
     mixed: bool,
   ) -> perfmodel.ExchangePrediction:
-    """Predicts the exchange of one tensor."""
+    """Predicts the exchange of one tensor, its own part if others join it."""
     summed = is_summed(codec, like)
     joins_others = summed and mixed and self.problem.workers == 2
     method = "gather" if summed else method
@@ -143,6 +141,7 @@ class TensorCosts:
   def _predict_alone(
     self, codec: codecs.Codec, tree: PyTree, method: str | None
   ) -> perfmodel.ExchangePrediction:
+    """Predicts the exchange of a tree of tensors by itself."""
     platform, axis = self.problem.platform, self.problem.mesh_axis
     return perfmodel.predict_exchange(
       tree, platform, axis, codec, method=method
@@ -232,12 +231,19 @@ class StepTable:
     state = init_pipeline(len(choices))
     schedule = self.schedule
     for gap_s, bucket in zip(schedule.gaps_s, schedule.buckets, strict=False):
-      tensors = np.array(bucket)
-      coding_s = self.coding_s[tensors, choices[:, tensors]].sum(1)
-      payload = self.payload[tensors, choices[:, tensors]].sum(1)
-      stage = self.stage_times(gap_s, coding_s, payload)
+      stage = self.stage_times(
+        gap_s, *self.sum_costs(np.array(bucket), choices)
+      )
       state = advance_pipeline(state, stage)
     return finish_time(state, self.last_suffix()) + schedule.tail_s
+
+  def sum_costs(
+    self, tensors: np.ndarray, choices: np.ndarray
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns coding seconds and payload bytes of some tensors, added up."""
+    # `choices`: int[..., all tensors], a codec for each tensor.
+    codecs_used = tensors, choices[..., tensors]
+    return self.coding_s[codecs_used].sum(-2), self.payload[codecs_used].sum(-2)
 
   def last_suffix(self) -> PipelineSuffix:
     """Returns the computation after the last bucket is ready."""
@@ -261,23 +267,25 @@ def make_table(
   *,
   mixed: bool,
 ) -> StepTable:
-  """Predicts every codec on every tensor."""
+  """Predicts every codec on every tensor, for the search of the best choice."""
+  # `mixed`: whether something that is not summed travels beside the sums.
   problem = costs.problem
-  found = [
+  # A row for each tensor.
+  exchanges = [
     [costs.predict_tensor(codec, leaf, method, mixed) for codec in candidates]
     for leaf in jax.tree.leaves(problem.step_cost.params)
   ]
-  moves = [m for row in found for e in row for m in e.ledger.moves]
+  moves = [m for row in exchanges for e in row for m in e.ledger.moves]
   kinds = sorted(set(map(collective_kind, moves)))
-  payload = np.zeros((len(found), len(candidates), len(kinds)))
-  for i, row in enumerate(found):
+  payload = np.zeros((len(exchanges), len(candidates), len(kinds)))
+  for i, row in enumerate(exchanges):
     for j, exchange in enumerate(row):
       for move in exchange.ledger.moves:
         kind = kinds.index(collective_kind(move))
         payload[i, j, kind] += move.payload_bytes
   largest = payload.max(1, initial=1).sum(0)
   coding_s = [
-    [(e.encode_s, e.recode_s, e.decode_s) for e in row] for row in found
+    [(e.encode_s, e.recode_s, e.decode_s) for e in row] for row in exchanges
   ]
   usable = [mixed or codec.summable for codec in candidates]
   return StepTable(

@@ -1,7 +1,5 @@
 """Costs of keeping each residual of a function in each possible way."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -60,8 +58,8 @@ class ResidualCosts:
       on_host = isinstance(action, offload)
       codec: Any = action.codec if isinstance(action, offload) else action
       if codec is None or all(_is_smaller(codec, r) for r in residuals):
-        kept = [r._replace(codec=codec, on_host=on_host) for r in residuals]
-        options.append(self.sum_costs(kept)._replace(action=action))
+        encoded = [r._replace(codec=codec, on_host=on_host) for r in residuals]
+        options.append(self.sum_costs(encoded)._replace(action=action))
     return options
 
   def sum_costs(self, residuals: Sequence[Residual]) -> KeepOption:
@@ -152,6 +150,7 @@ def _is_smaller(codec: codecs.Codec, residual: Residual) -> bool:
 def _transfer_seconds(
   link: perfmodel.Link | None, moved: Sequence[Residual]
 ) -> float:
+  """Returns the seconds of residuals on one link, one after the other."""
   if link is None:  # Nothing is moved: `fit_memory` offers no `offload`.
     return 0.0
   return sum(r.repeats * link.transfer_seconds(r.encoded_bytes) for r in moved)
@@ -197,6 +196,7 @@ def list_layers(
 def _forward_seconds(
   closed: core.jax_core.ClosedJaxpr, device: perfmodel.Device
 ) -> float:
+  """Predicts the seconds of running a program once."""
   run = core.jax_core.jaxpr_as_fun(closed)
   inputs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals]
   cost = perfmodel.predict_cost(run, *inputs, while_trips=1)

@@ -1,7 +1,5 @@
 """Public API: `fit_memory`, which fits a step into a memory budget."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -198,6 +196,7 @@ def _find_search(
 
 
 def _abstract_array(x: Any) -> jax.ShapeDtypeStruct:
+  """Returns shape and dtype of a leaf, without its sharding."""
   aval = jax.typeof(x)  # Of a Python number, too.
   return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 

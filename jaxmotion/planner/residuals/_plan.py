@@ -1,7 +1,5 @@
 """Plan of a memory budget: each residual's action, with reasons."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple

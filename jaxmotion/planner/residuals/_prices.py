@@ -4,8 +4,6 @@ Every recipe is priced in the same way: the step, `jax.value_and_grad` of the
 wrapped function, is traced, and the performance model counts what it does.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -107,7 +105,7 @@ class StepPrices:
         return None  # A rule may match no residual.
       raise
     seconds = perfmodel.predict_seconds(cost, self.platform.device)
-    if any(isinstance(action, residuals.offload) for _, action in recipe.rules):
+    if recipe.has_offload:
       seconds += self.costs.transfer_seconds(self.list_residuals(recipe))
     if recipe.is_on_host:
       jaxpr = jax.make_jaxpr(step)(*self.args)

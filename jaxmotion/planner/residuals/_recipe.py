@@ -4,8 +4,6 @@ A way changes nothing, is `jax.checkpoint` by a policy, or is a cut by
 `memory.compress_residuals`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -53,6 +51,11 @@ class Recipe(NamedTuple):
   policy: Policy | None = None
   in_loops: bool = False
   is_on_host: bool = False
+
+  @property
+  def has_offload(self) -> bool:
+    """Whether a rule of a cut sends residuals to the host."""
+    return any(isinstance(a, residuals.offload) for _, a in self.rules)
 
   def wrap(
     self, fn: Callable[..., Any], count: int, device: perfmodel.Device
@@ -135,7 +138,7 @@ class _CheckpointedScan(program.Step):
   policy: Policy | None
 
   def run(self, operands: Sequence[Any]) -> Sequence[Any]:
-    """Traces the scan, and returns its results."""
+    """Runs the scan with its body under `jax.checkpoint`."""
     body_jaxpr, count, carried = core.scan_parts(self.params)
     body = jax.checkpoint(
       core.jax_core.jaxpr_as_fun(body_jaxpr),

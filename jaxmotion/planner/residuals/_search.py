@@ -12,8 +12,6 @@
    it is chosen.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import time
@@ -81,8 +79,12 @@ class RecipeSearch:
     self.prices.report = report
     if self._found:
       report(f"{len(self._found)} plans are priced already")
-    for recipe in self._list_first():
-      self._add(recipe)
+    self._add(_recipe.PLAIN)
+    # Its errors say what no way of saving residuals allows.
+    self._add(_recipe.make_cut(None if self._may_recompute else 1.0))
+    if self._may_recompute:
+      for recipe in _recipe.list_stock_recipes(self.prices.landmarks):
+        self._add(recipe)
 
   @property
   def is_over(self) -> bool:
@@ -144,8 +146,8 @@ class RecipeSearch:
     # A share of memory is what a recipe may keep; `rules` are all else of it.
     # It says whether there was such a recipe: another call may halve the rest.
     # Smaller shares need not fit: what is recomputed at once takes memory, too.
-    found = [c for c in self._found.values() if c.recipe.rules == rules]
-    shared = sorted(filter(_has_share, found), key=_share_of)
+    family = (c for c in self._found.values() if c.recipe.rules == rules)
+    shared = sorted(filter(_has_share, family), key=_share_of)
     fits = [i for i, c in enumerate(shared) if c.device_bytes <= most_bytes]
     if not fits or fits[-1] + 1 == len(shared):
       return False
@@ -159,19 +161,13 @@ class RecipeSearch:
     return bool(self._add(_recipe.make_cut(share, rules, words.strip(", "))))
 
   def _add(self, recipe: _recipe.Recipe) -> Candidate | None:
+    """Prices a recipe, unless that was done; None if it fits no residual."""
     if recipe not in self._found:
       price = self.prices.price(recipe)
       if price is None:
         return None
       self._found[recipe] = Candidate(recipe, *price)
     return self._found[recipe]
-
-  def _list_first(self) -> Iterator[_recipe.Recipe]:
-    yield _recipe.PLAIN
-    # Its errors say what no way of saving residuals allows.
-    yield _recipe.make_cut(None if self._may_recompute else 1.0)
-    if self._may_recompute:
-      yield from _recipe.list_stock_recipes(self.prices.landmarks)
 
   def _list_others(self) -> Iterator[_recipe.Recipe]:
     """Yields recipes that are priced only if the plain step does not fit."""
@@ -226,8 +222,8 @@ class RecipeSearch:
       layer = _NOTHING
       own = [r for r in saved if _costs.layer_of(r.name) == prefix]
       for name in dict.fromkeys(r.name for r in own if not r.is_of_scan):
-        found = [r for r in own if r.name == name]
-        options.append(costs.list_options(found, self._actions))
+        named = [r for r in own if r.name == name]
+        options.append(costs.list_options(named, self._actions))
         names.append(name)
         every = np.arange(len(options[-1]), dtype=np.int8)[:, None]
         own_costs = np.array([o[1:] for o in options[-1]], float)
@@ -261,10 +257,12 @@ def _has_share(candidate: Candidate) -> bool:
 
 
 def _share_of(candidate: Candidate) -> float:
+  """Returns the share of the residuals' bytes that a cut may keep."""
   return candidate.recipe.memory_budget or 0.0
 
 
 def _format_action(action: residuals.Action) -> str:
+  """Returns the expression of an action for the name of a recipe."""
   if isinstance(action, residuals.offload):
     inner = "" if action.codec is None else _text.format_codec(action.codec)
     return f"offload({inner})"
@@ -284,7 +282,7 @@ class _ParetoFront(NamedTuple):
   costs: np.ndarray
   choices: np.ndarray
 
-  def combine(self, other: _ParetoFront) -> _ParetoFront:
+  def combine(self, other: "_ParetoFront") -> "_ParetoFront":
     """Returns the front of all pairs of a way of this and one of another."""
     # Costs only add up, so a pair of dominated ways is dominated as well.
     costs = self.costs[:, None] + other.costs
@@ -293,13 +291,13 @@ class _ParetoFront(NamedTuple):
     choices = np.concatenate([first, second], axis=1)
     return _ParetoFront(costs.reshape(-1, 4), choices).prune()
 
-  def prune(self) -> _ParetoFront:
+  def prune(self) -> "_ParetoFront":
     """Returns the ways that no other dominates; of too many, some."""
     order = np.lexsort(self.costs.T[::-1])
     front = order[_find_undominated(self.costs[order])]
     some = np.linspace(0, len(front) - 1, min(_MAX_SIZE, len(front)))
-    kept = front[some.astype(int)]
-    return _ParetoFront(self.costs[kept], self.choices[kept])
+    thinned = front[some.astype(int)]
+    return _ParetoFront(self.costs[thinned], self.choices[thinned])
 
 
 _NOTHING = _ParetoFront(np.zeros((1, 4)), np.zeros((1, 0), np.int8))

@@ -5,8 +5,6 @@ between recipes of one family, so that of the last compiled one corrects the
 predictions of the others.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -101,8 +99,8 @@ class Selector:
     """Returns the least bytes that a candidate needs."""
     if self._measure is not None and self.compiled:
       return min(self.compiled.values())
-    found = self._search.candidates
-    return int(min(c.device_bytes for c in found if not c.is_estimate))
+    every = self._search.candidates
+    return int(min(c.device_bytes for c in every if not c.is_estimate))
 
   def list_stock(self) -> Iterator[_plan.StockStep]:
     """Yields what stock policies take."""
@@ -125,9 +123,9 @@ class Selector:
     ratio = self._ratio.get(_Family("cut", False), 1.0)
     self._search.refine(self._budget / ratio)
     # Recipes of one kind and one price are one program.
-    found = self._search.candidates
-    tried = {_program_of(c) for c in found if c.recipe in self.compiled}
-    left = [c for c in found if _program_of(c) not in tried]
+    every = self._search.candidates
+    tried = {_program_of(c) for c in every if c.recipe in self.compiled}
+    left = [c for c in every if _program_of(c) not in tried]
     if self._settled >= _MOST_SETTLED:
       left = [c for c in left if not c.is_estimate]
     if best:
@@ -155,11 +153,12 @@ class Selector:
     return left[0] if left and may_fit else None
 
   def _expect_bytes(self, candidate: _search.Candidate) -> float:
+    """Returns compiled bytes, or predicted ones times the ratio so far."""
     if candidate.recipe in self.compiled:
       return self.compiled[candidate.recipe]
     return self._find_ratio(_family_of(candidate)) * candidate.device_bytes
 
-  def _find_ratio(self, own: _Family) -> float:
+  def _find_ratio(self, own: "_Family") -> float:
     """Returns the ratio of a family, or else that of the nearest one."""
     # What a compiler does with transfers says nothing of recipes without any.
     others = [f for f in self._ratio if not f.is_on_host]
@@ -172,13 +171,13 @@ class Selector:
       return candidate.device_bytes <= self._budget
     prices, recipe = self._search.prices, candidate.recipe
     prices.report(f"compiling: {recipe.name}")
-    found = _call_measure(self._measure, prices.make_step(recipe), prices.args)
-    found += prices.state_bytes
-    self.compiled[recipe] = found
-    self._ratio[_family_of(candidate)] = found / candidate.device_bytes
-    fits = found <= self._budget
+    nbytes = _call_measure(self._measure, prices.make_step(recipe), prices.args)
+    nbytes += prices.state_bytes
+    self.compiled[recipe] = nbytes
+    self._ratio[_family_of(candidate)] = nbytes / candidate.device_bytes
+    fits = nbytes <= self._budget
     words = "fits" if fits else "does not fit"
-    prices.report(f"compiled: {_text.format_bytes(found)}, which {words}")
+    prices.report(f"compiled: {_text.format_bytes(nbytes)}, which {words}")
     return fits
 
 
@@ -190,14 +189,13 @@ class _Family(NamedTuple):
 
 
 def _family_of(candidate: _search.Candidate) -> _Family:
+  """Returns the family whose last compiled recipe corrects a prediction."""
   recipe = candidate.recipe
-  sends = any(
-    isinstance(action, residuals.offload) for _, action in recipe.rules
-  )
-  return _Family(recipe.kind, sends or recipe.is_on_host)
+  return _Family(recipe.kind, recipe.has_offload or recipe.is_on_host)
 
 
 def _program_of(candidate: _search.Candidate) -> tuple[object, ...]:
+  """Returns what is equal for recipes that are taken to be one program."""
   return candidate.recipe.kind, *candidate[1:]
 
 
@@ -206,7 +204,7 @@ def _call_measure(
 ) -> int:
   """Returns the bytes that a step takes; raises unless they are a number."""
   try:
-    found = measure_memory(step, *args)
+    nbytes = measure_memory(step, *args)
   except TypeError as error:
     if type(error) is not TypeError:
       raise
@@ -214,12 +212,12 @@ def _call_measure(
       "`measure_memory` must take (step, params, *batch), got"
       f" {measure_memory!r}: {error}"
     ) from error
-  is_number = isinstance(found, int | float | np.integer | np.floating)
-  if not is_number or not 0 <= found < math.inf:
+  is_number = isinstance(nbytes, int | float | np.integer | np.floating)
+  if not is_number or not 0 <= nbytes < math.inf:
     raise TypeError(
-      f"`measure_memory` must return a number of bytes, got {found!r:.200}."
+      f"`measure_memory` must return a number of bytes, got {nbytes!r:.200}."
     )
-  return int(found)
+  return int(nbytes)
 
 
 def _explain_residuals(
@@ -229,6 +227,7 @@ def _explain_residuals(
   if recipe.kind != "cut":
     return
   saved = prices.list_residuals(recipe)
+  # What is recomputed is seen beside the cut that recomputes nothing costly.
   fastest = _recipe.make_cut(1.0)
   base = prices.list_residuals(fastest)
   base_names = {r.name for r in base}
@@ -242,18 +241,11 @@ def _explain_residuals(
   assert before is not None and after is not None
   coding_s = prices.costs.sum_costs(saved).device_s
   coding_s += prices.costs.transfer_seconds(saved)
-  added_s = after.step_s - before.step_s - coding_s
-  names = {r.name for r in saved}
-  gone = [r for r in base if r.name not in names]
-  yield from _explain_recomputed(gone, added_s)
-
-
-def _explain_recomputed(
-  recomputed: Sequence[residuals.Residual], added_s: float
-) -> Iterator[_plan.MemoryPlanRow]:
-  """Yields rows of recomputed residuals."""
   # Only the seconds of all recomputation are known. They are shared out in
   # proportion to the residuals' bytes.
+  added_s = after.step_s - before.step_s - coding_s
+  names = {r.name for r in saved}
+  recomputed = [r for r in base if r.name not in names]
   total_bytes = sum(r.nbytes * r.repeats for r in recomputed)
   for r in recomputed:
     full_bytes = r.nbytes * r.repeats
@@ -271,15 +263,24 @@ def _explain_saved(
   reason: str,
 ) -> _plan.MemoryPlanRow:
   """Returns the row of the residuals of one name."""
+  # own: these residuals. saved: all that the recipe saves.
   first = own[0]
   option = costs.sum_costs(own)
   encoded_bytes = sum(r.encoded_bytes * r.repeats for r in own)
   full_bytes = sum(r.nbytes * r.repeats for r in own)
-  exposed_s = _share_exposed(costs, option, _costs.layer_of(first.name), saved)
+  # Transfers of a layer hide in its time together. What does not hide is shared
+  # out in proportion to the seconds on the link.
+  exposed_s, link_s = 0.0, option.to_host_s + option.from_host_s
+  if link_s:
+    layer = _costs.layer_of(first.name)
+    of_layer = [r for r in saved if _costs.layer_of(r.name) == layer]
+    whole = costs.sum_costs(of_layer)
+    exposed_s = costs.transfer_seconds(of_layer) * link_s
+    exposed_s /= whole.to_host_s + whole.from_host_s
   action = "keep" if first.codec is None else "compress"
   if first.on_host:
     action = "offload"
-    link = _text.format_seconds(option.to_host_s + option.from_host_s)
+    link = _text.format_seconds(link_s)
     reason = (
       f"Saves {_text.format_bytes(full_bytes)}; of {link} of the link, "
       f"{_text.format_seconds(exposed_s)} show."
@@ -298,22 +299,3 @@ def _explain_saved(
     option.device_s + exposed_s,
     reason,
   )
-
-
-def _share_exposed(
-  costs: _costs.ResidualCosts,
-  option: _costs.KeepOption,
-  layer: str,
-  saved: Sequence[residuals.Residual],
-) -> float:
-  """Returns a residual's share of its layer's exposed transfer seconds."""
-  link_s = option.to_host_s + option.from_host_s
-  if not link_s:
-    return 0.0
-  whole = costs.sum_costs(
-    [r for r in saved if _costs.layer_of(r.name) == layer]
-  )
-  exposed_s = float(
-    costs.exposed_seconds(layer, whole.to_host_s, whole.from_host_s)
-  )
-  return exposed_s * link_s / (whole.to_host_s + whole.from_host_s)

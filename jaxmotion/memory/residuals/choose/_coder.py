@@ -11,8 +11,6 @@ lies on two devices:
   partition of a dimension that the compiler may choose has whole parts.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -55,14 +53,16 @@ class Coder:
     codec: codecs.Codec | None,
     kind: str,
     like: jax.ShapeDtypeStruct,
-    partition: Partition | None,
+    partition: "Partition | None",
   ):
     self._codec, self._kind, self._like = codec, kind, like
     if codec is None and kind != "mask":
       partition = None  # Each element is encoded by itself.
     self._partition = partition
     if partition is not None:
-      self._like = like.update(shape=partition.part_shape, sharding=None)
+      pairs = zip(partition.shard, partition.grid, strict=True)
+      part = tuple(n // count for n, count in pairs)
+      self._like = like.update(shape=part, sharding=None)
     # Floats that no codec encodes are saved as unsigned words too: XLA:CPU
     # would keep a narrow float as float32, and nothing rounds a word.
     is_encoded = kind in ("mask", "dense", "sparse") and math.prod(like.shape)
@@ -121,7 +121,7 @@ class Coder:
     return payload
 
 
-# Always the same coder for a type of arrays.
+# The same coder for all arrays of a type, so that JAX traces its codec once.
 make_coder = functools.lru_cache(maxsize=4096)(Coder)
 
 
@@ -183,12 +183,6 @@ class Partition(NamedTuple):
   grid: tuple[int, ...]  # Parts along each dimension of a shard.
 
   @property
-  def part_shape(self) -> tuple[int, ...]:
-    """The shape of one part."""
-    pairs = zip(self.shard, self.grid, strict=True)
-    return tuple(n // count for n, count in pairs)
-
-  @property
   def shard_axes(self) -> tuple[str, ...]:
     """The axes of `spec`, in order."""
     return tuple(a for entry in self.spec for a in core.spec_axes(entry))
@@ -210,7 +204,11 @@ class Partition(NamedTuple):
     """Encodes each part of an array; returns the stacked buffers."""
 
     def encode_shard(x: Array) -> list[Array]:
-      buffers = self._map_parts(encode)(_split_parts(x, self.grid))
+      parts = x.reshape(_cut_shape(self.shard, self.grid))
+      mapped = encode
+      for axis in self._cut_axes():
+        mapped = jax.vmap(mapped, in_axes=axis)
+      buffers = mapped(parts)
       return [b[None] for b in buffers] if self.shard_axes else buffers
 
     stacked = PartitionSpec(self.shard_axes)
@@ -224,15 +222,19 @@ class Partition(NamedTuple):
     def decode_shard(buffers: list[Array]) -> Array:
       if self.shard_axes:
         buffers = [b[0] for b in buffers]
-      return _join_parts(self._map_parts(decode)(buffers), self.grid)
+      mapped = decode
+      for axis in self._cut_axes():
+        mapped = jax.vmap(mapped, out_axes=axis)
+      return mapped(buffers).reshape(self.shard)
 
     stacked = PartitionSpec(self.shard_axes)
     return self._on_shards(decode_shard, stacked, self.spec)(list(buffers))
 
-  def _map_parts(self, fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    for count in self.grid:
-      fn = jax.vmap(fn) if count > 1 else fn
-    return fn
+  def _cut_axes(self) -> list[int]:
+    """Returns the dimensions of several parts, the last one first."""
+    # `vmap` of dimension i sees the axis of its parts at i: the axes of earlier
+    # dimensions are mapped by further `vmap`s around it.
+    return [i for i, count in enumerate(self.grid) if count > 1][::-1]
 
   def _on_shards(
     self, fn: Callable[..., Any], in_specs: Any, out_specs: Any
@@ -300,45 +302,19 @@ def _choose_grid(shape: tuple[int, ...], devices: int) -> tuple[int, ...]:
   return tuple(grid)
 
 
-def _split_parts(x: Array, grid: Sequence[int]) -> Array:
-  """Moves the parts of each dimension to leading axes.
-
-  >>> _split_parts(jnp.arange(4), (2,)).tolist()
-  [[0, 1], [2, 3]]
-  """
-  shape, order = _cut_shape(x.shape, grid)
-  return x.reshape(shape).transpose(order)
-
-
-def _join_parts(parts: Array, grid: Sequence[int]) -> Array:
-  """Moves the parts back, the inverse of `_split_parts`."""
-  part = parts.shape[sum(n > 1 for n in grid) :]
-  whole = tuple(n * g for n, g in zip(part, grid, strict=True))
-  _, order = _cut_shape(whole, grid)
-  back = [order.index(i) for i in range(len(order))]
-  return parts.transpose(back).reshape(whole)
-
-
-def _cut_shape(
-  shape: Sequence[int], grid: Sequence[int]
-) -> tuple[list[int], list[int]]:
+def _cut_shape(shape: Sequence[int], grid: Sequence[int]) -> list[int]:
   """Returns a shape with an axis of parts before each dimension that is cut.
 
-  Returns the order, too, in which the axes of parts come first.
-
   >>> _cut_shape((8, 6), (1, 2))
-  ([8, 2, 3], [1, 0, 2])
+  [8, 2, 3]
   """
-  found: list[int] = []
-  cuts: list[int] = []
+  cut_shape: list[int] = []
   for n, count in zip(shape, grid, strict=True):
-    if count > 1:
-      cuts.append(len(found))
-      found.append(count)
-    found.append(n // count)
-  return found, [*cuts, *(i for i in range(len(found)) if i not in cuts)]
+    cut_shape += (count, n // count) if count > 1 else (n,)
+  return cut_shape
 
 
 def _axes_of_kind(mesh: Any, kind: AxisType) -> list[str]:
+  """Returns the names of a mesh's axes of one kind."""
   pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
-  return [name for name, found in pairs if found == kind]
+  return [name for name, own_kind in pairs if own_kind == kind]

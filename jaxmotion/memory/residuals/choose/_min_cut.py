@@ -180,12 +180,14 @@ def choose_cached(
   # step runs more than twice in all. The values are saved exactly: they live
   # for a short time only.
 
-  def cost(value: Value) -> int:
+  def count_bytes(value: Value) -> int:
+    # An abstract token has no shape. Nothing is free: a cut of no cost could be
+    # anywhere.
     if not hasattr(value.aval, "shape"):
       return 1
     return max(1, table.describe_exact(value).encoded_bytes)
 
   graph = CutGraph(joint, reads, known, lambda s: program.is_expensive(s.eqn))
-  costs = [cost(value) for value in graph.values]
+  costs = [*map(count_bytes, graph.values)]
   chosen, _ = graph.find_cut(costs, [0] * len(graph.steps))
   return {v: table.describe_exact(v) for v in chosen}

@@ -1,7 +1,5 @@
 """Residuals: their description, their actions, and measures of them."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -20,7 +18,8 @@ from jaxmotion.program import Value
 # Smaller arrays (statistics, scales, scalars) are saved exactly: encoding them
 # would save few bytes.
 _MIN_ELEMENTS = 2048
-# Elements of a tile of `zero_value`, which has its own room for nonzeros.
+# Elements of a tile of `zero_value`. Each has its own room for nonzeros, so the
+# fullest tile decides the capacity.
 _TILE = 1024
 
 
@@ -254,17 +253,17 @@ class Diagnostics(NamedTuple):
   fills: dict[str, Array]
 
   @classmethod
-  def empty(cls) -> Diagnostics:
+  def empty(cls) -> "Diagnostics":
     """Returns empty diagnostics: no overflow, no measured fill."""
     return cls(jnp.zeros((), jnp.int32), {})
 
-  def merge(self, other: Diagnostics) -> Diagnostics:
+  def merge(self, other: "Diagnostics") -> "Diagnostics":
     """Returns diagnostics with overflows added and fills merged."""
     return Diagnostics(
       self.overflows + other.overflows, {**self.fills, **other.fills}
     )
 
-  def reduce_iterations(self) -> Diagnostics:
+  def reduce_iterations(self) -> "Diagnostics":
     """Reduces stacks of `lax.scan`: sums overflows, takes the largest fill."""
     fills = {name: jnp.max(fill) for name, fill in self.fills.items()}
     return Diagnostics(jnp.sum(self.overflows, dtype=jnp.int32), fills)

@@ -1,7 +1,5 @@
 """Choice of the values that a backward pass saves, and in what form."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,7 +15,8 @@ from jaxmotion.memory.residuals.choose import (
 )
 from jaxmotion.program import Step, Value
 
-# An array this many times smaller than another is free to keep beside it.
+# An array this many times smaller than another is free to keep beside it: the
+# results of a loss, or the sums of a norm.
 SMALL = 8
 
 
@@ -95,7 +94,7 @@ class ResidualChooser:
     return self._chosen[id(cut)]
 
   def leave_plain(self, selection: Selection) -> Selection:
-    """Returns a selection that leaves small losses to the compiler."""
+    """Returns the selection, marked if the compiler alone holds no more."""
     # Where the compiler holds no more than the cut, all values that the
     # backward pass reads are kept for it. It chooses what it writes, as in
     # plain training.
@@ -109,8 +108,8 @@ class ResidualChooser:
       return selection
     return selection._replace(plain=tuple(reads))
 
-  def without_gradients(self, wanted: Sequence[bool]) -> ResidualChooser:
-    """Returns the chooser for a backward pass of the wanted gradients."""
+  def without_gradients(self, wanted: Sequence[bool]) -> "ResidualChooser":
+    """Returns the chooser for a backward pass of some of the gradients."""
     # Barriers tie all gradients of a backward pass together, so that a compiler
     # would keep those that nothing reads. A loop computes those of its carry
     # for itself: they stay, because XLA needs more memory for a loop with a
@@ -122,11 +121,11 @@ class ResidualChooser:
     )
     if gradients == self.joint.gradients:
       return self
-    found = copy.copy(self)
-    found.joint = self.joint._replace(gradients=gradients)
-    found._trade = self._trade.with_joint(found.joint)
-    found._chosen = {}
-    return found
+    other = copy.copy(self)
+    other.joint = self.joint._replace(gradients=gradients)
+    other._trade = self._trade.with_joint(other.joint)
+    other._chosen = {}
+    return other
 
   def keep_flows(self, keep: bool) -> None:
     """Keeps, or frees, what makes choices for other budgets fast."""
@@ -155,19 +154,19 @@ def _find_rerun_loops(
   cut: _trade.Cut,
   saved: dict[Value, _residual.Residual],
 ) -> list[int]:
-  """Returns the positions of loops of whose buffers none are saved."""
+  """Returns which loops run again as a whole: no buffer of theirs is saved."""
   # Positions are those among the loops of the forward pass.
-  kept: set[Step | None] = set()
+  saved_loops: set[Step | None] = set()
   for value, residual in saved.items():
     if residual.is_of_scan:
       # Buffers are laid out by views.
-      kept.add(joint.order.maker(value.source))
+      saved_loops.add(joint.order.maker(value.source))
   loops = [
     step
     for step in joint.program.steps
     if step.name == "scan" and joint.backward.isdisjoint(step.outs)
   ]
-  rerun = {*cut.rerun} - kept
+  rerun = {*cut.rerun} - saved_loops
   return [i for i, step in enumerate(loops) if step in rerun]
 
 

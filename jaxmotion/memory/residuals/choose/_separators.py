@@ -8,8 +8,6 @@ further values are saved: *separators*, such as the inputs of layers, between
 which the parts are computed again one after the other.
 """
 
-from __future__ import annotations
-
 import bisect
 import functools
 import itertools
@@ -22,19 +20,19 @@ from jaxmotion.memory.residuals import trace
 from jaxmotion.memory.residuals.choose import _min_cut, _residual
 from jaxmotion.program import Step, Value
 
-# Sizes are estimates: what saves a smaller fraction of the bytes is left.
+# Sizes are estimates: a split that saves a smaller fraction of the bytes is not
+# taken.
 _LEAST_GAIN = 0.1
-# Fraction of all bytes that is saved at a place to spare a product alone.
+# A split that only spares a product may save this fraction of all bytes more.
 _WIDE = 0.2
-# Places where a program may be split, of which each has the smallest frontier
-# around.
+# A program is split at no more places. Each has the smallest frontier around.
 _PLACES = 128
-# Ratio of the limits of memory that are tried.
+# Each limit of memory that is tried is this fraction of the peak before.
 _STEP = 0.9
 
 
 class _Crossing(NamedTuple):
-  """A value that steps after a place read, and steps before it make."""
+  """A value that steps before a place make and steps after it read."""
 
   position: int  # Of the step that makes it.
   nbytes: float  # Of saving it; infinity if it cannot be saved.
@@ -50,14 +48,14 @@ class _Place(NamedTuple):
   saved: int  # Bytes of the values up to there that are saved anyway.
   frontier: Sequence[_Crossing]  # What crosses the place, the latest first.
 
-  def list_new(self, place: _Place) -> Iterator[_Crossing]:
+  def list_new(self, place: "_Place") -> Iterator[_Crossing]:
     """Yields what crosses this place and is made after an earlier one."""
     for crossing in self.frontier:
       if crossing.position <= place.position:
         return
       yield crossing
 
-  def count_held(self, place: _Place) -> int:
+  def count_held(self, place: "_Place") -> int:
     """Returns the bytes that are cached between an earlier place and this."""
     saved = sum(crossing.cached_bytes for crossing in self.list_new(place))
     return self.held - place.held - saved
@@ -105,10 +103,10 @@ class Separators:
     if whole is None or best is None:
       return list(saved)
     most = whole.peak_bytes
-    while (found := _find_split(places, _STEP * most)) is not None:
-      if self._count_bytes(found) < self._count_bytes(best):
-        best = found
-      most = found.peak_bytes
+    while (split := _find_split(places, _STEP * most)) is not None:
+      if self._count_bytes(split) < self._count_bytes(best):
+        best = split
+      most = split.peak_bytes
     before, after = self._count_bytes(whole), self._count_bytes(best)
     if after > (1 - _LEAST_GAIN) * before:
       return list(saved)
@@ -121,12 +119,12 @@ class Separators:
     # Where a part has two layers, the output of the first one is computed
     # again.
     most = self._count_bytes(split)
-    found = self.sort_values([*saved, *split.list_separators()])
-    links = trace.Positions(self._steps_from(found))
+    all_saved = self.sort_values([*saved, *split.list_separators()])
+    links = trace.Positions(self._steps_from(all_saved))
     for place in sorted(
       places, key=lambda p: sum(c.nbytes for c in p.frontier)
     ):
-      new = sum(c.nbytes for c in place.frontier if c.value not in found)
+      new = sum(c.nbytes for c in place.frontier if c.value not in all_saved)
       # A compiler may order a part with large saved values another way.
       if place in split.places or new > _WIDE * most:
         continue
@@ -137,14 +135,15 @@ class Separators:
       )
       if self._count_bytes(more) <= most:
         split = more
-        found = self.sort_values([*saved, *split.list_separators()])
-        links = trace.Positions(self._steps_from(found))
-    return found
+        all_saved = self.sort_values([*saved, *split.list_separators()])
+        links = trace.Positions(self._steps_from(all_saved))
+    return all_saved
 
   def _spares_product(
     self, values: Sequence[Value], links: trace.Positions
   ) -> bool:
     """Says whether saving some values spares a product among some steps."""
+    # Walks back over steps whose results nothing else reads any more.
     spared: set[int] = set()
     todo = list(values)
     while todo:
@@ -173,7 +172,7 @@ class Separators:
     return sorted(dict.fromkeys(values), key=self._position.__getitem__)
 
   def add_last(self, saved: Sequence[Value]) -> list[Value]:
-    """Returns saved values, and what the pass of a loss reads first."""
+    """Returns saved values, and what the gradient of a loss reads first."""
     # The backward pass of a loss follows at once: the output of the last layer
     # is gone before that layer is computed again. To compute it again, too,
     # would take time and save nothing.
@@ -187,14 +186,15 @@ class Separators:
       return []
     steps = self._steps_from(saved)
     far = _find_far(steps)
-    reads = [
-      found
+    # Of each backward step that reads any: the far values that it reads.
+    far_reads = [
+      own
       for step in joint.backward_steps()
-      if (found := [v for v in dict.fromkeys(step.reads) if v in far])
+      if (own := [v for v in dict.fromkeys(step.reads) if v in far])
     ]
-    first = reads[0] if reads else []
-    others = itertools.dropwhile(lambda found: {*found} <= {*first}, reads)
-    if any(v in first for found in others for v in found):
+    first = far_reads[0] if far_reads else []
+    later = itertools.dropwhile(lambda own: {*own} <= {*first}, far_reads)
+    if any(v in first for own in later for v in own):
       return []
     residuals = [self._table.describe(v) for v in first]
     # From rounded values, masks would be computed again.
@@ -216,62 +216,66 @@ class Separators:
 
   @functools.cached_property
   def _position(self) -> dict[Value, int]:
+    """Position of each value in the order in which they are computed."""
     joint = self._joint
-    made = (v for step in joint.program.steps for v in step.outs)
-    return {v: i for i, v in enumerate((*joint.inputs, *made))}
+    computed = (v for step in joint.program.steps for v in step.outs)
+    return {v: i for i, v in enumerate((*joint.inputs, *computed))}
 
   def _steps_from(self, saved: Iterable[Value]) -> list[Step]:
-    """Returns the steps that run again if some values are saved."""
+    """Returns the steps that the backward pass reruns from saved values."""
     known = {*saved, *self._known}
     return self._joint.order.leading_to(self._reads, known)
 
   def _find_places(self, saved: Sequence[Value]) -> list[_Place]:
     """Finds the places where the steps that run again may be split."""
     steps = self._steps_from(saved)
-    made = _find_far(steps)
-    last = {v: i for i, s in enumerate(steps) for v in s.reads if v in made}
-    if not last:
+    made_at = _find_far(steps)
+    last_read = {
+      v: i for i, s in enumerate(steps) for v in s.reads if v in made_at
+    }
+    if not last_read:
       return []
     cached = self._cached_bytes
-    held = [0] * len(steps)
-    for value, position in made.items():
-      held[position] += cached.get(value, 0)
-    held = list(itertools.accumulate(held))
-    kept = self._accumulate_saved(saved, steps)
-    begins: dict[int, list[Value]] = {}
-    ends: dict[int, list[Value]] = {}
-    sizes = {v: self._saved_bytes(v) for v in last}
-    for value in last:
-      begins.setdefault(made[value], []).append(value)
-      ends.setdefault(last[value], []).append(value)
+    held_until = [0] * len(steps)
+    for value, position in made_at.items():
+      held_until[position] += cached.get(value, 0)
+    held_until = list(itertools.accumulate(held_until))
+    saved_until = self._accumulate_saved(saved, steps)
+    sizes = {v: self._saved_bytes(v) for v in last_read}
+    # For each bucket of equally many cached bytes, the place that the fewest
+    # bytes cross. The frontier are the values that cross the present place.
     smallest: dict[int, _Place] = {}
-    least: dict[int, float] = {}
+    least_bytes: dict[int, float] = {}
     frontier: dict[Value, None] = {}
-    for i in range(len(steps)):
-      for value in ends.get(i, ()):
-        frontier.pop(value, None)
-      frontier.update((v, None) for v in begins.get(i, ()) if last[v] > i)
-      bucket = held[i] * _PLACES // (held[-1] + 1)
+    for i, step in enumerate(steps):
+      for value in step.reads:
+        if last_read.get(value) == i:
+          frontier.pop(value, None)
+      frontier.update((v, None) for v in step.outs if last_read.get(v, i) > i)
+      bucket = held_until[i] * _PLACES // (held_until[-1] + 1)
       nbytes = sum(sizes[v] for v in frontier)
-      if nbytes < least.get(bucket, math.inf):
-        least[bucket] = nbytes
+      if nbytes < least_bytes.get(bucket, math.inf):
+        least_bytes[bucket] = nbytes
         crossings = [
-          _Crossing(made[v], sizes[v], cached.get(v, 0), v)
+          _Crossing(made_at[v], sizes[v], cached.get(v, 0), v)
           for v in reversed(frontier)
         ]
-        smallest[bucket] = _Place(i, held[i], kept[i], crossings)
-    return [*smallest.values(), _Place(len(steps), held[-1], kept[-1], ())]
+        smallest[bucket] = _Place(i, held_until[i], saved_until[i], crossings)
+    return [
+      *smallest.values(),
+      _Place(len(steps), held_until[-1], saved_until[-1], ()),
+    ]
 
   def _accumulate_saved(
     self, saved: Sequence[Value], steps: Sequence[Step]
   ) -> list[int]:
     """Returns the bytes that are saved up to each step, and in all."""
     at = [self._position[s.outs[0]] if s.outs else 0 for s in steps]
-    found = [0] * (len(steps) + 1)
+    saved_at = [0] * (len(steps) + 1)
     for value in saved:
       if math.isfinite(nbytes := self._saved_bytes(value)):
-        found[bisect.bisect_left(at, self._position[value])] += int(nbytes)
-    return list(itertools.accumulate(found))
+        saved_at[bisect.bisect_left(at, self._position[value])] += int(nbytes)
+    return list(itertools.accumulate(saved_at))
 
   def _saved_bytes(self, value: Value) -> float:
     """Returns the bytes of a value if it is saved, infinity if it cannot be."""
@@ -285,15 +289,17 @@ def _find_far(steps: Sequence[Step]) -> dict[Value, int]:
   """Returns the values that follow from expensive steps, with positions."""
   # What follows by cheap steps from what is there is not far: it is computed
   # again wherever it is read.
-  found: dict[Value, int] = {}
+  far: dict[Value, int] = {}
   for i, step in enumerate(steps):
-    if program.is_expensive(step.eqn) or any(v in found for v in step.reads):
-      found.update(dict.fromkeys(step.outs, i))
-  return found
+    if program.is_expensive(step.eqn) or any(v in far for v in step.reads):
+      far.update(dict.fromkeys(step.outs, i))
+  return far
 
 
 def _find_split(places: Sequence[_Place], most_bytes: float) -> _Split | None:
   """Finds the places of the smallest frontiers for a limit of memory."""
+  # A shortest path: `cost[i]` is the least that is saved if the program is
+  # split at place `i`, and `before[i]` the place of the split before it.
   chain = [_START, *places]
   cost = [0.0]
   before = [0]

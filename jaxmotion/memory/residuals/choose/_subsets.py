@@ -54,13 +54,16 @@ def find_subsets(
   # Returns subsets from which all reads follow, from the fewest bytes to the
   # fewest seconds.
   free = [c for c in candidates if c.may_be_missing]
-  firm = [c for c in candidates if not c.may_be_missing]
+  always = [c for c in candidates if not c.may_be_missing]
+  # Bit i of a subset's index says whether it has the i-th free candidate. All
+  # arrays below have an element for each subset.
   index = np.arange(1 << len(free))
   is_read = {c.value: np.zeros(index.shape, bool) for c in free}
   stops = {*known, *(c.value for c in candidates)}
-  nbytes = np.full(index.shape, sum(c.nbytes for c in firm))
-  seconds = np.full(index.shape, math.fsum(c.seconds for c in firm))
-  # The backward pass first: what a segment reads is made before it.
+  nbytes = np.full(index.shape, sum(c.nbytes for c in always))
+  seconds = np.full(index.shape, math.fsum(c.seconds for c in always))
+  # The backward pass first: what a segment reads is made before it. `runs`:
+  # whether each segment runs.
   segments = [_find_segment(joint, reads, stops)]
   runs = [np.ones(index.shape, bool)]
   for i, one in reversed([*enumerate(free)]):
@@ -71,8 +74,8 @@ def find_subsets(
     seconds += one.seconds * is_saved
     segments.append(_find_segment(joint, [one.value], stops - {one.value}))
     runs.append(is_read[one.value] & ~is_saved)
-  for which, step_s in _sum_seconds(segments, count_seconds).items():
-    is_run = np.logical_or.reduce([runs[n] for n in which])
+  for numbers, step_s in _sum_seconds(segments, count_seconds).items():
+    is_run = np.logical_or.reduce([runs[n] for n in numbers])
     seconds += np.where(is_run, step_s, 0.0)
   order = np.lexsort((seconds, nbytes))
   best = np.minimum.accumulate(seconds[order])
@@ -105,14 +108,16 @@ def _find_segment(
 def _sum_seconds(
   segments: Sequence[_Segment], count_seconds: Callable[[Step], float]
 ) -> dict[tuple[int, ...], float]:
-  """Returns the seconds of steps by the segments that they are part of."""
-  parts: dict[Step, tuple[int, ...]] = {}
-  found: dict[tuple[int, ...], float] = {
+  """Adds up the seconds of steps that are part of the same segments."""
+  # A step of several segments runs once if any of them runs. A segment that
+  # cannot run takes infinitely long.
+  segments_of: dict[Step, tuple[int, ...]] = {}
+  seconds: dict[tuple[int, ...], float] = {
     (n,): math.inf for n, one in enumerate(segments) if not one.is_possible
   }
   for n, segment in enumerate(segments):
     for step in segment.steps:
-      parts[step] = (*parts.get(step, ()), n)
-  for step, which in parts.items():
-    found[which] = found.get(which, 0.0) + count_seconds(step)
-  return found
+      segments_of[step] = (*segments_of.get(step, ()), n)
+  for step, numbers in segments_of.items():
+    seconds[numbers] = seconds.get(numbers, 0.0) + count_seconds(step)
+  return seconds

@@ -1,13 +1,11 @@
 """Trades the bytes of saved values for the seconds of recomputing others."""
 
-from __future__ import annotations
-
 import bisect
 import copy
 import functools
 import heapq
 import math
-from collections.abc import Iterator, Sequence, Set as AbstractSet
+from collections.abc import Callable, Iterator, Sequence, Set as AbstractSet
 from typing import NamedTuple
 
 from jaxmotion import core, perfmodel, program
@@ -41,6 +39,11 @@ _MOST_VALUES = 10
 _LIGHT = 16
 # Seconds that a byte may cost, in steps of a factor of 1.5.
 _PRICES = tuple(1e-15 * 1.5**i for i in range(40))
+
+
+def _find_first(count: int, holds: Callable[[int], bool]) -> int:
+  """Returns the first number below `count` from which on a condition holds."""
+  return bisect.bisect_left(range(count), True, key=holds)
 
 
 class Cut(NamedTuple):
@@ -84,7 +87,7 @@ class Trade:
     self._begin(joint)
 
   def _begin(self, joint: trace.JointProgram) -> None:
-    """Forgets all cuts, and what they were found from, for another program."""
+    """Starts over, without cuts, for a program with other gradients."""
     self._joint = joint
     self.reads = _min_cut.values_read_by_backward(joint, self._live)
     pairs = zip(joint.inputs, joint.gradients, strict=True)
@@ -99,14 +102,14 @@ class Trade:
     self._subsets: dict[int, list[_subsets.Subset]] = {}
     self._completed: dict[tuple[Value, ...], Cut | None] = {}
 
-  def with_joint(self, joint: trace.JointProgram) -> Trade:
+  def with_joint(self, joint: trace.JointProgram) -> "Trade":
     """Returns the choice for the same program with other gradients."""
-    found = copy.copy(self)
-    found._begin(joint)
-    return found
+    other = copy.copy(self)
+    other._begin(joint)
+    return other
 
   def keep_flows(self, keep: bool) -> None:
-    """Keeps, or frees, what makes choices for other budgets fast."""
+    """Says whether to hold flows, from which other budgets' cuts start."""
     self._keeps_flows = keep
     if not keep:
       self._flows.clear()
@@ -117,6 +120,7 @@ class Trade:
     # Without a budget, the cut of the fewest bytes that takes at most 1 % of
     # the function's own time more than the fastest one. With a budget, the
     # fastest cut whose bytes are at most that fraction of the fastest one's.
+    # Separators are for budgets: without one, what runs again are short parts.
     self._separators.is_used = budget is not None
     cut = self._free if budget is None else self._choose_cut(budget)
     self.keep_flows(self._keeps_flows)
@@ -178,6 +182,7 @@ class Trade:
           yield from step.outs
 
   def _find_rounded(self, cut: Cut) -> set[Value]:
+    """Returns the saved values that a codec rounds."""
     return {v for v in cut.saved if self._table.describe(v).is_lossy}
 
   def _choose_cut(self, budget: float) -> Cut:
@@ -187,71 +192,67 @@ class Trade:
     if budget == math.inf:
       return self._single
     most_bytes = self._cut_at(-1).nbytes * budget
-    found = self._choose_small(most_bytes)
+    cut = self._choose_small(most_bytes)
     if (others := self._without_loops) is not None:
       # The time that a loop takes may be worth more bytes than all matmuls'.
       # A price then saves the loop or nothing, and in between lies the cut
       # that runs the loop again and saves results of matmuls.
       other = others._choose_small(most_bytes)
-      if other.nbytes <= most_bytes and other.seconds < found.seconds:
+      if other.nbytes <= most_bytes and other.seconds < cut.seconds:
         return other
-    return found
+    return cut
 
   @functools.cached_property
-  def _without_loops(self) -> Trade | None:
+  def _without_loops(self) -> "Trade | None":
     """The choice that saves no result of a loop; None if no loop may rerun."""
     steps = self._joint.program.steps
     may_rerun = self._reruns_loops and any(s.name == "scan" for s in steps)
     if not (may_rerun and self._saves_loops):
       return None
-    found = copy.copy(self)
-    found._saves_loops = False
-    found._begin(self._joint)
-    return found
+    other = copy.copy(self)
+    other._saves_loops = False
+    other._begin(self._joint)
+    return other
 
   def _choose_free(self, most_s: float) -> Cut:
-    """Returns the cut of the fewest bytes that takes no more seconds."""
-    first = bisect.bisect_left(
-      range(len(_PRICES)),
-      True,
-      key=lambda i: self._cut_at(i).seconds > most_s,
+    """Returns the cut of the fewest bytes that takes at most some seconds."""
+    first = _find_first(
+      len(_PRICES), lambda i: self._cut_at(i).seconds > most_s
     )
     # Equal layers have equal prices, so neighboring cuts may differ by one
     # value of every layer. In between lie the cuts that save some of them.
     if first == len(_PRICES) or not self._between(first):
       return self._cut_at(first - 1)
-    counts = range(len(self._between(first)) + 1)
-    count = bisect.bisect_left(
-      counts, True, key=lambda n: self._cut_at(first, n).seconds <= most_s
+    most = len(self._between(first))
+    count = _find_first(
+      most + 1, lambda n: self._cut_at(first, n).seconds <= most_s
     )
-    return self._cut_at(first, min(count, counts[-1]))
+    return self._cut_at(first, min(count, most))
 
   def _choose_small(self, most_bytes: float) -> Cut:
-    """Returns the fastest cut of no more bytes, else the smallest one."""
+    """Returns the fastest cut of at most some bytes, else the smallest one."""
     if self._cut_at(-1).nbytes <= most_bytes:
       return self._cut_at(-1)
     first = self._find_price(most_bytes)
     if first == len(_PRICES):
       return self._smallest
-    counts = range(len(self._between(first)) + 1)
-    count = bisect.bisect_left(
-      counts, True, key=lambda n: self._cut_at(first, n).nbytes > most_bytes
+    count = _find_first(
+      len(self._between(first)) + 1,
+      lambda n: self._cut_at(first, n).nbytes > most_bytes,
     )
-    found = self._cut_at(first, count - 1)
+    priced = self._cut_at(first, count - 1)
     # A faster cut of no more bytes may lie between two cuts.
     for subset in reversed(self._find_subsets(first)):
       is_within = subset.nbytes <= most_bytes
-      if is_within and subset.seconds < found.seconds:
+      if is_within and subset.seconds < priced.seconds:
         if (cut := self._complete(subset.saved)) is not None:
           return cut
-    return found
+    return priced
 
   def _find_price(self, most_bytes: float) -> int:
     """Returns the index of the lowest price whose cut has no more bytes."""
-    return bisect.bisect_left(
-      range(len(_PRICES)),
-      True,
-      key=lambda i: self._cut_at(i).nbytes <= most_bytes,
+    return _find_first(
+      len(_PRICES), lambda i: self._cut_at(i).nbytes <= most_bytes
     )
 
   def _find_subsets(self, index: int) -> list[_subsets.Subset]:
@@ -260,9 +261,11 @@ class Trade:
     if index not in self._subsets:
       cuts = self._cut_at(index), self._cut_at(index - 1)
       saved = self._separators.sort_values(v for c in cuts for v in c.saved)
-      firm = {*self._joint.inputs}.union(*(cut.separators for cut in cuts))
+      must_save = {*self._joint.inputs}.union(*(cut.separators for cut in cuts))
       large = heapq.nlargest(
-        _MOST_VALUES, (v for v in saved if v not in firm), self._count_bytes
+        _MOST_VALUES,
+        (v for v in saved if v not in must_save),
+        self._count_bytes,
       )
       may_rerun = {*self._graph.graph.steps}
       candidates = [
@@ -281,7 +284,7 @@ class Trade:
     return self._subsets[index]
 
   def _complete(self, saved: list[Value]) -> Cut | None:
-    """Returns the cut that saves some values, unless masks would change."""
+    """Returns the cut that saves these values; None if masks would change."""
     if (key := tuple(saved)) not in self._completed:
       cut = self._price(saved)
       changes = any(True for _ in self._find_discontinuous(cut))
@@ -311,7 +314,7 @@ class Trade:
     return self._make_graph()
 
   def _between(self, index: int) -> list[Value]:
-    """Returns what the cut at the price before an index saves in addition."""
+    """Returns what the next lower price saves beside the cut at a price."""
     fewer = set(self._cut_at(index).saved)
     return [v for v in self._cut_at(index - 1).saved if v not in fewer]
 
@@ -352,22 +355,22 @@ class Trade:
     # nearly all that there are. It must neither rerun a discontinuous step on
     # rounded operands, but which operands are rounded is known only after the
     # cut. So the cut is repeated with the results of such steps added to
-    # `kept`, which only grows, until there are no new ones.
+    # `must_keep`, which only grows, until there are no new ones.
     # byte_s: seconds that a byte may cost.
     # Returns the cut, and the flow of the first search for it.
-    kept = set(must_save)
+    must_keep = set(must_save)
     save_costs = graph.save_costs(byte_s)
     first: _min_cut.Flow | None = None
     while True:
-      rerun_costs = graph.rerun_costs(kept)
+      rerun_costs = graph.rerun_costs(must_keep)
       saved, start = graph.graph.find_cut(save_costs, rerun_costs, start)
       first = start if first is None else first
       together = self._separators.add_to(saved)
       cut = self._price(together, {*together} - {*saved})
-      new = {*self._find_discontinuous(cut)} - kept
+      new = {*self._find_discontinuous(cut)} - must_keep
       if not new:
         return cut, first
-      kept |= new
+      must_keep |= new
 
   def _make_graph(
     self, *, may_rerun_unknown: bool = False, may_rerun_products: bool = True

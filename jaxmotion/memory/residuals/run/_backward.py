@@ -47,13 +47,14 @@ def backward(
   env.update(zip(joint.cotangents, cotangents, strict=True))
   if selection.plain is None:
     return _BackwardPass(selection, env, buffers, transfer, gates).run()
-  kept = zip(selection.plain, buffers, strict=True)
-  env.update((value, buffer) for value, (buffer,) in kept)
+  plain_buffers = zip(selection.plain, buffers, strict=True)
+  env.update((value, buffer) for value, (buffer,) in plain_buffers)
   program.evaluate(joint.backward_steps(), env)
   return _read_gradients(joint, env)
 
 
 def _read_gradients(joint: trace.JointProgram, env: _forward.Env) -> list[Any]:
+  """Returns the gradient of each input, None for inputs without one."""
   return [
     None if g is None else program.read_operand(env, g) for g in joint.gradients
   ]
@@ -121,10 +122,10 @@ class _BackwardPass:
       else:
         self._untied += [v for v in step.outs if v in waiting]
     self._provide([g for g in joint.gradients if g is not None], None)
-    found = _read_gradients(joint, self._env)
+    gradients = _read_gradients(joint, self._env)
     # XLA takes more memory for a loop of which nothing reads a result.
     is_tied = self._is_ordered or any(step.name == "scan" for step in steps)
-    return _forward.tie_arrays(found) if is_tied else found
+    return _forward.tie_arrays(gradients) if is_tied else gradients
 
   def _find_token(self, step: Step) -> Value:
     """Finds an array of the backward pass that a step waits for."""
@@ -134,25 +135,28 @@ class _BackwardPass:
     # Tied to the operand, the barrier made XLA write the broadcast of
     # per-channel sums, or the gradient of an attention's probabilities in
     # float32.
+    # In front of a product, an operand no larger than what it is computed from
+    # is written as it is.
     backward, maker = self._joint.backward, self._joint.order.maker
-    token = next(v for v in step.reads if v in backward)
-    found: dict[Value, None] = {token: None}
-    todo = [token]
+    todo = [next(v for v in step.reads if v in backward)]
+    seen = {*todo}
     written: list[Value] = []
     while todo:
       value = todo.pop()
       made_by = maker(value)
-      if made_by is None or program.is_expensive(made_by.eqn):
-        written.append(value)
-        continue
-      if trace.is_product(step) and value.nbytes <= max(
-        v.nbytes for v in made_by.reads if v in backward
+      reads = [v for v in made_by.reads if v in backward] if made_by else []
+      if (
+        made_by is None
+        or program.is_expensive(made_by.eqn)
+        or (
+          trace.is_product(step)
+          and value.nbytes <= max(v.nbytes for v in reads)
+        )
       ):
         written.append(value)
         continue
-      reads = [v for v in made_by.reads if v in backward and v not in found]
-      found.update(dict.fromkeys(reads))
-      todo += reads
+      todo += dict.fromkeys(v for v in reads if v not in seen)
+      seen.update(reads)
     return max(written, key=lambda v: self._position.get(v, -1))
 
   def _order_fetches(self, steps: Sequence[Step]) -> collections.deque[Value]:
@@ -235,6 +239,7 @@ class _BackwardPass:
     _, local = self._decode_operands(values, steps, token, ())
 
     def encode(due: _forward.Saved, after: Value | None) -> None:
+      """Encodes values; whatever reads `after` waits for their buffers."""
       buffers = {v: r.coder.encode(local[v]) for v, r in due}
       tied = list(buffers.values())
       if after is not None:
@@ -326,9 +331,9 @@ class _BackwardPass:
     while todo:
       maker = self._joint.order.maker(todo.pop())
       reads = [] if maker is None else maker.reads
-      found = [v for v in reads if v in self._made and v not in before]
-      before.update(found)
-      todo += found
+      new = [v for v in reads if v in self._made and v not in before]
+      before.update(new)
+      todo += new
     return [v for v in self._untied if v not in before]
 
   def _take_prefetch(self, to_decode: Sequence[Value]) -> list[Value]:

@@ -12,7 +12,7 @@ from jaxmotion.program import Step, Value
 
 
 class WaitChoice:
-  """Choice of the residuals that wait without a barrier of their own."""
+  """Finds the residuals that a backward pass need not tie by a barrier."""
 
   def __init__(
     self,
@@ -37,7 +37,7 @@ class WaitChoice:
     )
 
   def is_free(self, value: Value) -> bool:
-    """Says whether a residual is in memory, or may come late, without harm."""
+    """Says whether a residual needs no tie: it costs no memory without one."""
     residual = self._residual[value]
     return (
       residual.repeats == 1
@@ -62,7 +62,7 @@ class WaitChoice:
     whole: Collection[Value],
     buffers: Mapping[Value, choose.Buffers],
   ) -> set[Value]:
-    """Returns the residuals that wait for a zero, not behind a barrier."""
+    """Returns residuals that are combined with a tied zero, and not tied."""
     # These are arrays in memory that only fusions read. A fusion combines an
     # array with a zero that has passed the barrier, which changes no bit. It
     # may then write its result over the array, and reads a slice of a stack
@@ -96,45 +96,34 @@ def find_whole_part(
   # compiler that is left to itself would hold no more than the cache and what
   # the first product reads, it is left the part as `jax.checkpoint` leaves it a
   # layer.
+  # later: steps of the backward pass that have not run. rerun: what the next of
+  # them needs. cached: values that the cache would hold.
   made = {v for step in rerun for v in step.outs}
   read_again = {v for step in rerun for v in step.reads if v in known}
-  reads = dict.fromkeys(v for step in later for v in step.reads)
-  traces = {
-    v: traced
-    for v in reads
-    if v not in joint.backward
-    and (traced := _trace_back(joint, v, made, known)) is not None
-  }
-  beside = set[Value]().union(*(t for t in traces.values() if t & made))
+  is_there = lambda v: v in made or v in known
+  # What each forward value that is read later follows from by cheap steps.
+  sources: dict[Value, set[Value]] = {}
+  for value in dict.fromkeys(v for step in later for v in step.reads):
+    if value not in joint.backward:
+      ends = {*joint.find_sources(value, is_there)}
+      if all(map(is_there, ends)):
+        sources[value] = ends
+  beside = set[Value]().union(*(s for s in sources.values() if s & made))
   own = (made | read_again | beside) - {*always_live}
   weights = read_again & {*always_live}
-  found = [
-    v for v, traced in traces.items() if traced & own or traced <= weights
-  ]
-  if not all(hasattr(v.aval, "shape") for v in found):
+  reads = [v for v, ends in sources.items() if ends & own or ends <= weights]
+  if not all(hasattr(v.aval, "shape") for v in reads):
     return []
   written = trace.product_operands((*rerun, *later))
-  held = joint.find_held(found, written, known)
+  held = joint.find_held(reads, written, known)
   there = {v.source for v in cached}
   # Beside large saved values, a compiler may order the products another way.
   saved = beside - made - read_again - {*always_live}
   if choose.SMALL * trace.count_bytes(saved) > trace.count_bytes(there):
     return []
   first = next(
-    (s for s in later if trace.is_product(s) and {*s.reads} & {*found}), None
+    (s for s in later if trace.is_product(s) and {*s.reads} & {*reads}), None
   )
   if first is not None:
     there |= {v.source for v in first.reads} & held
-  return found if trace.count_bytes(held) <= trace.count_bytes(there) else []
-
-
-def _trace_back(
-  joint: trace.JointProgram,
-  value: Value,
-  made: Container[Value],
-  known: Container[Value],
-) -> set[Value] | None:
-  """Returns what a value follows from by cheap steps; None if by others."""
-  is_there = lambda v: v in made or v in known
-  ends = joint.find_sources(value, is_there)
-  return {*ends} if all(map(is_there, ends)) else None
+  return reads if trace.count_bytes(held) <= trace.count_bytes(there) else []

@@ -48,8 +48,10 @@ def forward(
   if selection.plain is not None:
     env, steps = _start_pass(selection, inputs, selection.plain)
     program.evaluate(steps, env)
-    kept = [[choose.differentiate_once(env[v])] for v in selection.plain]
-    return _collect_results(selection, env, 0, {}), kept
+    plain_buffers = [
+      [choose.differentiate_once(env[v])] for v in selection.plain
+    ]
+    return _collect_results(selection, env, 0, {}), plain_buffers
   env, steps = _start_pass(selection, inputs, selection.saved)
   read_early = trace.product_operands(steps)
   results = {v.source for v in joint.outputs if isinstance(v, Value)}
@@ -87,13 +89,13 @@ def forward(
         overflow_counts.append(coder.overflow_count(buffers[value]))
     wait_for_transfers(token)
     encoded.update(buffers)
-    made = [v for v, r in due if r.is_computed or r.on_host or is_late(v)]
+    computed = [v for v, r in due if r.is_computed or r.on_host or is_late(v)]
     if token is not None:
-      if made:
-        tied = [buffers[v] for v in made]
+      if computed:
+        tied = [buffers[v] for v in computed]
         tied, env[token] = tie_arrays((tied, env[token]))
-        encoded.update(zip(made, tied, strict=True))
-      for value in (v for v in buffers if v not in made and v not in free):
+        encoded.update(zip(computed, tied, strict=True))
+      for value in (v for v in buffers if v not in computed and v not in free):
         # Nothing is to be done for the array, and a barrier behind the next
         # step's result would keep what reads that from writing over it. But
         # the array waits for a reduction: a compiler could put off the sum of
@@ -122,7 +124,7 @@ def forward(
 def _start_pass(
   selection: choose.Selection, inputs: Sequence[Array], wanted: Iterable[Value]
 ) -> tuple[Env, list[Step]]:
-  """Returns the first values of a pass, and steps to outputs and others."""
+  """Returns the inputs and constants of a forward pass, and its steps."""
   joint = selection.joint
   env = dict(joint.program.constants)
   env.update(zip(joint.inputs, inputs, strict=True))
@@ -183,11 +185,11 @@ def evaluate_and_encode(
     waiting += due.get(i, ())
     if waiting and _is_written(step):
       # A residual that is itself the result cannot be tied to it.
-      made = step.outs[0]
-      group = [pair for pair in waiting if pair[0] is not made]
-      waiting = [pair for pair in waiting if pair[0] is made]
+      result = step.outs[0]
+      group = [pair for pair in waiting if pair[0] is not result]
+      waiting = [pair for pair in waiting if pair[0] is result]
       if group:
-        encode(group, made)
+        encode(group, result)
   return waiting
 
 
@@ -213,18 +215,19 @@ def _collect_results(
 
 
 def find_free_to_delay(selection: choose.Selection) -> set[Value]:
-  """Returns saved arrays that follow by cheap steps from as few bytes."""
+  """Returns saved arrays that XLA may compute late and hold no more for."""
   # A compiler that computes such an array in the backward pass keeps what it
   # follows from, which takes no more memory. There it writes the result over
   # that, which a barrier would keep it from. Rows of a loop are none of these:
   # they are written at the end of each iteration.
   joint = selection.joint
-  kept = {*selection.always_live, *joint.program.constants, *selection.saved}
-  found: set[Value] = set()
+  in_memory = {*selection.always_live, *joint.program.constants}
+  in_memory.update(selection.saved)
+  free: set[Value] = set()
   for value, residual in selection.saved.items():
     if residual.repeats > 1 or residual.is_computed or residual.on_host:
       continue
-    others = kept - {value}
+    others = in_memory - {value}
     large = {
       v: maker
       for v, maker in joint.find_sources(value, others.__contains__).items()
@@ -236,5 +239,5 @@ def find_free_to_delay(selection: choose.Selection) -> set[Value]:
       for maker in large.values()
     )
     if not is_reduced and trace.count_bytes(large) <= value.nbytes:
-      found.add(value)
-  return found
+      free.add(value)
+  return free

@@ -4,8 +4,6 @@ One program of both passes lets the minimum cut see every value of the forward
 pass and every read of the backward pass.
 """
 
-from __future__ import annotations
-
 import collections
 import functools
 import itertools
@@ -39,7 +37,7 @@ class JointProgram(NamedTuple):
   cotangents: tuple[Value, ...]  # Of inexact outputs: inputs of the program.
   outputs: tuple[Operand, ...]
   diagnostics: PyTree  # Auxiliary outputs, which have no gradient.
-  gradients: tuple[Operand | None, ...]  # None for an input without one.
+  gradients: "tuple[Operand | None, ...]"  # None for an input without one.
   backward: frozenset[Value]  # What depends on a cotangent.
   effects: tuple[Step, ...]  # Forward steps with effects but no results.
   backward_effects: tuple[Step, ...]
@@ -60,19 +58,19 @@ class JointProgram(NamedTuple):
   def find_sources(
     self, value: Value, is_source: Callable[[Value], bool]
   ) -> dict[Value, Step | None]:
-    """Returns what a value follows from by cheap steps, with what makes it."""
+    """Returns what a value follows from by cheap steps, with their makers."""
     # The walk to operands ends at sources, inputs and expensive steps.
-    found: dict[Value, Step | None] = {}
+    sources: dict[Value, Step | None] = {}
     todo, seen = [value], {value}
     while todo:
       value = todo.pop()
       maker = self.order.maker(value)
       if maker is None or program.is_expensive(maker.eqn) or is_source(value):
-        found[value] = maker
+        sources[value] = maker
       else:
         todo += [v for v in dict.fromkeys(maker.reads) if v not in seen]
         seen.update(maker.reads)
-    return found
+    return sources
 
   def find_held(
     self,
@@ -80,9 +78,10 @@ class JointProgram(NamedTuple):
     written: Container[Value],
     known: Container[Value] = (),
   ) -> set[Value]:
-    """Returns the arrays in memory that some values follow from."""
+    """Predicts the arrays that XLA alone would hold for readers of values."""
     # A compiler that is left to itself holds the results of expensive steps,
     # and operands of products, which are `written`.
+    # known: values that are in memory anyway, and are not counted.
     held: set[Value] = set()
     seen: set[Value] = set()
     todo = [v.source for v in reads]
@@ -130,13 +129,13 @@ def product_operands(steps: Iterable[Step]) -> set[Value]:
 
 def check_effects(fn: Callable[..., PyTree], effects: Any) -> None:
   """Raises if a function has side effects that must happen exactly once."""
-  found = [e for e in effects if type(e).__name__ not in _ALLOWED_EFFECTS]
-  if found:
+  refused = [e for e in effects if type(e).__name__ not in _ALLOWED_EFFECTS]
+  if refused:
     inner = fn.func if isinstance(fn, functools.partial) else fn
     name = getattr(inner, "__name__", repr(inner))
     raise ValueError(
       "`fn` must have no side effects but those of `jax.debug` and `checkify`, "
-      f"got {name} with {found}: its backward pass may run parts of it again."
+      f"got {name} with {refused}: its backward pass may run parts of it again."
     )
 
 

@@ -4,8 +4,6 @@ The kind of an array decides which codec may encode it; the name is what rules
 of `compress_residuals` match. ReLU masks are rewritten here, too.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence, Set as AbstractSet
 
@@ -84,21 +82,22 @@ def name_values(
 def find_divisors(program: Program) -> set[Value]:
   """Returns the values that a step divides by, or that are zero if one is."""
   # Rounded to zero, such a value makes a gradient infinite.
-  found: set[Value] = set()
+  divisors: set[Value] = set()
   for step in reversed(program.steps):
     if step.name in _DIVIDED_BY:
       index = _DIVIDED_BY[step.name]
       used = step.ins if index is None else step.ins[index : index + 1]
-      found.update(v for v in used if isinstance(v, Value))
+      divisors.update(v for v in used if isinstance(v, Value))
     is_inverse = step.name == "integer_pow" and step.params["y"] < 0
     is_zero_with_operand = step.name in ZERO_PRESERVING or step.name in (
       "div",
       "integer_pow",
       "optimization_barrier",
     )
-    if is_inverse or (is_zero_with_operand and not found.isdisjoint(step.outs)):
-      found.update(step.reads)
-  return found
+    makes_divisor = not divisors.isdisjoint(step.outs)
+    if is_inverse or (is_zero_with_operand and makes_divisor):
+      divisors.update(step.reads)
+  return divisors
 
 
 def reuse_relu_outputs(program: Program) -> Program:
@@ -131,8 +130,8 @@ def _relu_operand(step: Step, zeros: AbstractSet[Value]) -> Value | None:
     is_relu = all(map(_is_relu, inner))
   else:
     is_relu = step.name == "max" and any(_is_zero(v, zeros) for v in step.ins)
-  found = [v for v in step.reads if v not in zeros] if is_relu else []
-  return found[0] if len(found) == 1 else None
+  operands = [v for v in step.reads if v not in zeros] if is_relu else []
+  return operands[0] if len(operands) == 1 else None
 
 
 def _is_relu(jaxpr: core.jax_core.Jaxpr) -> bool:
@@ -188,7 +187,7 @@ def _makes_sparse(
     return _is_relu(inner)
   if step.name not in ZERO_PRESERVING:
     return False
-  found = [_is_zero(v, zeros) or _is_zero(v, sparse) for v in step.ins]
+  are_sparse = [_is_zero(v, zeros) or _is_zero(v, sparse) for v in step.ins]
   if step.name in ("max", "mul", "select_n"):
-    return any(found)
-  return bool(found) and all(found)
+    return any(are_sparse)
+  return bool(are_sparse) and all(are_sparse)
