@@ -33,8 +33,8 @@ class Fault(NamedTuple):
 
 FAULTS = {
   "feedback forgets the value": Fault(
-    "kernels.ErrorMemory(count, value, kept)",
-    "kernels.ErrorMemory(count, value * 0, kept)",
+    "kernels.ErrorMemory(count, value, remembered)",
+    "kernels.ErrorMemory(count, value * 0, remembered)",
     "codecs",
   ),
   "the error has the wrong sign": Fault(
@@ -74,8 +74,8 @@ FAULTS = {
     "transforms presets",
   ),
   "own and mean parameters are swapped in a mix": Fault(
-    "self.mix * p + (1 - self.mix) * a",
-    "self.mix * a + (1 - self.mix) * p",
+    "self.mix * own + (1 - self.mix) * new",
+    "self.mix * new + (1 - self.mix) * own",
     "transforms presets",
   ),
   "two axes are swapped": Fault(

@@ -22,7 +22,7 @@ from jaxmotion.transforms import extend
 
 
 class Converter(NamedTuple):
-  """Converts the state of one exchange to the layout of today."""
+  """Converts the state of one exchange of a chain, for `resize`."""
 
   old: extend.Options  # What the saved state is made for.
   like: Any  # Shapes of the state of today.
@@ -38,13 +38,13 @@ class Converter(NamedTuple):
 
   def check(self) -> None:
     """Raises if something would be lost that is still to be sent."""
+    # So it is where a codec with memory is followed by one without.
     if self.reset_memory or self.keeps_all:
       return
-    # Made by a codec that remembers, continued by one that does not.
     codec = self.like.made_for.codecs[0]
-    held, now = map(_list_parts, (self.old, self.like.made_for))
-    for path, parts in held.items():
-      names = [part.name for part in now[path]]
+    saved, today = map(_list_parts, (self.old, self.like.made_for))
+    for path, parts in saved.items():
+      names = [part.name for part in today[path]]
       for part in parts:
         if (part.row_of or part.name) not in names:
           noun = part.noun or f"a memory of {part.name!r}"
@@ -59,7 +59,7 @@ class Converter(NamedTuple):
           )
 
   def convert(self, state: Any) -> Any:
-    """Returns the state for today's workers and codec."""
+    """Converts the state to today's workers and codec, inside of `jit`."""
     new = self.like.made_for
     state = state._replace(made_for=new)
     if self.keeps_all:
@@ -89,9 +89,9 @@ class Converter(NamedTuple):
     old, new = self.old, self.like.made_for
     before, after = self.old_layout.sizes, self.new_layout.sizes
     if isinstance(old, extend.ShardedOptions):
-      found = _read_parts(states, extend.parts_layout(old, before))
+      memory = _read_parts(states, extend.parts_layout(old, before))
       return _write_parts(
-        found, extend.parts_layout(new, after), reset_memory=self.reset_memory
+        memory, extend.parts_layout(new, after), reset_memory=self.reset_memory
       )
     assert isinstance(old, extend.ExchangeOptions)
     states = collective.convert_states(
@@ -112,7 +112,7 @@ def convert_fully_sharded(
   *,
   reset_memory: bool,
 ) -> transforms.FullyShardedState:
-  """Returns the state of `fully_sharded` for other workers."""
+  """Converts a state of `fully_sharded`: padding, and error memory by rows."""
   old, new = state.made_for, like.made_for
   if old == new and not reset_memory:
     return state
@@ -192,30 +192,30 @@ def _mix_weighted(rows: Array, weight: Array, workers: int) -> Array:
   weight = weight.reshape(-1, *[1] * (rows.ndim - 1))
   total = resize_rows(weight, workers)
   # What a worker without a weight has counts for nothing, were it not finite.
-  heavy = resize_rows(jnp.where(weight > 0, weight * rows, 0), workers)
-  moved = heavy / jnp.where(total > 0, total, 1)
+  weighted = resize_rows(jnp.where(weight > 0, weight * rows, 0), workers)
+  mean = weighted / jnp.where(total > 0, total, 1)
   # Right after an exchange nobody has a weight.
-  return jnp.where(total > 0, moved, resize_rows(rows, workers)).astype(
-    rows.dtype
-  )
+  mean = jnp.where(total > 0, mean, resize_rows(rows, workers))
+  return mean.astype(rows.dtype)
 
 
 def _list_parts(options: extend.Options) -> dict[str, tuple[MemoryPart, ...]]:
   """Returns what a codec remembers of each leaf, by the path of the leaf."""
   arrays = partition(options.codecs[0], options.params)
-  found = {
+  parts = {
     arrays.leaves[i][0]: group.codec.memory_parts
     for group in arrays.leaf_groups
     for i in group.leaves
   }
-  return dict(sorted(found.items()))
+  return dict(sorted(parts.items()))
 
 
 def _fit_parts(
   name: str, state: core.Split, like: core.Split, params: PyTree
 ) -> core.Split:
   """Returns masters or moments with the padding of today's workers."""
-  of_path = dict(jax.tree.leaves_with_path(params))
+  # like: shapes of those of today. params: whole parameters.
+  param_of_path = dict(jax.tree.leaves_with_path(params))
   treedef: Any = jax.tree.structure(like)
   named = jax.tree.leaves_with_path(state.value)
   news = jax.tree.leaves_with_path(like.value)
@@ -235,8 +235,9 @@ def _fit_parts(
   for (path, x), (_, new), *cut in zip(
     named, news, state.dimensions, like.dimensions, strict=True
   ):
-    is_kept = cut == [None, None] and x.shape == new.shape
-    if not is_kept and not _is_like_parameter(path, x, cut, of_path):
+    # cut: the dimensions that the old and the new workers cut.
+    is_whole = cut == [None, None] and x.shape == new.shape
+    if not is_whole and not _is_like_parameter(path, x, cut[0], param_of_path):
       raise ValueError(
         "`tx` must keep arrays of the parameters' shapes inside of `sharded` to"
         f" be continued by other workers, got `{name}/{core.leaf_path(path)}` "
@@ -248,16 +249,18 @@ def _fit_parts(
 
 
 def _is_like_parameter(
-  path: Any, x: ShapedLike, cut: list[int | None], params: dict[Any, Any]
+  path: Any, x: ShapedLike, cut: int | None, params: dict[Any, Any]
 ) -> bool:
   """Returns whether an array has a parameter's shape, but for padding."""
+  # That is the parameter whose path ends the array's. cut: the dimension of it
+  # that is padded.
   if not jnp.issubdtype(x.dtype, jnp.floating):
     return False
   for start in range(len(path) + 1):
     like = params.get(tuple(path[start:]))
     if like is not None and len(like.shape) == len(x.shape):
       return all(
-        n == m or (i == cut[0] and n > m)
+        n == m or (i == cut and n > m)
         for i, (n, m) in enumerate(zip(x.shape, like.shape, strict=True))
       )
   return False
@@ -275,34 +278,34 @@ def _fit_shape(x: Array, shape: tuple[int, ...]) -> Array:
 def _read_parts(
   states: PyTree, layout: extend.PartsLayout
 ) -> list[dict[str, Array]]:
-  """Returns what workers of `sharded` remember of each leaf, by its names."""
+  """Returns what workers of `sharded` remember of each leaf, by part's name."""
   cut_states, whole_states = states
   memory = collective.read_memory(
     whole_states, layout.whole, layout.whole_layout
   )
   whole_parts = {name: iter(jax.tree.leaves(a)) for name, a in memory.items()}
-  remaining = iter(cut_states)
-  found = []
+  next_state = iter(cut_states)
+  leaf_memory = []
   for cut, codec, like in layout.leaves:
     if cut.dimension is None:
-      found.append({name: next(a) for name, a in whole_parts.items()})
+      leaf_memory.append({name: next(a) for name, a in whole_parts.items()})
       continue
-    parts = collective.read_states(codec, next(remaining), like, 2)
-    found.append(
+    parts = collective.read_states(codec, next(next_state), like, 2)
+    leaf_memory.append(
       {name: _join_rows(rows, cut, layout) for name, rows in parts.items()}
     )
-  return found
+  return leaf_memory
 
 
 def _write_parts(
-  found: list[dict[str, Array]],
+  leaf_memory: list[dict[str, Array]],
   layout: extend.PartsLayout,
   *,
   reset_memory: bool,
 ) -> PyTree:
   """Returns states of `sharded` that remember this: inverts `_read_parts`."""
   cut_states, whole_parts = [], []
-  for parts, (cut, codec, like) in zip(found, layout.leaves, strict=True):
+  for parts, (cut, codec, like) in zip(leaf_memory, layout.leaves, strict=True):
     if cut.dimension is None:
       whole_parts.append(parts)
       continue
@@ -342,7 +345,7 @@ def _join_rows(
 def _cut_rows(
   errors: Array, cut: extend.LeafCut, layout: extend.PartsLayout
 ) -> Array:
-  """Returns the rows of all devices: inverts `_join_rows`."""
+  """Cuts each host's error of a leaf into rows of all devices."""
   hosts, devices = layout.hosts, layout.devices
   parts = jax.vmap(cut.cut_rows)(errors)
   shape = parts.shape[2:]
@@ -351,7 +354,9 @@ def _cut_rows(
 
 
 def resize_rows(rows: Array, workers: int) -> Array:
-  """Returns a leaf of per-worker state for another number of workers."""
+  """Returns rows of a per-worker array for another number of workers."""
+  # Floats are mixed, so that the workers' mean stays. Others are taken from the
+  # nearest old worker; keys become different ones.
   old = rows.shape[0]
   if old == workers:
     return rows

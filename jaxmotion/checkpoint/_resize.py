@@ -68,39 +68,40 @@ def saved_like(
   core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
   axis_name = core.flatten_axes("axis_name", axis_name)
   _, saved = _trace_both(tx, params, layout, mesh, axis_name, specs)
-  of_state = extend.Shardings(mesh, axis_name, specs).state(saved, params)
-  return _place_like(saved, of_state, layout, mesh, axis_name)
+  specs = extend.Shardings(mesh, axis_name, specs).state(saved, params)
+  return _place_like(saved, specs, layout, mesh, core.axis_names(axis_name))
 
 
 def _place_like(
-  state: PyTree,
+  saved: PyTree,
   specs: PyTree,
   layout: _layout.Layout,
   mesh: Mesh,
-  axis_name: AxisName,
+  workers: tuple[Any, ...],
 ) -> PyTree:
   """Returns shapes with shardings that split per-worker arrays if they can."""
-  workers = core.axis_names(axis_name)
+  # specs: those that the saved state would have. Its number of workers is not
+  # that of the mesh, so another dimension may have to be split.
   of_workers = {*workers, *(name for name, _ in layout.workers)}
-
-  def size_of(names: tuple[Any, ...]) -> int:
-    return math.prod(mesh.shape[name] for name in names)
 
   def place_leaf(spec: jax.P, leaf: Any) -> jax.ShapeDtypeStruct:
     """Returns a leaf's shape, split along the first axis that can be."""
     entries = list(map(core.spec_axes, spec))
     entries += [()] * (leaf.ndim - len(entries))
     used = {name for entry in entries for name in entry}
-    # Axes of the model; then those of workers, whose number is another one.
-    kept = [tuple(n for n in entry if n not in of_workers) for entry in entries]
-    for i, n in enumerate(leaf.shape if used & of_workers else ()):
-      if n and n % size_of((*workers, *kept[i])) == 0:
-        kept[i] = (*workers, *kept[i])
+    # Axes of the model stay where they are.
+    placed = [
+      tuple(n for n in entry if n not in of_workers) for entry in entries
+    ]
+    for i, length in enumerate(leaf.shape if used & of_workers else ()):
+      names = (*workers, *placed[i])
+      if length and length % extend.count_devices(names, mesh.shape) == 0:
+        placed[i] = names
         break
-    sharding = NamedSharding(mesh, jax.P(*(names or None for names in kept)))
+    sharding = NamedSharding(mesh, jax.P(*(names or None for names in placed)))
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-  return jax.tree.map(place_leaf, jax.tree.broadcast(specs, state), state)
+  return jax.tree.map(place_leaf, jax.tree.broadcast(specs, saved), saved)
 
 
 def resize(
@@ -187,7 +188,8 @@ def resize(
   for converter in converters:
     converter.check()
   state = _check_saved(state, saved)
-  workers = extend.count_devices(core.axis_names(axis_name), new_layout.sizes)
+  names = core.axis_names(axis_name)
+  workers = extend.count_devices(names, new_layout.sizes)
 
   def convert(state: PyTree) -> PyTree:
     """Returns the state for today's workers: one program, for any mesh."""
@@ -202,12 +204,12 @@ def resize(
       state = _convert.convert_local(state, owners, workers)
     if isinstance(state, extend.DelayedState):
       state = _convert.convert_delayed(state, workers)
-    remaining = iter(converters)
+    next_converter = iter(converters)
 
     def convert_node(node: Any) -> Any:
       """Returns an exchange's state or per-worker arrays for the workers."""
       if extend.is_exchange(node):
-        return next(remaining).convert(node)
+        return next(next_converter).convert(node)
       if isinstance(node, core.PerWorker):
         return core.PerWorker(
           jax.tree.map(lambda a: _convert.resize_rows(a, workers), node.value)
@@ -229,8 +231,8 @@ def resize(
   # Explicit axes would want to know how every reshaped array is sharded.
   plain = Mesh(mesh.devices, mesh.axis_names)
   shardings = extend.Shardings(plain, axis_name, specs)
-  of_state = shardings.state(saved, params)
-  like = _place_like(saved, of_state, layout, plain, axis_name)
+  old_specs = shardings.state(saved, params)
+  like = _place_like(saved, old_specs, layout, plain, names)
   with core.without_context_mesh():
     state = jax.device_put(state, jax.tree.map(lambda a: a.sharding, like))
     new_specs = shardings.state(jax.eval_shape(convert, state), params)
@@ -262,7 +264,7 @@ def _trace_both(
   axis_name: AxisName,
   specs: PyTree | None,
 ) -> tuple[PyTree, PyTree]:
-  """Returns the shapes of the states of today and of the layout."""
+  """Returns the shapes of the state today, and of the saved one of a layout."""
   # Raises if the layout is of another chain.
   today = extend.trace_state(tx, params, mesh, axis_name, specs)
   _check_layout(layout, _layout.make_layout(today, mesh, axis_name, specs))
@@ -278,12 +280,13 @@ def _trace_both(
     _layout.layout_mesh(layout, workers, mesh)
     for workers in (layout.workers, tuple(zip(axes, lengths, strict=True)))
   )
-  made = zip(layout.exchanges, extend.find_exchanges(today), strict=True)
+  exchanges = zip(layout.exchanges, extend.find_exchanges(today), strict=True)
 
   def replace_node(node: Any) -> Any:
+    """Returns the state that an exchange of the layout has; others stay."""
     if not extend.is_exchange(node):
       return node
-    old, like = next(made)
+    old, like = next(exchanges)
     new = like.made_for
     own = _layout.make_transformation(old, getattr(new, "tx", None))
     return extend.trace_state(own, new.params, old_mesh, saved_axes, new.specs)
@@ -333,11 +336,11 @@ def _check_layout(layout: _layout.Layout, today: _layout.Layout) -> None:
 
 def _check_saved(state: PyTree, saved: PyTree) -> PyTree:
   """Returns a state as that of its layout; raises unless the shapes fit."""
-  likes = iter(extend.find_exchanges(saved))
+  next_like = iter(extend.find_exchanges(saved))
 
   def check_node(node: Any) -> Any:
     """Returns an exchange's state; raises unless it is made for `layout`."""
-    like = next(likes, None) if extend.is_exchange(node) else None
+    like = next(next_like, None) if extend.is_exchange(node) else None
     if like is None:
       return node
     # A map of one's own may have shown `init` the shards of arrays.

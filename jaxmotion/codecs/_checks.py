@@ -20,8 +20,8 @@ def check_shaped(name: str, like: Any) -> None:
   core.check_float(name, like)
 
 
-def check_unsharded(name: str, x: Any, unit: int = 0) -> None:
-  """Raises if an array is sharded over explicit axes of a mesh."""
+def check_unsharded(x: Any, unit: int = 0) -> None:
+  """Raises if an array to encode is sharded over explicit axes of a mesh."""
   # JAX neither flattens such arrays nor cuts them at positions that depend on
   # their elements.
   if not isinstance(x, jax.Array):
@@ -38,7 +38,7 @@ def check_unsharded(name: str, x: Any, unit: int = 0) -> None:
     if x.size % (parts * unit) == 0:
       return
   raise ValueError(
-    f"`{name}` must not be sharded over explicit mesh axes, got P{spec}: "
+    f"`x` must not be sharded over explicit mesh axes, got P{spec}: "
     "encode inside jax.shard_map, give `specs=` to `make_train_step`, or "
     "reshard the array to jax.P()."
   )
@@ -131,19 +131,19 @@ def check_payload(
 def check_parts(
   codec: Any, parts: Any, means: Any, like: ShapedLike, workers: int
 ) -> None:
-  """Raises unless arguments are what `codec.write_memory` takes."""
+  """Raises unless arguments of `write_memory` have all of a codec's parts."""
   check_shaped("like", like)
   core.check_int("workers", workers, 1, 2**31 - 1)
   for name, values in (("parts", parts), ("means", means)):
-    found = core.check_mapping(name, values, "names to parts of a memory")
+    arrays = core.check_mapping(name, values, "names to parts of a memory")
     for part in codec.memory_parts:
       if part.row_of is not None:
         continue
-      if part.name not in found:
+      if part.name not in arrays:
         raise ValueError(
-          f"`{name}` must have the part {part.name!r}, got {sorted(found)}."
+          f"`{name}` must have the part {part.name!r}, got {sorted(arrays)}."
         )
-      x = found[part.name]
+      x = arrays[part.name]
       core.check_float(f"{name}[{part.name!r}]", x)
       if jnp.shape(x) != tuple(like.shape):
         raise ValueError(

@@ -504,13 +504,11 @@ class Codec(abc.ABC):
     return payload, value, state
 
   def _count_dropped(self, payload: PyTree, like: ShapedLike) -> Array:
-    del payload, like
     return jnp.uint32(0)
 
   def _divide(
     self, like: ShapedLike, workers: int
   ) -> _division.Division | None:
-    del like, workers
     return None
 
   def _check_paths(self, paths: Sequence[str]) -> None:
@@ -519,10 +517,10 @@ class Codec(abc.ABC):
 
   def _check_sharding(self, x: Any) -> None:
     """Raises if explicit axes shard an array that this codec flattens."""
-    _checks.check_unsharded("x", x)
+    _checks.check_unsharded(x)
 
   def _check_state(self, state: Any, like: ShapedLike | None = None) -> None:
-    """Checks a state; that of a codec with its own `init` is its affair."""
+    """Raises unless a state is (); codecs with an `init` check their own."""
     if type(self).init is Codec.init:
       _checks.check_nothing(self, state)
 
@@ -601,18 +599,18 @@ def _trace_payload(codec: Codec, shape: tuple[int, ...], dtype: str) -> PyTree:
   def encode(x: Array) -> PyTree:
     return codec.encode(x, codec.init(x), core.make_key(0))[0]
 
-  found = jax.eval_shape(encode, jax.ShapeDtypeStruct(shape, dtype))
+  payload = jax.eval_shape(encode, jax.ShapeDtypeStruct(shape, dtype))
   # The types of a map's mesh belong to this call; the shapes hold for all.
-  return jax.tree.map(core.shape_dtype, found)
+  return jax.tree.map(core.shape_dtype, payload)
 
 
 def _codec_types(base: type[Any]) -> list[type[Any]]:
   """Returns the classes of codecs that can be made, older ones first."""
-  found: list[type[Any]] = []
+  kinds: list[type[Any]] = []
   for kind in base.__subclasses__():
-    found += [] if inspect.isabstract(kind) else [kind]
-    found += _codec_types(kind)
-  return found
+    kinds += [] if inspect.isabstract(kind) else [kind]
+    kinds += _codec_types(kind)
+  return kinds
 
 
 def _is_own(kind: type) -> bool:
@@ -621,24 +619,24 @@ def _is_own(kind: type) -> bool:
 
 
 def _find_type(name: Any) -> type[Codec]:
-  """Returns the class of codecs with this name."""
+  """Finds the class of codecs that a configuration names, or raises."""
   kinds = _codec_types(Codec)
-  found = [kind for kind in kinds if kind.__name__ == name]
-  if not found:
+  matching = [kind for kind in kinds if kind.__name__ == name]
+  if not matching:
     names = ", ".join(sorted({kind.__name__ for kind in kinds}))
     raise ValueError(
       f"`name` of a codec in `config` must be one of {names}, got {name!r}."
     )
   # A class that was refused for its name lives on in its traceback.
-  found = [kind for kind in found if _is_own(kind)] or found
-  places = {f"{kind.__module__}.{kind.__qualname__}" for kind in found}
+  matching = [kind for kind in matching if _is_own(kind)] or matching
+  places = {f"{kind.__module__}.{kind.__qualname__}" for kind in matching}
   if len(places) > 1:
     raise ValueError(
       f"`name` of a codec must be that of one class, got {name!r}, which "
       f"{' and '.join(sorted(places))} have: rename one of them."
     )
   # A class that a notebook defines again replaces the one before.
-  return found[-1]
+  return matching[-1]
 
 
 def _to_plain(value: Any) -> Any:

@@ -1,9 +1,7 @@
 """Division of a payload between workers, each of whom averages a part."""
 
-import abc
 import dataclasses
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +14,7 @@ _MIN_APART = 1 << 12
 
 
 @dataclasses.dataclass(frozen=True)
-class Division(abc.ABC):
+class Division:
   """Divides what a codec makes of one array into a part for each worker.
 
   A part is the payload of an array of its own. It holds elements from all over
@@ -37,13 +35,13 @@ class Division(abc.ABC):
   blocks: int
   workers: int
 
-  @abc.abstractmethod
   def divide(self, payload: PyTree) -> PyTree:
     """Returns the parts of a payload: leaves gain an axis of workers."""
+    return jax.tree.map(self._divide_leaf, payload)
 
-  @abc.abstractmethod
   def join(self, parts: PyTree) -> PyTree:
     """Returns the payload of these parts, which may be encoded anew."""
+    return jax.tree.map(self._join_leaf, parts)
 
   def join_values(self, parts: Array) -> Array:
     """Returns the array that has these elements in its parts."""
@@ -51,28 +49,30 @@ class Division(abc.ABC):
     return flat[: math.prod(self.shape)].reshape(self.shape)
 
   def _divide_leaf(self, leaf: Array) -> Array:
-    return divide_axis(leaf, 1, self.workers, self.like.shape[1])
+    """Cuts (planes, blocks, ...) into (workers, planes, blocks of one, ...)."""
+    planes, blocks, *rest = leaf.shape
+    length = self.like.shape[1]
+    if padding := self.workers * length - blocks:
+      leaf = jnp.pad(leaf, [(0, 0), (0, padding), *[(0, 0)] * len(rest)])
+    parts = leaf.reshape(planes, self.workers, length, *rest)
+    return jnp.moveaxis(parts, 1, 0)
 
   def _join_leaf(self, parts: Array) -> Array:
-    return join_axis(parts, 1, self.blocks)
+    """Inverts `_divide_leaf`: joins the workers' blocks, drops the padding."""
 
+    def join(parts: Array) -> Array:
+      by_plane = jnp.moveaxis(parts, 0, 1)
+      joined = by_plane.reshape(by_plane.shape[0], -1, *parts.shape[3:])
+      return jax.lax.slice_in_dim(joined, 0, self.blocks, axis=1)
 
-@dataclasses.dataclass(frozen=True)
-class BlockDivision(Division):
-  """Divides blocks: each worker has some blocks of every plane."""
-
-  def divide(self, payload: PyTree) -> PyTree:
-    """Returns the parts of a payload, whose second axis is that of blocks."""
-    return jax.tree.map(self._divide_leaf, payload)
-
-  def join(self, parts: PyTree) -> PyTree:
-    """Returns the payload of these parts."""
-    return jax.tree.map(self._join_leaf, parts)
+    # XLA:CPU would ask of each element of the array which part it is in.
+    is_large = parts.size >= _MIN_APART
+    return hosts.write_apart(join, parts) if is_large else join(parts)
 
 
 def divide_blocks(
   op: kernels.BlockOp, like: ShapedLike, workers: int
-) -> BlockDivision | None:
+) -> Division | None:
   """Returns the division of an op's payload, or None if it has none."""
   # Blocks must decode to the same elements wherever they stand, and be cut
   # alike in an array that consists of a part's blocks alone.
@@ -83,7 +83,7 @@ def divide_blocks(
   part = planes, _count_blocks(blocks, workers), width
   if op.decoded_shape(part) != part:
     return None
-  return BlockDivision(
+  return Division(
     jax.ShapeDtypeStruct(part, like.dtype), tuple(like.shape), blocks, workers
   )
 
@@ -99,34 +99,3 @@ def _count_blocks(blocks: int, workers: int) -> int:
     if workers * rounded - blocks <= blocks // divisor:
       return rounded
   return each
-
-
-def divide_axis(a: Array, axis: int, workers: int, length: int) -> Array:
-  """Cuts an axis into parts, padded with zeros: a new axis of workers leads.
-
-  >>> divide_axis(jnp.arange(3), 0, 2, 2).tolist()
-  [[0, 1], [2, 0]]
-  """
-  padding: list[Any] = [(0, 0)] * a.ndim
-  padding[axis] = 0, workers * length - a.shape[axis]
-  if padding[axis][1]:
-    a = jnp.pad(a, padding)
-  cut = a.reshape(*a.shape[:axis], workers, length, *a.shape[axis + 1 :])
-  return jnp.moveaxis(cut, axis, 0)
-
-
-def join_axis(parts: Array, axis: int, length: int) -> Array:
-  """Joins the parts of an axis that `divide_axis` cut.
-
-  >>> join_axis(jnp.array([[0, 1], [2, 0]]), 0, 3).tolist()
-  [0, 1, 2]
-  """
-
-  def join(parts: Array) -> Array:
-    moved = jnp.moveaxis(parts, 0, axis)
-    joined = moved.reshape(*moved.shape[:axis], -1, *moved.shape[axis + 2 :])
-    return jax.lax.slice_in_dim(joined, 0, length, axis=axis)
-
-  # XLA:CPU would ask of each element of the array which part it is in.
-  is_large = parts.size >= _MIN_APART
-  return hosts.write_apart(join, parts) if is_large else join(parts)

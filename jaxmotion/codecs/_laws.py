@@ -11,6 +11,9 @@ from jaxmotion import core
 # From the weakest promise to the strongest.
 NONFINITE = ("lost", "array", "block", "element")
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
+# 2^-126: what is less counts as zero in arithmetic, and so any codec may lose
+# it. Floors of laws are this, or a few times as much.
+LEAST_FLOAT32 = float(np.finfo(np.float32).tiny)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,7 +95,6 @@ class Laws:
   nonfinite: str = "lost"
 
   def __post_init__(self) -> None:
-    """Raises unless the fields are valid."""
     for field in dataclasses.fields(self):
       if field.type is bool:
         core.check_bool(field.name, getattr(self, field.name))
@@ -120,6 +122,11 @@ LOSSLESS = Laws(
 )
 # Laws of a codec that moves elements and changes none.
 PERMUTED = dataclasses.replace(LOSSLESS, projects=True)
+# Laws of codecs that round each element to a value that encodes to itself: to a
+# narrow float, or to zero unless it is selected.
+ROUNDED = Laws(
+  keeps_zeros=True, keeps_finite=True, idempotent=True, bounds_memory=True
+)
 
 
 def weakest_laws(laws: Sequence[Laws]) -> Laws:
@@ -172,7 +179,7 @@ def chain_laws(laws: Sequence[Laws]) -> Laws:
 def _combine_errors(
   laws: Sequence[Laws], combine: Callable[[Sequence[float]], float]
 ) -> ErrorBound | None:
-  """Returns the error of all, by its fields; None if one has no bound."""
+  """Combines error bounds field by field; None if a codec states none."""
   errors = [own.error for own in laws if own.error]
   if len(errors) < len(laws):
     return None
@@ -223,7 +230,6 @@ class MemoryPart:
   kept_by: str = ""
 
   def __post_init__(self) -> None:
-    """Raises unless the fields are valid."""
     core.check_text("name", self.name)
     core.check_bool("is_pending", self.is_pending)
     core.check_bool("keeps_mean", self.keeps_mean)

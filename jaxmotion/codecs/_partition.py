@@ -38,7 +38,14 @@ class Partition:
 
   def array_likes(self) -> list[jax.ShapeDtypeStruct]:
     """Returns the shape and dtype of every array."""
-    return [self._like_of(group) for group in self.leaf_groups]
+    likes = []
+    for group in self.leaf_groups:
+      own = [self.leaves[i][1] for i in group.leaves]
+      if len(own) > 1:
+        size = sum(math.prod(a.shape) for a in own)
+        own = [jax.ShapeDtypeStruct((size,), own[0].dtype)]
+      likes += own
+    return likes
 
   def array_keys(self, key: core.Key | None) -> list[core.Key | None]:
     """Returns a key for each array, derived from the paths of its leaves."""
@@ -56,9 +63,13 @@ class Partition:
     likes = self.treedef.unflatten([like for _, like in self.leaves])
     core.check_like("tree", tree, likes, "`partition`")
     leaves = self.treedef.flatten_up_to(tree)
-    return [
-      self._join_arrays([leaves[i] for i in p.leaves]) for p in self.leaf_groups
-    ]
+    arrays = []
+    for group in self.leaf_groups:
+      own = [leaves[i] for i in group.leaves]
+      if len(own) > 1:
+        own = [jnp.concatenate([a.reshape(-1) for a in own])]
+      arrays += own
+    return arrays
 
   def merge(self, arrays: Sequence[Array]) -> PyTree:
     """Returns the tree of these arrays: inverts `split`."""
@@ -78,27 +89,15 @@ class Partition:
   def _check_merged(self, arrays: Any) -> None:
     """Raises unless arrays are those that the tree is divided into."""
     count = len(self.leaf_groups)
-    found = core.check_sequence("arrays", arrays, "arrays")
-    if len(found) != count:
-      raise ValueError(f"`arrays` must be {count} arrays, got {len(found)}.")
-    for i, (x, like) in enumerate(zip(found, self.array_likes(), strict=True)):
+    items = core.check_sequence("arrays", arrays, "arrays")
+    if len(items) != count:
+      raise ValueError(f"`arrays` must be {count} arrays, got {len(items)}.")
+    for i, (x, like) in enumerate(zip(items, self.array_likes(), strict=True)):
       if getattr(x, "shape", None) != like.shape:
         raise ValueError(
           f"`arrays[{i}]` must be like {core.shape_string(like)}, got "
           f"{x!r:.200}."
         )
-
-  def _like_of(self, group: _codec.LeafGroup) -> jax.ShapeDtypeStruct:
-    likes = [self.leaves[i][1] for i in group.leaves]
-    if len(likes) == 1:
-      return likes[0]
-    size = sum(math.prod(a.shape) for a in likes)
-    return jax.ShapeDtypeStruct((size,), likes[0].dtype)
-
-  def _join_arrays(self, arrays: list[Array]) -> Array:
-    if len(arrays) == 1:
-      return arrays[0]
-    return jnp.concatenate([a.reshape(-1) for a in arrays])
 
 
 def partition(codec: _codec.Codec, tree: PyTree) -> Partition:
@@ -145,16 +144,11 @@ def _partition_shapes(
   for path, like in leaves:
     core.check_float(path, like)
   groups = tuple(codec.leaf_groups(leaves))
-  # In a part of a tree, rules may be for leaves that it lacks.
-  if not _is_masked(tree):
+  # In a part of a tree, as `optax.masked` makes it, rules may be for leaves
+  # that it lacks.
+  if not core.find_nodes(tree, optax.MaskedNode):
     codec._check_paths([path for path, _ in leaves])
   return Partition(treedef, tuple(leaves), groups)
-
-
-def _is_masked(tree: PyTree) -> bool:
-  """Says whether a tree is a part of one, as `optax.masked` makes it."""
-  is_mask = lambda node: isinstance(node, optax.MaskedNode)
-  return any(map(is_mask, jax.tree.leaves(tree, is_leaf=is_mask)))
 
 
 def fold_paths(key: core.Key, paths: Sequence[str]) -> list[core.Key]:

@@ -109,7 +109,7 @@ def _init_states(
   method: str | None,
   canonical: bool = False,
 ) -> list[PyTree]:
-  """Returns the state of one codec, in the form of levels if `canonical`."""
+  """Returns the state of one codec, in canonical form where levels share it."""
   arrays = partition(codec, x)
   # Without state, no shape depends on the number of workers.
   empty = _find_empty(arrays)
@@ -395,7 +395,7 @@ def _reduce_arrays(
 
 
 def _find_empty(arrays: Partition) -> list[_states.ReduceState] | None:
-  """Returns the states of codecs that all have none; None if one has some."""
+  """Returns empty states if no codec of the arrays has any; else None."""
   if any(group.codec.has_state for group in arrays.leaf_groups):
     return None
   return [_states.ReduceState((), ()) for _ in arrays.leaf_groups]
@@ -427,9 +427,9 @@ def _plan_tree(
       return states, None
     return states, list(map(_states.canonical_state, plans, states))
 
-  found = jax.eval_shape(make_states)
+  states = jax.eval_shape(make_states)
   # The types of a map's mesh belong to this call; the shapes hold for all.
-  return plans, *jax.tree.map(core.shape_dtype, found)
+  return plans, *jax.tree.map(core.shape_dtype, states)
 
 
 def _reduce_locally(
@@ -476,9 +476,9 @@ def _gather_shards(
     # Each device encoded the same mean with its own key, so the results may
     # differ by their rounding: all take the first device's.
     is_first = core.worker_index(local_axis) == 0
-    kept = lax.psum(
+    firsts = lax.psum(
       [jnp.where(is_first, reduced[i], 0) for i in whole], local_axis
     )
-    for i, y in zip(whole, kept, strict=True):
+    for i, y in zip(whole, firsts, strict=True):
       gathered[i] = y
   return gathered

@@ -246,7 +246,6 @@ def straight_through(
   # Transposed only when it is needed: a transpose made here would hold tracers
   # of this call, which `jax.checking_leaks` reports.
   def pull_back(ct: PyTree, key: core.Key | None) -> PyTree:
-    del key
     (x_ct,) = jax.linear_transpose(reference_op, types)(ct)
     return x_ct
 
@@ -277,7 +276,7 @@ def with_gradient(
 def reference_reduce(
   axis_name: AxisName, op: str, weight: Array | float | None
 ) -> Callable[[PyTree], PyTree]:
-  """Returns the uncompressed all-reduce: `lax.pmean` or `psum`, weighted."""
+  """Makes the all-reduce without a codec, whose gradient `all_reduce` has."""
   collective = lax.pmean if op == "mean" else lax.psum
 
   def reduce(x: PyTree) -> PyTree:

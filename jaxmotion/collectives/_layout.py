@@ -77,14 +77,6 @@ def find_division(
   """
   # None: they divide the array, because the codec's payloads cannot be divided,
   # or because their parts would be padded much.
-  return _find_division(codec, core.shape_dtype(like), workers)
-
-
-@functools.lru_cache(maxsize=4096)
-def _find_division(
-  codec: codecs.Codec, like: jax.ShapeDtypeStruct, workers: int
-) -> Division | None:
-  """Returns the codec's division unless its parts are padded much."""
   division = codec.division(like, workers)
   if division is None:
     return None
@@ -176,7 +168,7 @@ def plan_arrays(
   op: str = "mean",
   needs_rows: bool = False,
 ) -> list[ArrayPlan]:
-  """Returns how each array of a tree is reduced."""
+  """Plans how each array of a tree is reduced: method, dtype, division."""
   # needs_rows: whether two phases encode rows, whatever the codec.
   plans = []
   for group, like, chosen in zip(
@@ -246,7 +238,7 @@ def join_flat(rows: Array, shape: tuple[int, ...]) -> Array:
 
 
 def join_rows(rows: Array, like: ShapedLike) -> Array:
-  """Inverts `pad_to_rows`: drops the padding, restores the shape."""
+  """Joins rows that `pad_to_rows` made to an array, without the padding."""
   if rows.ndim == 3:
     # Whole rows are dropped: then XLA:CPU divides no index once an element.
     minor = rows.shape[2]

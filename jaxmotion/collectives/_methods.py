@@ -54,31 +54,27 @@ def reduce_arrays(
   stacks = find_stacks(reductions, sending)
   plans = [reductions[stack[0]].plan for stack in stacks]
   results = _rounds.run_rounds(
-    [
-      _reduce_stack([reductions[i] for i in stack])
-      if len(stack) > 1
-      else _reduce_array(reductions[stack[0]])
-      for stack in stacks
-    ],
+    [_reduce_stack([reductions[i] for i in stack]) for stack in stacks],
     # A codec of rounds says itself what it sends.
     [_KINDS.get(plan.method, plan.codec.round_kinds) for plan in plans],
     axis_name,
     sending,
   )
   by_position: dict[int, Any] = {}
-  for stack, found in zip(stacks, results, strict=True):
-    by_position |= zip(stack, found if len(stack) > 1 else [found], strict=True)
+  for stack, of_stack in zip(stacks, results, strict=True):
+    by_position |= zip(stack, of_stack, strict=True)
   return [by_position[i] for i in range(len(reductions))]
 
 
 def find_stacks(
   reductions: Sequence[Reduction], sending: hosts.Sending = hosts.AT_ONCE
 ) -> list[list[int]]:
-  """Returns the positions of arrays that are reduced together, in order."""
+  """Groups arrays that are alike, to encode and decode them as one stack."""
+  # Returns the positions of each group's arrays.
   # Payloads that the network adds up stay apart: to make one is an operation or
   # two. So do arrays of a step of several programs: each is sent as soon as its
   # gradient is there.
-  found: dict[Hashable, list[int]] = {}
+  stacks: dict[Hashable, list[int]] = {}
   for i, reduction in enumerate(reductions):
     key: Hashable = i
     is_stackable = reduction.plan.method in ("gather", "two_phase")
@@ -86,8 +82,8 @@ def find_stacks(
     if is_stackable and is_small and not sending.has_pieces:
       leaves, treedef = jax.tree.flatten(reduction[1:])
       key = (reduction.plan, treedef, tuple(map(jax.typeof, leaves)))
-    found.setdefault(key, []).append(i)
-  return list(found.values())
+    stacks.setdefault(key, []).append(i)
+  return list(stacks.values())
 
 
 def plan_messages(plan: ArrayPlan) -> list[codecs.Message]:
@@ -112,7 +108,7 @@ def _trace_rounds(
   """Runs a codec's rounds on shapes, with stand-in replies."""
 
   def send_all(x: Array, state: PyTree) -> list[PyTree]:
-    """Returns the payload of each round."""
+    """Traces a codec's rounds; returns the payload that each one sends."""
     rounds = codec.reduce_in_rounds(x, state, core.make_key(0), workers)
     reply, payloads = None, []
     for _ in codec.round_kinds:
@@ -127,22 +123,20 @@ def _trace_rounds(
   return tuple(map(codecs.Message, codec.round_kinds, payloads))
 
 
-def _reduce_array(reduction: Reduction) -> Rounds[tuple[Array, ReduceState]]:
-  """Returns the rounds that reduce one array."""
-  plan = reduction.plan
-  if plan.method == "rounds":
-    return _reduce_by_codec(reduction)
-  begin, *others = _bind_stages(plan)
-  return _run_stages(_KINDS[plan.method], begin, others, reduction[1:])
-
-
 def _reduce_stack(
   stack: Sequence[Reduction],
 ) -> Rounds[list[tuple[Array, ReduceState]]]:
-  """Reduces arrays of one shape together; returns the result of each."""
+  """Reduces arrays of one plan together; returns the result of each."""
   plan = stack[0].plan
+  if plan.method == "rounds":
+    return [(yield from _reduce_by_codec(stack[0]))]
   kinds = _KINDS[plan.method]
-  begin, *others = _bind_stages(plan)
+  stages: list[_Stage] = [
+    functools.partial(stage, plan) for stage in _STAGES[plan.method]
+  ]
+  begin, *others = stages
+  if len(stack) == 1:
+    return [(yield from _run_stages(kinds, begin, others, stack[0][1:]))]
   # Values and bytes are those of arrays that are reduced one by one. The
   # program encodes and decodes once, whatever the number of arrays: it compiles
   # faster, and a device starts fewer kernels.
@@ -170,15 +164,10 @@ def _reduce_stack(
 _Stage = Callable[..., tuple[PyTree, PyTree]]
 
 
-def _bind_stages(plan: ArrayPlan) -> list[_Stage]:
-  """Returns the stages of a plan's method."""
-  return [functools.partial(stage, plan) for stage in _STAGES[plan.method]]
-
-
 def _run_stages(
   kinds: Sequence[str], begin: _Stage, others: Sequence[_Stage], inputs: PyTree
 ) -> Rounds[Any]:
-  """Sends what each stage returns, and gives the reply to the next one."""
+  """Runs the stages of a method, and between them sends what each returns."""
   payload, carry = begin(inputs)
   for kind, stage in zip(kinds, others, strict=True):
     reply = yield codecs.Message(kind, payload)

@@ -15,11 +15,6 @@ _LINE_SEARCHES = (
 )
 
 
-def _is_own(node: Any) -> bool:
-  """Says whether state is marked as that of each worker."""
-  return isinstance(node, core.PerWorker | core.Split)
-
-
 def update_params(
   tx: optax.GradientTransformation,
   grads: PyTree,
@@ -29,7 +24,7 @@ def update_params(
   axis_name: AxisName,
   loss: Any = None,
 ) -> tuple[PyTree, PyTree]:
-  """Updates parameters by gradients that the chain exchanges."""
+  """Runs a chain on own gradients; raises unless all workers' results agree."""
   # grads: this worker's own. loss: the workers' mean, or None.
   _check_line_search(opt_state)
   update = optax.with_extra_args_support(tx).update
@@ -62,8 +57,7 @@ def update_params(
 
 def _check_line_search(opt_state: PyTree) -> None:
   """Raises if a chain evaluates the loss, and exchanges, several times."""
-  is_search = lambda node: isinstance(node, _LINE_SEARCHES)
-  if any(map(is_search, jax.tree.leaves(opt_state, is_leaf=is_search))):
+  if core.find_nodes(opt_state, _LINE_SEARCHES):
     raise TypeError(
       "`tx` must be without a line search, got one: it would evaluate the loss "
       "and exchange gradients several times a step. Use a learning rate, such "
@@ -74,18 +68,18 @@ def _check_line_search(opt_state: PyTree) -> None:
 def _type_equal(
   run: Any, args: PyTree, results: PyTree, axis_name: AxisName
 ) -> PyTree:
-  """Types results as replicated that depend on nothing that varies."""
-  leaves, treedef = jax.tree.flatten(results, is_leaf=_is_own)
+  """Types results as equal on all workers if nothing they read varies."""
+  leaves, treedef = jax.tree.flatten(results, is_leaf=core.is_marked)
   typed = [
     i
     for i, x in enumerate(leaves)
-    if not _is_own(x) and core.is_varying(x, axis_name)
+    if not core.is_marked(x) and core.is_varying(x, axis_name)
   ]
   if not typed:
     return results
 
   def run_typed(*args: PyTree) -> list[Any]:
-    outputs = jax.tree.leaves(run(*args), is_leaf=_is_own)
+    outputs = jax.tree.leaves(run(*args), is_leaf=core.is_marked)
     return [outputs[i] for i in typed]
 
   closed = jax.make_jaxpr(run_typed)(*args)
@@ -93,12 +87,12 @@ def _type_equal(
   # What the update closes over may vary as well.
   invars = [*jaxpr.constvars, *jaxpr.invars]
   inputs = [core.varying_axes(x) for x in (*closed.consts, *closed.in_avals)]
-  found = program.find_varying(
+  varying = program.find_varying(
     jaxpr.replace(invars=invars, constvars=[]),
     inputs,
     frozenset(core.axis_names(axis_name)),
   )
-  for i, axes in zip(typed, found, strict=True):
+  for i, axes in zip(typed, varying, strict=True):
     if not axes:
       leaves[i] = core.assert_replicated(leaves[i], axis_name)
   return jax.tree.unflatten(treedef, leaves)
@@ -110,18 +104,19 @@ def check_exchanged(
   """Raises if an update left workers with different parameters or state."""
   # Types record whether they may differ. State that is marked as `PerWorker` or
   # `Split` is meant to.
-  named = [("params", params), ("opt_state", opt_state)]
-  for name, tree in named:
-    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_own)
-    for key_path, leaf in leaves:
-      if not _is_own(leaf) and core.is_varying(leaf, axis_name):
+  remedies = (
+    "Freeze a parameter by optax.partition, with optax.set_to_zero() for its "
+    "label",
+    "Wrap a transformation that has state of its own before the exchange by "
+    "jaxmotion.per_worker",
+  )
+  trees = (("params", params), ("opt_state", opt_state))
+  for (name, tree), remedy in zip(trees, remedies, strict=True):
+    for key_path, leaf in jax.tree.leaves_with_path(
+      tree, is_leaf=core.is_marked
+    ):
+      if not core.is_marked(leaf) and core.is_varying(leaf, axis_name):
         path = "/".join(filter(None, (name, core.leaf_path(key_path))))
-        remedy = {
-          "params": "Freeze a parameter by optax.partition, with "
-          "optax.set_to_zero() for its label",
-          "opt_state": "Wrap a transformation that has state of its own before "
-          "the exchange by jaxmotion.per_worker",
-        }[name]
         raise ValueError(
           "`tx` must exchange gradients over all of "
           f"{core.axis_names(axis_name)} before they are used, got `{path}` "
@@ -142,8 +137,8 @@ def check_rows(state: PyTree, rows: Sequence[int]) -> None:
       for shape, dimension in zip(shapes, node.dimensions, strict=True)
     ]
 
-  for path, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=_is_own):
-    if not _is_own(node):
+  for path, node in jax.tree.leaves_with_path(state, is_leaf=core.is_marked):
+    if not core.is_marked(node):
       continue
     # What is `Shared` is there once, whatever the number of workers.
     node = core.drop_shared(node) if isinstance(node, core.PerWorker) else node

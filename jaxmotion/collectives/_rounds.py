@@ -60,7 +60,8 @@ def run_rounds(
   sending: hosts.Sending = hosts.AT_ONCE,
   send: Mapping[str, Send] | None = None,
 ) -> list[Any]:
-  """Runs the rounds of many arrays together; returns what each returns."""
+  """Runs the rounds of many arrays together; returns the result of each."""
+  # Messages of one kind that are due together travel in one collective.
   # kinds: of the messages of each array, in order. send: how some kinds travel,
   # if not as in `_SEND`.
   send = _SEND | dict(send or {})
@@ -101,7 +102,7 @@ def _max_payloads(
   payloads: list[PyTree], axis_name: AxisName, sending: hosts.Sending
 ) -> list[PyTree]:
   """Returns the greatest element of any worker, for all elements."""
-  del sending  # They are small, and sent at once.
+  # Payloads are small, and sent at once whatever `sending` says.
   leaves, treedef = jax.tree.flatten(core.to_varying(payloads, axis_name))
   by_dtype: dict[Any, list[int]] = {}
   for i, leaf in enumerate(leaves):
@@ -138,13 +139,13 @@ def find_leaf_codecs(
   prefix: str = "",
   stateless: bool = False,
 ) -> list[LeafCodec]:
-  """Returns the codec of every leaf of a tree, which is encoded by itself."""
+  """Finds the codec and key of every leaf, where leaves are not joined."""
   # prefix: comes before a leaf's path in its key, so it is part of every random
   # bit.
   arrays = partition(identity() if codec is None else codec, tree)
   paths = [prefix + path for path, _ in arrays.leaves]
   keys = [None] * len(paths) if key is None else fold_paths(key, paths)
-  found: dict[int, LeafCodec] = {}
+  by_position: dict[int, LeafCodec] = {}
   for group in arrays.leaf_groups:
     if len(group.leaves) > 1:
       raise ValueError(
@@ -153,8 +154,8 @@ def find_leaf_codecs(
       )
     check_codec(name, group.codec, stateless=stateless, one_round=True)
     (leaf,) = group.leaves
-    found[leaf] = LeafCodec(group.codec, keys[leaf])
-  return [found[i] for i in range(len(arrays.leaves))]
+    by_position[leaf] = LeafCodec(group.codec, keys[leaf])
+  return [by_position[i] for i in range(len(arrays.leaves))]
 
 
 def gather_array(
@@ -202,7 +203,7 @@ def scatter_means(
   axis_name: AxisName,
   sending: hosts.Sending = hosts.AT_ONCE,
 ) -> tuple[list[Array], list[PyTree]]:
-  """Returns this worker's row of the mean of every array, and new states."""
+  """Reduces arrays to this worker's row of each mean, in few collectives."""
   # rows: (workers, ...) for each array, this worker's own. states: one for each
   # row, stacked.
   # Payloads that are small, or not summable, travel in one all-to-all. Means

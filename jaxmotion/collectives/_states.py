@@ -77,7 +77,7 @@ def convert_states(
   op: str = "mean",
   reset_memory: bool = False,
 ) -> PyTree:
-  """Returns states of another layout that remember the same."""
+  """Returns states of another layout that remember the same, for `resize`."""
   # states: of `all_reduce`. Their leaves have a leading axis of workers, and so
   # do those of the result.
   memory = read_memory(states, x, source)
@@ -85,6 +85,7 @@ def convert_states(
 
   def list_keys(layout: StateLayout) -> list[tuple[Any, ...]]:
     """Returns a key of each array, equal where its codec and shape are."""
+    # `devices` is part of it, as the shards of another number differ.
     arrays = partition(layout.codec, _shard_likes(x, layout.devices))
     likes = map(core.shape_string, arrays.array_likes())
     return [
@@ -92,14 +93,14 @@ def convert_states(
       for key in zip(arrays.leaf_groups, likes, strict=True)
     ]
 
-  # `Shared` parts do not depend on workers: the old ones are kept.
+  # `Shared` parts do not depend on workers: the old ones are converted.
   known = dict(zip(list_keys(source), states, strict=True))
-  kept = []
+  converted = []
   for key, state in zip(list_keys(target), new, strict=True):
     parts = iter(core.shared_parts(known.get(key, state)))
     refill = lambda _, parts=parts: core.Shared(next(parts).value)
-    kept.append(core.map_shared(lambda a: a, refill, state))
-  return kept
+    converted.append(core.map_shared(refill, state))
+  return converted
 
 
 def read_memory(
@@ -112,14 +113,14 @@ def read_memory(
     return _read_devices(states, x, layout, layout.devices)
   arrays = partition(layout.codec, x)
   plans = _plan_kept(arrays, layout)
-  found = list(map(_read_whole, plans, states))
+  per_array = list(map(_read_whole, plans, states))
   memory = {}
-  for name in sorted(set().union(*found)):
+  for name in sorted(set().union(*per_array)):
     values = [
       parts[name]
       if name in parts
       else jnp.zeros((layout.workers, *plan.like.shape), jnp.float32)
-      for plan, parts in zip(plans, found, strict=True)
+      for plan, parts in zip(plans, per_array, strict=True)
     ]
     memory[name] = jax.vmap(arrays.merge)(values)
   return memory
@@ -134,7 +135,7 @@ def _read_devices(
   )
   shards, layout = _shard_likes(x, devices), layout._replace(devices=None)
   read = lambda states: read_memory(states, shards, layout)
-  found = jax.vmap(read, 1, axis_size=devices)(by_device)
+  memory = jax.vmap(read, 1, axis_size=devices)(by_device)
 
   def join(like: ShapedLike, pieces: Array) -> Array:
     if not _layout.is_sharded(like, devices):
@@ -142,7 +143,7 @@ def _read_devices(
       return pieces[0]
     return jax.vmap(lambda a: _layout.join_flat(a, like.shape), 1)(pieces)
 
-  return {name: jax.tree.map(join, x, tree) for name, tree in found.items()}
+  return {name: jax.tree.map(join, x, tree) for name, tree in memory.items()}
 
 
 def write_memory(
@@ -214,7 +215,7 @@ def _shard_likes(x: PyTree, devices: int | None) -> PyTree:
 def _plan_kept(
   arrays: Partition, layout: StateLayout
 ) -> list[_layout.ArrayPlan]:
-  """Returns how each array is reduced whose state workers keep."""
+  """Returns how each array is reduced, by which its state is laid out."""
   return _layout.plan_arrays(
     arrays, layout.workers, layout.method, needs_rows=layout.canonical
   )
@@ -223,21 +224,22 @@ def _plan_kept(
 def _read_array(
   plan: _layout.ArrayPlan, state: ReduceState
 ) -> list[dict[str, Array]]:
-  """Returns the parts of the first state, and of a second one."""
+  """Returns what the first state of an array remembers, then the second one."""
   read = functools.partial(read_states, plan.codec)
   if plan.encodes_rows:
-    found = [read(state.first, plan.part, axes=2)]
+    parts = [read(state.first, plan.part, axes=2)]
   else:
-    found = [read(state.first, plan.like)]
+    parts = [read(state.first, plan.like)]
   if plan.method == "two_phase":
-    found.append(read(state.second, plan.part))
-  return found
+    parts.append(read(state.second, plan.part))
+  return parts
 
 
 def _read_whole(
   plan: _layout.ArrayPlan, state: ReduceState
 ) -> dict[str, Array]:
-  """Returns each part of the memory: float32[workers, ...]."""
+  """Returns each worker's memory of a whole array: float32[workers, ...]."""
+  # What each worker remembers of a row of the mean is added to every own one.
 
   def join(rows: Array) -> Array:
     if plan.division is not None:
@@ -260,7 +262,7 @@ def _read_whole(
 def _write_array(
   plan: _layout.ArrayPlan, parts: Mapping[str, Array], canonical: bool
 ) -> ReduceState:
-  """Returns states that remember parts, and nothing of the mean."""
+  """Makes states that remember these parts of an array: `_read_whole` back."""
   workers, like = plan.workers, plan.like
   write = functools.partial(write_states, plan.codec, canonical=canonical)
   second: PyTree = ()
@@ -278,8 +280,8 @@ def _write_array(
 def read_states(
   codec: codecs.Codec, states: PyTree, like: ShapedLike, axes: int = 1
 ) -> dict[str, Array]:
-  """Returns what a codec remembers in states that have leading axes."""
-  # axes: number of leading axes of the states, such as one of workers.
+  """Returns what a codec remembers, of states that are stacked."""
+  # axes: number of leading axes: of workers, and of rows that each encodes.
   read: Callable[[PyTree], dict[str, Array]]
   read = lambda state: codec.read_memory(state, like)
   if not codec.memory_parts:
@@ -298,7 +300,7 @@ def write_states(
   *,
   canonical: bool = False,
 ) -> PyTree:
-  """Returns states with leading axes that remember these parts."""
+  """Returns stacked states that remember these parts: inverts `read_states`."""
   # parts: float32[*lead, ...] by name. lead: number of workers, and of rows
   # that each encodes if there are any.
   # canonical: whether codecs of several levels share the state.
@@ -312,7 +314,6 @@ def write_states(
   means = {name: rows.mean(0) for name, rows in parts.items()}
   write = jax.vmap(write, (0, None), axis_size=lead[0])
   return core.map_shared(
-    lambda a: a,
     lambda node: core.Shared(jax.tree.map(lambda a: a[:1], node.value)),
     write(dict(parts), means),
   )
@@ -329,19 +330,19 @@ def resize_parts(
 ) -> dict[str, Array]:
   """Returns the parts of a codec's memory of one array, on other workers."""
   # parts: float32[old workers, *shape] by name; others are zeros.
-  found = {}
+  resized = {}
   for part in codec.memory_parts:
     if part.row_of is not None:
       continue
     rows = parts.get(part.name)
     # `reset_memory` forgets what is still to be sent.
     if rows is None or (reset_memory and part.is_pending):
-      found[part.name] = jnp.zeros((workers, *shape), jnp.float32)
+      resized[part.name] = jnp.zeros((workers, *shape), jnp.float32)
       continue
     is_summed = op == "sum" and not part.keeps_mean
     scale = len(rows) / workers if is_summed else 1.0
-    found[part.name] = mix_rows(rows, workers) * scale
-  return found
+    resized[part.name] = mix_rows(rows, workers) * scale
+  return resized
 
 
 def mix_rows(rows: Array, count: int) -> Array:

@@ -50,7 +50,7 @@ _MIN_TURNS_BYTES = 3 << 20
 def sum_payloads(
   payloads: list[PyTree], axis_name: AxisName, sending: hosts.Sending
 ) -> list[PyTree]:
-  """Returns the sums of summable payloads over workers."""
+  """Adds payloads up over workers, joined where the result stays the same."""
   # Floats are added. Unsigned words (the seed of a shared random sample) are
   # equal on all workers, so they stay as they are. Empty arrays are not sent.
   # A sum is a sum of floats, so its bits depend on the order of its terms. That
@@ -103,7 +103,7 @@ def join_flat(leaves: Sequence[Array], members: Sequence[int]) -> Array:
 def split_flat(
   leaves: list[Array], members: Sequence[int], joined: Array
 ) -> None:
-  """Puts the parts of an array of `join_flat` where their leaves were."""
+  """Puts the pieces of an array of `join_flat` back into a list of leaves."""
   start = 0
   for i in members:
     shape, size = leaves[i].shape, leaves[i].size
@@ -115,7 +115,7 @@ def scatter_payloads(
   payloads: list[PyTree], axis_name: AxisName, sending: hosts.Sending
 ) -> list[PyTree]:
   """Sums rows of summable payloads over workers; each keeps its own row."""
-  del sending  # Payloads are large, and each is sent by itself.
+  # Payloads are large, and each is sent by itself whatever `sending` says.
   index = core.worker_index(axis_name)
 
   def scatter_leaf(a: Array) -> Array:
@@ -206,7 +206,8 @@ def _exchange_words(rows: PyTree, axis_name: AxisName) -> PyTree:
 def permute_payload(
   payload: PyTree, axis_name: AxisName, pairs: Sequence[tuple[int, int]]
 ) -> PyTree:
-  """Sends a payload from the first worker of each pair to the second."""
+  """Sends a payload from the first worker of each pair to the second one."""
+  # All its leaves travel in one buffer of words.
   rows = jax.tree.map(lambda a: a[None], core.to_varying(payload, axis_name))
   if not jax.tree.leaves(rows):
     return payload
@@ -217,7 +218,7 @@ def permute_payload(
 def _split_in_halves(
   payloads: list[PyTree],
 ) -> tuple[list[PyTree], list[PyTree]]:
-  """Splits large payloads into two halves of about the same bytes."""
+  """Splits large payloads into two halves that are sent one by one."""
   # The backward pass computes gradients from the last array to the first. So
   # the second half can be on the link while the first is still being computed.
   # Returns the first half, which is computed late and may be empty, and the
@@ -235,7 +236,7 @@ def _send_early_first(
   late: Sequence[Array],
   early: Sequence[Array],
 ) -> tuple[Sequence[Array], Sequence[Array], Sequence[Array]]:
-  """Sends `early`, then `late`, each as soon as it is computed."""
+  """Sends the halves of `_split_in_halves`, each once it is computed."""
   # Without the order, XLA:CPU would join both into one collective, which starts
   # when the last gradient is there: nothing would overlap.
   # Returns the sums of `late`, the sums of `early`, and `late` as it was sent.
@@ -367,7 +368,7 @@ def _pack_words(payload: PyTree) -> Array:
 
 
 def _unpack_words(received: Sequence[Array], payload: PyTree) -> PyTree:
-  """Unpacks words that `_pack_words` packed."""
+  """Unpacks rows of words to leaves like those that `_pack_words` packed."""
   leaves, treedef = jax.tree.flatten(payload)
   width = received[0].dtype.itemsize
   unpacked, start = [], 0

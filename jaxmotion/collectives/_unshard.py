@@ -123,14 +123,13 @@ def unshard(
         f"{x.ndim} axes, got {spec}: its rows would be in another order."
       )
     spec = spec if any(entry is not None for entry in spec) else None
-  how = _How(axis_name, axis, spec, **codecs)
+  one = _Gather(axis_name, axis, spec, **codecs)
 
   def gather(part: Array, key: core.Key | None) -> Array:
-    return how.map_model(how.gather_shard, (spec, jax.P()), spec)(part, key)
+    return one.map_model(one.gather_shard, (spec, jax.P()), spec)(part, key)
 
   @jax.custom_vjp
   def run(part: Array, error: Array | None, key: core.Key | None) -> Array:
-    del error
     return gather(part, key)
 
   def forward(part: Array, *kept: Any) -> tuple[Array, Any]:
@@ -138,7 +137,7 @@ def unshard(
 
   def backward(kept: Any, ct: Array) -> tuple[Any, Any, Any]:
     specs = spec, spec
-    reduce = how.map_model(how.reduce_shard, (*specs, jax.P()), specs)
+    reduce = one.map_model(one.reduce_shard, (*specs, jax.P()), specs)
     zeros = jax.custom_derivatives.zero_from_primal(kept[1])
     return *reduce(ct, *kept), zeros
 
@@ -146,8 +145,8 @@ def unshard(
   return run(*core.to_varying((x, error, key), workers))
 
 
-class _How(NamedTuple):
-  """Everything about an `unshard` but its arrays."""
+class _Gather(NamedTuple):
+  """Arguments of an `unshard` but its arrays; gathers and reduces one shard."""
 
   axis_name: AxisName
   axis: int
@@ -172,7 +171,7 @@ class _How(NamedTuple):
     )
 
   def gather_shard(self, part: Array, key: core.Key | None) -> Array:
-    """Returns the whole weights."""
+    """Gathers the parts of all workers through the codec of weights."""
     (rows,) = _rounds.gather_shards(
       [part],
       [_rounds.LeafCodec(self.weight_codec, key)],

@@ -244,7 +244,7 @@ def _has_buffer(kind: type) -> bool:
 def _find_places(
   args: Mapping[str, _tree.PyTree], leaf: jax.Array
 ) -> list[str]:
-  """Returns the argument and path of every place where the array is given."""
+  """Names every place, argument and path, where an array is given."""
   return [
     f"{name}/{path}" if path else name
     for name, tree in args.items()

@@ -217,7 +217,7 @@ def to_varying(tree: _tree.PyTree, axis_name: _tree.AxisName) -> _tree.PyTree:
 def to_varying_like(
   tree: _tree.PyTree, like: _tree.PyTree, axis_name: _tree.AxisName
 ) -> _tree.PyTree:
-  """Types reduced leaves as their sources, but for the workers' axes."""
+  """Types reduced leaves like their sources over all axes but the workers'."""
   # Branches must return values of one type. An empty array may depend on
   # nothing, and one that travels beside others is typed as they are.
   axes = frozenset().union(*map(varying_axes, jax.tree.leaves(like)))
@@ -325,12 +325,12 @@ def list_platforms() -> Collection[str]:
 
 @functools.cache
 def _own_platforms() -> Collection[str]:
-  found = {"cpu"}
+  platforms = {"cpu"}
   for platform in ("cuda", "rocm", "tpu"):
     with contextlib.suppress(RuntimeError):
       jax.devices(platform)
-      found.add(platform)
-  return found
+      platforms.add(platform)
+  return platforms
 
 
 def find_free_axes() -> dict[Any, int]:
@@ -352,17 +352,25 @@ def eval_shape_in_map(
   """Returns the types of a function's results inside of a map over workers."""
   # The specs of a map's results may depend on what the function returns. So
   # `fun` is traced once for its types alone.
-  # map_options: arguments of `jax.shard_map` but `out_specs`; args: whole
-  # arrays.
-  found = []
+  find_types = lambda *local: jax.tree.map(jax.typeof, fun(*local))
+  return call_in_map(find_types, map_options, *args)
+
+
+def call_in_map(
+  fun: Callable[..., Any], map_options: Mapping[str, Any], *args: _tree.PyTree
+) -> Any:
+  """Returns what a function, traced inside of a map, says of its arguments."""
+  # fun: returns no tracers. map_options: arguments of `jax.shard_map` but
+  # `out_specs`; args: whole arrays.
+  results = []
 
   def trace(*local: _tree.PyTree) -> jax.Array:
-    found.append(jax.tree.map(jax.typeof, fun(*local)))
+    results.append(fun(*local))
     return jnp.zeros(())
 
   probe = jax.shard_map(trace, out_specs=PartitionSpec(), **map_options)
   jax.eval_shape(probe, *args)
-  return found[0]
+  return results[0]
 
 
 def without_context_mesh() -> Any:

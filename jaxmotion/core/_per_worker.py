@@ -40,10 +40,12 @@ class Shared:
 
 
 def map_shared(
-  own: Callable[[Any], Any], shared: Callable[[Shared], Any], tree: _tree.PyTree
+  shared: Callable[[Shared], Any],
+  tree: _tree.PyTree,
+  own: Callable[[Any], Any] = lambda leaf: leaf,
 ) -> _tree.PyTree:
-  """Maps the leaves of a state, and the `Shared` parts of it as a whole."""
-  # own: leaf -> leaf, outside of `Shared`; shared: Shared -> subtree.
+  """Maps the `Shared` parts of a state as a whole, and all other leaves."""
+  # shared: Shared -> subtree; own: leaf -> leaf, outside of `Shared`.
   return jax.tree.map(
     lambda node: shared(node) if isinstance(node, Shared) else own(node),
     tree,
@@ -53,28 +55,23 @@ def map_shared(
 
 def drop_shared(tree: _tree.PyTree) -> _tree.PyTree:
   """Returns a state whose `Shared` parts hold nothing."""
-  return map_shared(lambda a: a, lambda node: Shared((), node.axes), tree)
+  return map_shared(lambda node: Shared((), node.axes), tree)
 
 
 def shared_parts(tree: _tree.PyTree) -> list[Shared]:
   """Returns the `Shared` parts of a state, in the order of its leaves."""
-  found: list[Shared] = []
-  map_shared(lambda a: a, found.append, tree)
-  return found
+  return _tree.find_nodes(tree, Shared)
 
 
 def name_axes(tree: _tree.PyTree, axis_name: _tree.AxisName) -> _tree.PyTree:
   """Returns a state whose `Shared` parts name the axes of their workers."""
-  return map_shared(
-    lambda a: a,
-    # Parts that name their axes keep them.
-    lambda node: Shared(node.value, node.axes or _tree.axis_names(axis_name)),
-    tree,
-  )
+  names = _tree.axis_names(axis_name)
+  # Parts that name their axes keep them.
+  return map_shared(lambda node: Shared(node.value, node.axes or names), tree)
 
 
 def settle_state(tree: _tree.PyTree, axis_name: _tree.AxisName) -> _tree.PyTree:
-  """Types state as each worker's own, and its `Shared` parts as equal."""
+  """Types state as varying over workers, and its `Shared` parts as equal."""
   # Types of a state must not depend on how it was made, or branches and loops
   # would get two types.
   axes = _tree.axis_names(axis_name)
@@ -92,7 +89,7 @@ def settle_state(tree: _tree.PyTree, axis_name: _tree.AxisName) -> _tree.PyTree:
     return Shared(_compat.to_varying(node.value, others), node.axes)
 
   tree = name_axes(tree, axes)
-  return map_shared(lambda a: _compat.to_varying(a, axes), settle_shared, tree)
+  return map_shared(settle_shared, tree, lambda a: _compat.to_varying(a, axes))
 
 
 @jax.tree_util.register_dataclass
@@ -175,6 +172,11 @@ class PerWorker(NamedTuple):
   value: _tree.PyTree
 
 
+def is_marked(node: Any) -> bool:
+  """Says whether a node of a state holds what each worker has of its own."""
+  return isinstance(node, PerWorker | Split)
+
+
 def pack_worker(tree: _tree.PyTree) -> PerWorker:
   """Marks one worker's own state: adds the leading axis of length 1."""
   return PerWorker(jax.tree.map(lambda a: lax.expand_dims(a, (0,)), tree))
@@ -235,11 +237,9 @@ def state_specs(state: _tree.PyTree, axis_name: _tree.AxisName) -> _tree.PyTree:
     """Returns the spec of a leaf, or those of what a marker holds."""
     if isinstance(node, PerWorker):
       own = PartitionSpec(axis_name)
-      return PerWorker(map_shared(lambda _: own, spec_shared, node.value))
+      return PerWorker(map_shared(spec_shared, node.value, lambda _: own))
     if isinstance(node, Split):
       return node.specs({*node.axes, *names})
     return PartitionSpec()
 
-  return jax.tree.map(
-    spec_of, state, is_leaf=lambda n: isinstance(n, PerWorker | Split)
-  )
+  return jax.tree.map(spec_of, state, is_leaf=is_marked)

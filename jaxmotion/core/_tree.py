@@ -139,6 +139,12 @@ def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
   return [(leaf_path(p), x) for p, x in jax.tree.leaves_with_path(tree)]
 
 
+def find_nodes(tree: PyTree, kinds: type | tuple[type, ...]) -> list[Any]:
+  """Returns the outermost nodes of a tree that are objects of some classes."""
+  is_kind = lambda node: isinstance(node, kinds)
+  return list(filter(is_kind, jax.tree.leaves(tree, is_leaf=is_kind)))
+
+
 def tree_bytes(tree: PyTree) -> int:
   """Returns the bytes of all arrays (or shapes with a dtype) of a tree.
 

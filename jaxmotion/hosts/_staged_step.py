@@ -195,7 +195,7 @@ class StepsInFlight:
 
 
 class _Program(NamedTuple):
-  """Describes one jitted program of a step."""
+  """Describes one jitted program of a step, and which thread dispatches it."""
 
   stage: _stages.Stage
   run: Callable[..., Any]
@@ -204,7 +204,7 @@ class _Program(NamedTuple):
 
 
 class _Plan(NamedTuple):
-  """Lists the programs of a step for arguments of some shapes."""
+  """Lists the programs of a step, for arguments of certain shapes."""
 
   stages: _stages.Stages
   programs: tuple[_Program, ...]
@@ -261,10 +261,10 @@ class StagedStep:
     try:
       for program in plan.programs:
         operands = [arrays[v] for v in program.stage.reads]
-        made = self._dispatch(program, operands)
-        arrays.update(zip(program.stage.makes, made, strict=True))
+        results = self._dispatch(program, operands)
+        arrays.update(zip(program.stage.makes, results, strict=True))
         if program.queue is not None:
-          sent.append(made)
+          sent.append(results)
         for value in program.drops:
           del arrays[value]
     finally:
@@ -272,9 +272,9 @@ class StagedStep:
       if self._own is None:
         jax.block_until_ready(sent)
     outputs = [arrays[v] for v in plan.stages.outputs]
-    kept = set(map(id, outputs))
+    returned = set(map(id, outputs))
     for leaf in jax.tree.leaves(args[: self._donated]):
-      if isinstance(leaf, jax.Array) and id(leaf) not in kept:
+      if isinstance(leaf, jax.Array) and id(leaf) not in returned:
         leaf.delete()  # No program could write to it.
     return jax.tree.unflatten(plan.treedef, outputs)
 
@@ -286,8 +286,8 @@ class StagedStep:
     if not queue:
       return self._senders[0].send(program.run, *operands)
     operands = [_move(x, self._meshes[queue]) for x in operands]
-    made = self._senders[queue].send(program.run, *operands)
-    return [_move(x, self._mesh) for x in made]
+    results = self._senders[queue].send(program.run, *operands)
+    return [_move(x, self._mesh) for x in results]
 
   def _make_plan(
     self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -320,7 +320,7 @@ class StagedStep:
   def _jit_all(
     self, stages: _stages.Stages, taken_by: dict[Any, Any]
   ) -> tuple[_Program, ...]:
-    """Returns the jitted programs, which donate what nobody reads again."""
+    """Jits the stages, which donate what is not read again, in their queues."""
     last: dict[Any, int] = {}
     for index, stage in enumerate(stages.programs):
       last.update(dict.fromkeys(stage.reads, index))
@@ -345,7 +345,7 @@ class StagedStep:
 
 
 def _match_buffers(stages: _stages.Stages, donated: int) -> dict[Any, Any]:
-  """Returns the result that takes each donated argument's buffer."""
+  """Matches each donated argument with the result that takes its buffer."""
   # Those of `jax.jit`: the next result of the same shape and dtype, in order.
   # So a parameter's buffer goes to the new value of that parameter.
   free: dict[Any, list[Any]] = {}
@@ -359,7 +359,7 @@ def _match_buffers(stages: _stages.Stages, donated: int) -> dict[Any, Any]:
 
 
 def _move(x: jax.Array, mesh: Mesh) -> jax.Array:
-  """Returns the same buffer as an array on another order of the devices."""
+  """Returns the same buffer as an array of a mesh in another order."""
   # A sum has no use for the order of its terms' rows.
   assert isinstance(x.sharding, NamedSharding)
   return jax.make_array_from_single_device_arrays(

@@ -35,7 +35,7 @@ _SUMS = frozenset("psum psum2 psum_invariant".split())
 
 
 class Map(NamedTuple):
-  """Describes a `shard_map` over all axes of workers."""
+  """Describes a `shard_map` of the step, whose inner steps stages run apart."""
 
   step: program.Step  # The map, seen from outside.
   body: program.Program  # Its function, flat.
@@ -63,7 +63,7 @@ class MapResult(NamedTuple):
 
 
 class Node(NamedTuple):
-  """Describes a step of a program, or a result that a map hands out."""
+  """Describes a unit of work: one step, or a result that a map hands out."""
 
   own_map: Map | None  # The map that it is in; None outside of maps.
   step: program.Step  # The map itself if the node hands out a result.
@@ -94,7 +94,7 @@ class Node(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Stage:
-  """Holds one program of a step, over the mesh of its maps."""
+  """Holds one of the programs that a training step is cut into."""
 
   nodes: Sequence[Node]  # In the order in which they run.
   reads: list[program.Value]  # Arguments, in their order.
@@ -109,7 +109,8 @@ class Stage:
     return all(_is_symmetric(node.step) for node in self.nodes if node.sends)
 
   def run(self, *arrays: Any, mesh: Mesh | None = None) -> list[Any]:
-    """Returns what it makes, on the mesh of its maps or on another order."""
+    """Runs the stage; returns what it makes for later stages and the caller."""
+    # mesh: the devices of its maps, maybe in another order; None: as traced.
     env: dict[program.Value, Any] = dict(zip(self.reads, arrays, strict=True))
     for _, group in itertools.groupby(self.nodes, lambda n: id(n.own_map)):
       nodes = list(group)
@@ -127,7 +128,8 @@ class Stage:
     env: dict[program.Value, Any],
     mesh: Mesh,
   ) -> None:
-    """Runs steps of one map, and adds what they make to `env`."""
+    """Runs the stage's steps of one map in a map of their own; fills `env`."""
+    # What other stages read of the inside has a leading axis of workers.
     params = own_map.step.params
     steps = [node.step for node in nodes if node.result is None]
     map_results = [node.result for node in nodes if node.result is not None]
@@ -213,10 +215,10 @@ def cut_for_flight(closed: Any, own: Sequence[int]) -> Stages | None:
 
 
 class _Cut:
-  """Assigns each node of a step to a stage."""
+  """Assigns each node of a traced step to a stage, and makes the stages."""
 
   def __init__(self, closed: Any):
-    """Lists the nodes of a traced step; no stage has any yet."""
+    """Lists the nodes of a traced step, and which reads whose results."""
     self._top = program.flatten(closed)
     self._constants = dict(self._top.constants)
     self._nodes: list[Node] = []
@@ -275,7 +277,7 @@ class _Cut:
     return Stages(programs, self._top.inputs, tuple(outputs), self._constants)
 
   def _add_map(self, step: program.Step) -> None:
-    """Adds the steps of a map, and one that hands out each of its results."""
+    """Adds nodes for the steps inside of a map, and for each result of it."""
     body = program.flatten(step.params["jaxpr"], calls="sending", backend="cpu")
     own_map = Map(step, body)
     self._outer_of.update(zip(body.inputs, step.ins, strict=True))
@@ -294,7 +296,7 @@ class _Cut:
     return operand
 
   def _find_repeated(self) -> list[bool]:
-    """Tells which nodes each program that needs their results runs anew."""
+    """Finds nodes so cheap that every stage runs them anew for itself."""
     repeated: list[bool] = []
     for node, reads in zip(self._nodes, self._reads, strict=True):
       if node.result is not None or node.sends:
@@ -311,7 +313,7 @@ class _Cut:
     return repeated
 
   def _group_collectives(self) -> list[list[int]]:
-    """Returns the collectives that are sent together, in order."""
+    """Groups collectives that are sent together, in the order of sending."""
     # Those of a group do not depend on one another. What needs no local work is
     # sent first: a delayed gradient, beside the computation of the next one.
     is_late = self._is_late
@@ -343,7 +345,8 @@ class _Cut:
     return groups
 
   def _find_late(self) -> list[bool]:
-    """Tells which nodes are of a map that sends nothing, or depend on one."""
+    """Finds nodes of maps that send nothing, and all that depends on them."""
+    # These are the local work of a step: gradients, and what follows from them.
     sends = {id(node.own_map) for node in self._nodes if node.sends}
     sends.add(id(None))  # What is outside of maps is of no map.
     return self._find_followers(id(n.own_map) not in sends for n in self._nodes)
@@ -402,7 +405,7 @@ class _Cut:
     return True
 
   def _find_map_stage(self, index: int, after: int) -> int | None:
-    """Returns the program that makes a result of a map before others follow."""
+    """Returns the stage that has computed a map's result already, or None."""
     # Another program would copy it, and none could write it in place.
     if self._nodes[index].result is None:
       return None
@@ -411,7 +414,7 @@ class _Cut:
     return last if last < after and not last % 2 else None
 
   def _assign_received(self) -> None:
-    """Assigns what a collective's own program computes behind it."""
+    """Lets a sending stage compute what is marked as received, behind it."""
     for i, node in enumerate(self._nodes):
       if not node.is_marked(_sending.RECEIVED):
         continue
@@ -468,12 +471,14 @@ class _Cut:
     return outer if is_same and isinstance(outer, program.Value) else value
 
   def _find_followers(self, marked: Iterable[bool]) -> list[bool]:
-    """Tells which nodes are marked, or depend on one that is."""
-    found: list[bool] = []
+    """Finds nodes that are marked, or depend on one that is."""
+    follows: list[bool] = []
     for is_marked, reads in zip(marked, self._reads, strict=True):
       makers = [self._maker.get(v) for v in reads]
-      found.append(is_marked or any(found[m] for m in makers if m is not None))
-    return found
+      follows.append(
+        is_marked or any(follows[m] for m in makers if m is not None)
+      )
+    return follows
 
   def _real_makers(self, index: int) -> Iterator[int]:
     """Yields the nodes whose results a node reads, through repeated ones."""
@@ -490,21 +495,21 @@ class _Cut:
         yield maker
 
   def _leading_to(self, values: Iterable[program.Value]) -> set[int]:
-    """Returns the nodes that values depend on."""
-    found: set[int] = set()
+    """Returns all nodes that values depend on, directly or not."""
+    nodes: set[int] = set()
     todo = [values]
     while todo:
       for value in todo.pop():
         maker = self._maker.get(value)
-        if maker is not None and maker not in found:
-          found.add(maker)
+        if maker is not None and maker not in nodes:
+          nodes.add(maker)
           todo.append(self._reads[maker])
-    return found
+    return nodes
 
   def _collect(
     self, own: list[int], wanted: list[program.Value], stage: int
   ) -> tuple[list[Node], list[program.Value]]:
-    """Returns the nodes of a stage in order, and what it reads."""
+    """Returns the nodes of a stage, with repeated ones, and what it reads."""
     nodes, reads = set(own), dict[program.Value, None]()
     todo = [v for i in own for v in self._reads[i]] + list(wanted)
     while todo:

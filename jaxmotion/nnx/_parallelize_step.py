@@ -176,7 +176,7 @@ def _map_step(
   calls = extend.StepCalls(mesh, has_static=True)
 
   def split_graph(args: Any, kwargs: Any) -> tuple[dict[str, Any], Any]:
-    """Returns the graph nodes, and what `run_step` takes."""
+    """Splits modules into a graph and arrays, which `run_step` takes."""
     arguments, static = parameters.bind(args, kwargs)
     given = {n: arguments.pop(n) for n in parameters.split if n in arguments}
     calls.check_arrays(given)
@@ -229,12 +229,12 @@ class _GraphLeaf(NamedTuple):
 def _describe_state(
   nodes: PyTree, state: Any, axis_name: AxisName
 ) -> tuple[_GraphLeaf, ...]:
-  """Describes the leaves of a state, in the order of its tree."""
-  found: dict[Any, type] = {}
+  """Describes each array of the modules' state: its variable, spec, metric."""
+  kinds: dict[Any, type] = {}
   cut: dict[Any, P] = {}
   equal: dict[Any, tuple[str, ...]] = {}
   for path, node in nnx.iter_graph(nodes):
-    found[path] = type(node)
+    kinds[path] = type(node)
     if isinstance(node, core.Split):
       cut |= _cut_specs(path, node)
     if isinstance(node, core.Shared):
@@ -245,7 +245,7 @@ def _describe_state(
   leaves: list[_GraphLeaf] = []
   for key_path, variable in variables:
     path = tuple(_key_value(key) for key in key_path)
-    above = [found.get(path[:i]) for i in range(len(path))]
+    above = [kinds.get(path[:i]) for i in range(len(path))]
     same = {name for i in range(len(path)) for name in equal.get(path[:i], ())}
     own = tuple(name for name in core.axis_names(axis_name) if name not in same)
     spec = cut.get(path, P())
@@ -288,7 +288,7 @@ def _choose_joins(
   shapes: PyTree,
   differs: Sequence[bool],
 ) -> list[extend.Join]:
-  """Returns how each array of the workers' states and results becomes one."""
+  """Chooses how the workers' arrays and results become one."""
   new, results = shapes
   count = len(leaves)
   summed = [

@@ -3,25 +3,50 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxmotion import codecs, core, transforms
+from jaxmotion.collectives.extend import NONFINITE_POLICIES, zero_nonfinite
 from jaxmotion.core import Array, AxisName, PyTree
-from jaxmotion.presets import _common
+
+_Preset = TypeVar("_Preset", bound=Callable[..., Any])
+
+
+class Facts(NamedTuple):
+  """Facts that the planner must know of a preset, its attribute `facts`."""
+
+  # What it changes about training. `{every}` stands for the steps between two
+  # exchanges of a scheme.
+  note: str
+  # What it assumes, by the planner's name for it. The planner adds what breaks
+  # the assumption to these words.
+  assumes: Mapping[str, str]
+
+
+def note_facts(note: str, **assumes: str) -> Callable[[_Preset], _Preset]:
+  """Makes a decorator that says what the planner must know of a preset."""
+
+  def decorate(preset: _Preset) -> _Preset:
+    preset.facts = Facts(note, assumes)  # type: ignore[attr-defined]
+    return preset
+
+  return decorate
+
 
 # Densities of the warm-up of `dgc`.
 _STAGES = 4
-_NEEDS_SGD = _common.note_facts(
+_NEEDS_SGD = note_facts(
   "Has the momentum inside: follow it by SGD without momentum.",
   no_moments="It has the momentum inside and assumes SGD without one after it",
 )
 
 
-@_common.note_facts(
+@note_facts(
   "Sends factors of rank 4, after 1000 steps at full precision.",
   no_stacks="It assumes that an array is one matrix of low rank",
 )
@@ -175,7 +200,7 @@ def dgc(
   if clip_norm is not None:
     core.check_number("clip_norm", clip_norm, 0, open_low=True)
     tx = optax.chain(_clip_locally(clip_norm, axis_name), tx)
-  return _common.guard_nonfinite(tx, nonfinite, axis_name)
+  return guard_nonfinite(tx, nonfinite, axis_name)
 
 
 @_NEEDS_SGD
@@ -229,10 +254,10 @@ def ef21_sgdm(
     lambda count: (count < start).astype(int),
   )
   tx = optax.chain(transforms.per_worker(_average(momentum), axis_name), tx)
-  return _common.guard_nonfinite(tx, nonfinite, axis_name)
+  return guard_nonfinite(tx, nonfinite, axis_name)
 
 
-@_common.note_facts(
+@note_facts(
   "Each worker keeps a part of the optimizer's state; gradients and weights "
   "lose accuracy at 4 bits.",
   elementwise="It assumes an optimizer of single elements",
@@ -282,6 +307,20 @@ def sdp4bit(
   )
 
 
+def guard_nonfinite(
+  tx: optax.GradientTransformation, policy: str, axis_name: AxisName
+) -> optax.GradientTransformationExtraArgs:
+  """Applies a policy for non-finite gradients to a whole chain."""
+  # A NaN would stay in a momentum that each worker keeps before the exchange.
+  core.check_choice("nonfinite", policy, NONFINITE_POLICIES)
+  if policy == "skip":
+    return transforms.skip_nonfinite(tx, axis_name, wait=True)
+  if policy == "zero":
+    zero = optax.stateless(lambda updates, params: zero_nonfinite(updates))
+    tx = optax.chain(zero, tx)
+  return optax.with_extra_args_support(tx)
+
+
 def _exchange_large(
   axis_name: AxisName,
   levels: Sequence[codecs.Codec],
@@ -314,7 +353,6 @@ def _clip_locally(
 
   def clip_gradient(updates: PyTree, params: PyTree) -> PyTree:
     """Returns the gradient of this worker, scaled down if it is too large."""
-    del params
     leaves = [a for a in jax.tree.leaves(updates) if a.size]
     if not leaves:
       return updates
@@ -335,7 +373,7 @@ def _clip_locally(
 
 
 def _average(decay: float) -> optax.GradientTransformation:
-  """Averages gradients exponentially, beginning with the first gradient."""
+  """Makes an exponential average that begins with the first gradient."""
 
   def init(params: PyTree) -> optax.EmaState:
     zeros = jax.tree.map(jnp.zeros_like, params)
@@ -345,7 +383,6 @@ def _average(decay: float) -> optax.GradientTransformation:
     updates: PyTree, state: optax.EmaState, params: PyTree | None = None
   ) -> tuple[PyTree, optax.EmaState]:
     """Returns the averages, and the state that holds them for the next step."""
-    del params
     # `optax.ema` would begin with zero, or divide by its weights so far.
     old = jnp.where(state.count > 0, decay, 0.0)
     average = jax.tree.map(

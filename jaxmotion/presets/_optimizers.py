@@ -11,7 +11,7 @@ from jax import lax
 
 from jaxmotion import codecs, core, hosts, transforms
 from jaxmotion.core import Array, AxisName, PyTree
-from jaxmotion.presets import _common
+from jaxmotion.presets._exchanges import guard_nonfinite, note_facts
 
 _NOTE_TUNED = "Replaces the optimizer; its learning rate has to be tuned."
 
@@ -26,7 +26,7 @@ class OnebitAdamState(NamedTuple):
   coded: transforms.ExchangeState  # Of the exchange of momenta.
 
 
-@_common.note_facts(
+@note_facts(
   "Replaces the optimizer by Adam, whose second moments freeze.",
   no_lookups="It assumes that every element has a gradient before its second "
   "moments freeze",
@@ -99,7 +99,6 @@ def onebit_adam(
     **extra_args: Any,
   ) -> tuple[PyTree, OnebitAdamState]:
     """Returns Adam's direction, by the mean gradient or by coded momenta."""
-    del params
     sending = hosts.check_sending(extra_args.get("sending"))
 
     def move_mu(updates: PyTree) -> PyTree:
@@ -134,7 +133,7 @@ def onebit_adam(
   return _chain_parts(parts, axis_name, learning_rate, weight_decay, nonfinite)
 
 
-@_common.note_facts(_NOTE_TUNED)
+@note_facts(_NOTE_TUNED)
 def demo(
   axis_name: AxisName,
   learning_rate: optax.ScalarOrSchedule,
@@ -172,7 +171,7 @@ def demo(
     Peng, Quesnelle and Kingma, *DeMo: Decoupled Momentum Optimization*, arXiv
     2411.19870, 2024. Code: bloc97/DeMo, commit 0e48145.
   """
-  _common.check_rates(learning_rate, weight_decay)
+  check_rates(learning_rate, weight_decay)
   greatest = codecs.contributors(codecs.topk_columns(count=count))
   codec = codecs.chain(codecs.dct(chunk=chunk), greatest)
   parts = [
@@ -186,7 +185,7 @@ def demo(
   return _chain_parts(parts, axis_name, learning_rate, weight_decay, nonfinite)
 
 
-@_common.note_facts(_NOTE_TUNED)
+@note_facts(_NOTE_TUNED)
 def lion(
   axis_name: AxisName,
   learning_rate: optax.ScalarOrSchedule,
@@ -238,13 +237,12 @@ def _make_vote(one_bit: bool) -> codecs.vote:
 
 
 def _interpolate(b1: float, b2: float) -> optax.GradientTransformation:
-  """Mixes gradients with their momentum, which is the state."""
+  """Makes Lion's mix of gradient and momentum, whose sign is its update."""
 
   def update(
     updates: PyTree, mu: PyTree, params: PyTree | None = None
   ) -> tuple[PyTree, PyTree]:
     """Returns Lion's direction, whose sign is voted on, and its momentum."""
-    del params
 
     def mix(b: float) -> PyTree:
       return jax.tree.map(lambda m, g: b * m + (1 - b) * g, mu, updates)
@@ -256,7 +254,7 @@ def _interpolate(b1: float, b2: float) -> optax.GradientTransformation:
   )
 
 
-@_common.note_facts(_NOTE_TUNED)
+@note_facts(_NOTE_TUNED)
 def signum(
   axis_name: AxisName,
   learning_rate: optax.ScalarOrSchedule,
@@ -293,9 +291,7 @@ def signum(
   return _chain_parts(parts, axis_name, learning_rate, weight_decay, nonfinite)
 
 
-@_common.note_facts(
-  f"{_NOTE_TUNED} It is meant as the outer one of `local_updates`."
-)
+@note_facts(f"{_NOTE_TUNED} It is meant as the outer one of `local_updates`.")
 def sparse_loco(
   axis_name: AxisName,
   learning_rate: optax.ScalarOrSchedule = 1.0,
@@ -360,7 +356,7 @@ def _chain_parts(
   nonfinite: str,
 ) -> optax.GradientTransformationExtraArgs:
   """Chains an optimizer's parts, weight decay, rate and non-finite policy."""
-  _common.check_rates(learning_rate, weight_decay)
+  check_rates(learning_rate, weight_decay)
   # Decayed weights need parameters, which a decay of zero does not ask for.
   decays = not isinstance(weight_decay, int | float) or weight_decay
   tx = optax.chain(
@@ -368,4 +364,19 @@ def _chain_parts(
     optax.add_decayed_weights(weight_decay) if decays else optax.identity(),
     optax.scale_by_learning_rate(learning_rate),
   )
-  return _common.guard_nonfinite(tx, nonfinite, axis_name)
+  return guard_nonfinite(tx, nonfinite, axis_name)
+
+
+def check_rates(learning_rate: Any, weight_decay: Any) -> None:
+  """Raises unless rates are numbers >= 0 or scalars, or one is a schedule."""
+  is_schedule = callable(learning_rate) and not isinstance(learning_rate, type)
+  rates = {"learning_rate": learning_rate, "weight_decay": weight_decay}
+  for name, value in rates.items():
+    if isinstance(value, jax.Array):
+      core.check_float(name, value)
+      if jnp.ndim(value):
+        raise ValueError(
+          f"`{name}` must be a scalar, got shape {jnp.shape(value)}."
+        )
+    elif name != "learning_rate" or not is_schedule:
+      core.check_number(name, value, 0)

@@ -10,7 +10,8 @@ import optax
 
 from jaxmotion import codecs, core, transforms
 from jaxmotion.core import AxisName, PyTree
-from jaxmotion.presets import _common
+from jaxmotion.presets._exchanges import note_facts
+from jaxmotion.presets._optimizers import check_rates
 from jaxmotion.transforms import extend
 
 _INT2 = codecs.feedback(codecs.uniform(bits=2))
@@ -18,7 +19,7 @@ _INT4 = codecs.feedback(codecs.chain(codecs.rotate(), codecs.uniform(bits=4)))
 _NOTE_APART = "Workers train apart for {every} steps: compare the loss."
 
 
-@_common.note_facts(_NOTE_APART)
+@note_facts(_NOTE_APART)
 def diloco(
   inner: optax.GradientTransformation,
   *,
@@ -55,7 +56,7 @@ def diloco(
   return transforms.local_updates(inner, outer, every=every, **options)
 
 
-@_common.note_facts(_NOTE_APART)
+@note_facts(_NOTE_APART)
 def streaming_diloco(
   inner: optax.GradientTransformation,
   *,
@@ -101,7 +102,7 @@ def streaming_diloco(
   return transforms.local_updates(inner, outer, **options)
 
 
-@_common.note_facts(
+@note_facts(
   f"Replaces the optimizer by Muon. {_NOTE_APART}",
   matrices="It assumes matrices, which it orthogonalizes",
   no_lookups="It orthogonalizes every matrix, which is wrong for a table",
@@ -142,7 +143,7 @@ def muloco(
     optimizer for DiLoCo*, arXiv 2505.23725, 2025.
   """
   _refuse_options("muloco", "local_updates", ("inner", "outer"), options)
-  _common.check_rates(learning_rate, weight_decay)
+  check_rates(learning_rate, weight_decay)
   muon = optax.contrib.muon(
     learning_rate, weight_decay=weight_decay, adam_weight_decay=weight_decay
   )
@@ -164,7 +165,7 @@ def muloco(
   return transforms.local_updates(inner, outer, every=every, **options)
 
 
-@_common.note_facts(
+@note_facts(
   "Each worker keeps a part of all state, in fewer bits.",
   gathered_blocks="It assumes a loss that gathers its blocks by "
   "`transforms.gather_block`",

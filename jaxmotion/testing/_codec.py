@@ -14,8 +14,8 @@ from jaxmotion.codecs.extend import (
   check_codec as check_codec_of_arrays,
 )
 from jaxmotion.core import Array, PyTree
-from jaxmotion.testing import _arguments, _laws
-from jaxmotion.testing._arguments import require
+from jaxmotion.testing import _laws
+from jaxmotion.testing._laws import require
 
 _PAYLOAD_DTYPES = set("uint8 uint16 uint32 float32 float16 bfloat16".split())
 # Of a mean of rounds, as a share of the greatest element.
@@ -53,7 +53,7 @@ def check_codec(codec: codecs.Codec, x: Array, *, ulps: int = 0) -> None:
     >>> from jaxmotion import codecs
     >>> check_codec(codecs.uniform(bits=8), jnp.linspace(-1, 1, 100))
   """
-  _arguments.check_codec_and_array(codec, "x", x)
+  _laws.check_codec_and_array(codec, "x", x)
   core.check_int("ulps", ulps, 0, 1 << 20)
   key = core.make_key(7)
   state = codec.init(x)
@@ -112,7 +112,7 @@ def check_round_trips(codec: codecs.Codec, arrays: Sequence[Array]) -> None:
   """
   check_codec_of_arrays("codec", codec)
   for i, x in enumerate(core.check_sequence("arrays", arrays, "arrays")):
-    _arguments.check_array(f"arrays[{i}]", x)
+    _laws.check_array(f"arrays[{i}]", x)
 
   @jax.jit
   def round_trips(arrays: Sequence[Array]) -> list[Any]:
@@ -248,7 +248,7 @@ def _check_rows(
 
 
 def _check_config(codec: codecs.Codec) -> None:
-  """Requires that the configuration constructs an equal codec."""
+  """Requires that `config` and `repr` construct an equal codec."""
   config = json.loads(json.dumps(codec.config()))
   require(
     codecs.Codec.from_config(config) == codec, f"{codec} is not its config"
@@ -281,7 +281,7 @@ def check_unbiased(
     >>> codec = codecs.uniform(bits=2, rounding="stochastic")
     >>> check_unbiased(codec, jnp.linspace(-1, 1, 10))
   """
-  _arguments.check_codec_and_array(codec, "x", x)
+  _laws.check_codec_and_array(codec, "x", x)
   core.check_int("samples", samples, 1, 1 << 20)
   core.check_number("sigmas", sigmas, 0, open_low=True)
 
@@ -345,7 +345,7 @@ def check_rounds(codec: codecs.Codec, xs: Array, *, steps: int = 2) -> None:
     >>> xs = jnp.arange(24.0).reshape(2, 4, 3)
     >>> check_rounds(codecs.feedback(codecs.low_rank(rank=1)), xs)
   """
-  _arguments.check_codec_and_array(codec, "xs", xs)
+  _laws.check_codec_and_array(codec, "xs", xs)
   core.check_int("steps", steps, 1, 1000)
   if not codec.round_kinds:
     raise ValueError(f"`codec` must have `round_kinds`, got {codec!r}.")
@@ -426,7 +426,7 @@ def _answer_rounds(
 
 
 def _answer(messages: list[codecs.Message]) -> list[PyTree]:
-  """Returns what each worker receives."""
+  """Answers all workers' messages as the collective of their kind would."""
   payloads = [message.payload for message in messages]
   stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *payloads)
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmotion import codecs, core
+from jaxmotion.codecs.extend import check_codec
 from jaxmotion.core import Array, PyTree
-from jaxmotion.testing import _arguments
 
 # Steps of error feedback; two halves are compared.
 _STEPS = 128
@@ -50,7 +50,7 @@ class Trip(NamedTuple):
 
 
 class _Sample(NamedTuple):
-  """Rows on which the laws of a codec are checked."""
+  """Arrays of one shape, their encodings, and which of them laws are for."""
 
   codec: codecs.Codec
   x: np.ndarray
@@ -80,7 +80,7 @@ def find_breaches(
     >>> find_breaches(codecs.uniform(bits=8), jnp.eye(3))
     []
   """
-  _arguments.check_codec_and_array(codec, "rows", rows)
+  check_codec_and_array(codec, "rows", rows)
   core.check_int("seed", seed, 0, 2**32 - 1)
   if rows.ndim < 1:
     raise ValueError(
@@ -92,35 +92,35 @@ def find_breaches(
   trip = functools.partial(run_trip, codec)
   first = trip(rows, seed)
   x = np.asarray(rows)
-  found = [*find_in_rows(codec, x, first)]
+  breaches = [*find_in_rows(codec, x, first)]
   usable = [
     i
     for i, row in enumerate(x)
     if _is_finite(codec, row).all() and 0 < _peak(row) <= codec.laws.largest
   ]
   sample = _Sample(codec, x, usable, first, trip)
-  found += _find_in_energy(sample)
+  breaches += _find_in_energy(sample)
   if codec.laws.idempotent:
     again = trip(jnp.asarray(first.y), seed)
     for i in range(len(x)):
       finite = _is_finite(codec, x[i]).all()
       if finite and not _same_bits(again.y[i], first.y[i]):
-        found.append(Breach("idempotent", i, "the second decode differs"))
+        breaches.append(Breach("idempotent", i, "the second decode differs"))
   if codec.summable:
-    found += _find_in_sums(sample)
+    breaches += _find_in_sums(sample)
   # Rows have no past here, which a codec with state may need.
   if codec.laws.bounds_memory and usable and not codec.has_state:
-    found += _find_in_memory(sample)
+    breaches += _find_in_memory(sample)
   if codec.needs_key and usable:
-    found += _find_in_means(sample)
-  return found
+    breaches += _find_in_means(sample)
+  return breaches
 
 
 @functools.lru_cache(maxsize=256)
 def _programs(
   codec: codecs.Codec, like: jax.ShapeDtypeStruct
 ) -> tuple[Any, ...]:
-  """Returns compiled encode and decode of rows of arrays like this."""
+  """Compiles encoding and decoding of stacked arrays, once for all checks."""
 
   def encode(x: Array, worker: Array, seed: Array) -> tuple[PyTree, Array]:
     payload, _ = codec.encode(x, codec.init(x), core.make_key(seed, worker))
@@ -147,7 +147,7 @@ def make_rows(x: np.ndarray) -> np.ndarray:
     >>> rows.shape, int(np.isnan(rows).sum())
     ((14, 5), 2)
   """
-  _arguments.check_array("x", x)
+  check_array("x", x)
   x = np.asarray(x)
   info = jnp.finfo(x.dtype)
   base = _wide(x).reshape(-1)
@@ -194,7 +194,7 @@ def run_trip(codec: codecs.Codec, rows: Array, seed: int | np.ndarray) -> Trip:
 def find_in_rows(
   codec: codecs.Codec, x: np.ndarray, trip: Trip
 ) -> Iterator[Breach]:
-  """Checks the laws of single elements."""
+  """Checks the laws of single elements on every row."""
   laws = codec.laws
   for i, (a, b) in enumerate(zip(x, trip.y, strict=True)):
     if trip.dropped[i]:
@@ -229,7 +229,7 @@ def _is_finite(codec: codecs.Codec, a: np.ndarray) -> np.ndarray:
 
 
 def _follows_nonfinite(law: str, finite: np.ndarray, kept: np.ndarray) -> bool:
-  """Returns whether non-finite elements decode as the law states."""
+  """Returns whether elements that are not finite decode as the law states."""
   match law:
     case "element":
       return bool((finite == kept).all())
@@ -244,11 +244,13 @@ def _excess_error(
   codec: codecs.Codec, error: codecs.ErrorBound, a: np.ndarray, b: np.ndarray
 ) -> float:
   """Returns by how much the worst element exceeds its bound."""
-  exact, found = _wide(a), _wide(b)
+  exact, decoded = _wide(a), _wide(b)
   bound = error.relative * np.abs(exact) + error.peak * _peak(a) + error.floor
   with np.errstate(invalid="ignore", over="ignore"):
-    excess = np.abs(found - exact) - bound * (1 + 1e-6) - _rounding(codec, a, b)
-  if not np.isfinite(found).all():
+    excess = (
+      np.abs(decoded - exact) - bound * (1 + 1e-6) - _rounding(codec, a, b)
+    )
+  if not np.isfinite(decoded).all():
     return np.inf
   return float(np.max(excess, initial=-np.inf))
 
@@ -269,7 +271,7 @@ def _rounding(codec: codecs.Codec, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _find_in_energy(sample: _Sample) -> Iterator[Breach]:
-  """Checks the laws of norms: contraction and projection."""
+  """Checks the laws of squared norms, contraction and projection, on rows."""
   codec, x, usable, trip, _ = sample
   laws = codec.laws
   for i in usable:
@@ -312,7 +314,7 @@ def _find_in_sums(sample: _Sample) -> Iterator[Breach]:
 
   like = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
   _, decode = _programs(codec, like)
-  found = _wide(np.asarray(decode(jax.tree.map(add_next, trip.payload))))
+  sums = _wide(np.asarray(decode(jax.tree.map(add_next, trip.payload))))
   y = _wide(trip.y)
   eps = max(2.0**-16, 8 * float(jnp.finfo(x.dtype).eps))
   for i in usable:
@@ -322,13 +324,13 @@ def _find_in_sums(sample: _Sample) -> Iterator[Breach]:
     if x.dtype == np.float16 and max(_peak(y[i]), _peak(y[before])) > 3e4:
       continue
     most = max(_peak(y[i]), _peak(y[before])) * x[i].size ** 0.5
-    off = np.abs(found[i] - (y[i] + y[before])).max()
+    off = np.abs(sums[i] - (y[i] + y[before])).max()
     if not off <= eps * most + 1e-37:
       yield Breach("summable", i, f"the sum decodes to something {off} away")
 
 
 def _find_in_memory(sample: _Sample) -> Iterator[Breach]:
-  """Checks that what error feedback remembers stays bounded."""
+  """Simulates error feedback, and checks that its memory stays bounded."""
   codec, x, usable, _, run = sample
   if x.dtype != np.float32 or not _fills_soon(codec):
     return
@@ -369,7 +371,7 @@ def _find_in_memory(sample: _Sample) -> Iterator[Breach]:
 
 
 def _fills_soon(codec: codecs.Codec) -> bool:
-  """Returns whether the memory is full after half of the steps."""
+  """Returns whether the simulation has enough steps to fill the memory."""
   laws = codec.laws
   if laws.error and laws.error.relative + laws.error.peak < 1:
     return True
@@ -437,3 +439,24 @@ def _wide(a: Any) -> np.ndarray:
 
 def _energy(a: np.ndarray) -> float:
   return float((a**2).sum())
+
+
+def check_codec_and_array(codec: Any, name: str, x: Any) -> None:
+  """Raises unless the arguments are a codec of arrays and an array for it."""
+  check_codec("codec", codec)
+  check_array(name, x)
+
+
+def check_array(name: str, x: Any) -> None:
+  """Raises unless an argument is a floating-point array with values."""
+  noun = "a floating-point array outside of jit"
+  core.check_instance(name, x, (jax.Array, np.ndarray), noun)
+  if isinstance(x, jax.core.Tracer):
+    raise TypeError(f"`{name}` must be {noun}, got {x!r}.")
+  core.check_float(name, x)
+
+
+def require(holds: bool, message: str) -> None:
+  """Raises an AssertionError unless a property holds."""
+  if not holds:
+    raise AssertionError(message)

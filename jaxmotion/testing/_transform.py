@@ -11,8 +11,7 @@ from jax.sharding import Mesh, PartitionSpec as P
 
 from jaxmotion import core, transforms
 from jaxmotion.core import AxisName, PyTree
-from jaxmotion.testing import _arguments
-from jaxmotion.testing._arguments import require
+from jaxmotion.testing._laws import check_array, require
 from jaxmotion.transforms.extend import check_mesh
 
 _MAX_STEPS = 1000
@@ -108,7 +107,7 @@ def _check_arguments(tx: Any, steps: Any) -> None:
 
 def _check_leaves(params: PyTree) -> None:
   for path, x in core.named_leaves(params):
-    _arguments.check_array(f"params[{path!r}]" if path else "params", x)
+    check_array(f"params[{path!r}]" if path else "params", x)
 
 
 def _check_own_arrays(
@@ -180,14 +179,14 @@ def check_sharded(
   def compare(params: PyTree) -> PyTree:
     """Returns the error of each update in parts, stacked over steps."""
     ours, state, p = parts.init(params), alone.init(params), params
-    found = []
+    errors = []
     for step in range(steps):
       grads = _draw_gradients(params, step)
       expected, state = alone.update(grads, state, p)
       updates, ours = parts.update(core.to_varying(grads, names), ours, p)
-      found.append(jax.tree.map(_difference, updates, expected))
+      errors.append(jax.tree.map(_difference, updates, expected))
       p = optax.apply_updates(p, expected)
-    return jax.tree.map(lambda *each: jnp.stack(each), *found)
+    return jax.tree.map(lambda *each: jnp.stack(each), *errors)
 
   program = jax.shard_map(compare, mesh=mesh, in_specs=P(), out_specs=P())
   for path, errors in core.named_leaves(jax.jit(program)(params)):

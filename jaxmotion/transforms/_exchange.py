@@ -131,7 +131,6 @@ def exchange(
     **extra_args: Any,
   ) -> tuple[PyTree, ExchangeState]:
     """Returns the mean of gradients, and the state after this update."""
-    del extra_args
     core.check_arrays("params", params)
     core.check_arrays("updates", updates, numbers=False)
     _states.check_options(state, ExchangeState, options)
@@ -150,7 +149,7 @@ def exchange(
 
 
 class _Exchange(NamedTuple):
-  """Arguments of one `exchange`, and what one device does."""
+  """Arguments of one `exchange`, and what a device does with its shards."""
 
   axis_name: AxisName
   workers: AxisName  # The same axes, as functions of JAX take them.
@@ -162,7 +161,6 @@ class _Exchange(NamedTuple):
 
   def init(self, params: PyTree, model: ModelAxes) -> ExchangeState:
     """Returns the state of one device's shards."""
-    del model
     states = extend.init_tree(
       params, self.axis_name, self.options.codec, self.options.method
     )
@@ -177,18 +175,17 @@ class _Exchange(NamedTuple):
     model: ModelAxes,
   ) -> tuple[PyTree, ExchangeState]:
     """Returns the workers' mean of one device's gradients, and its state."""
-    del params
     codec, sending = self.options.codec, args["sending"]
     check_local(updates, self.workers)
     # All shards of a model are skipped, or none.
     axes = (*core.axis_names(self.workers), *model.names)
-    (x, weight), ok = extend.apply_nonfinite_policy(
+    (grads, weight), ok = extend.apply_nonfinite_policy(
       self.nonfinite, (updates, args["weight"]), axes
     )
     if ok is not None and (self.start or not isinstance(codec, codecs.Codec)):
       # XLA:CPU would run the agreement's sum beside sums in a branch, and may
       # end in a crash: what is sent waits for it.
-      x = jax.tree.map(lambda a: jnp.where(ok, a, 0), x)
+      grads = jax.tree.map(lambda a: jnp.where(ok, a, 0), grads)
     old = core.unpack_worker(state.codec_state)
     may_draw = self.local_codec is not None or any(
       one.is_tree or one.needs_key for one in self.options.codecs
@@ -209,29 +206,30 @@ class _Exchange(NamedTuple):
     )
     coded = dict(codec=codec, level=args["level"])
 
-    def reduce_plainly(x: PyTree, old: PyTree) -> tuple[PyTree, PyTree]:
-      y, _ = reduce(x, codec=codecs.identity(), state=None)
-      return core.to_varying_like(y, x, self.workers), old
+    # Both branches return values of one type.
+    def reduce_uncoded(grads: PyTree, old: PyTree) -> tuple[PyTree, PyTree]:
+      mean, _ = reduce(grads, codec=codecs.identity(), state=None)
+      return core.to_varying_like(mean, grads, self.workers), old
 
-    def reduce_coded(x: PyTree, old: PyTree) -> tuple[PyTree, PyTree]:
-      y, new = reduce(x, state=old, **coded)
-      return core.to_varying_like(y, x, self.workers), new
+    def reduce_coded(grads: PyTree, old: PyTree) -> tuple[PyTree, PyTree]:
+      mean, new = reduce(grads, state=old, **coded)
+      return core.to_varying_like(mean, grads, self.workers), new
 
     if self.start:
       # The branch is around the collective: only one of both sends. The count
       # is equal on all workers.
       is_early = sending.order_branch(state.count) < self.start
-      y, new = lax.cond(is_early, reduce_plainly, reduce_coded, x, old)
+      mean, new = lax.cond(is_early, reduce_uncoded, reduce_coded, grads, old)
     else:
-      y, new = reduce(x, state=old, **coded)
-    y, new = extend.keep_update(ok, y, new, old)
-    return y, ExchangeState(
+      mean, new = reduce(grads, state=old, **coded)
+    mean, new = extend.keep_update(ok, mean, new, old)
+    return mean, ExchangeState(
       *_states.count_update(state, ok), core.pack_worker(new)
     )
 
 
 def check_local(updates: PyTree, workers: AxisName) -> None:
-  """Raises an error if gradients are typed as equal on all workers."""
+  """Raises if gradients are summed already: equal on all workers by type."""
   # JAX has summed such a gradient already. `pmap` and maps with
   # `check_vma=False` give no types, so nothing is known there.
   if not core.is_varying(core.worker_index(workers), workers):

@@ -169,7 +169,7 @@ def make_state(
 def _map_init(
   init_own: Init, params: PyTree, shardings: _model_axes.Shardings
 ) -> PyTree:
-  """Makes a state inside of a map over the workers."""
+  """Makes each worker's state inside of a map over the workers."""
   init_shards = lambda params: shard_states(
     init_own(params), params, shardings.specs
   )
@@ -181,28 +181,28 @@ def _map_init(
 
 
 def shard_states(state: PyTree, params: PyTree, specs: PyTree | None) -> PyTree:
-  """Makes the states of exchanges anew, for parameters that axes shard."""
+  """Replaces the states of exchanges by those of sharded parameters."""
   # `init` of an optax chain takes no specs. So the chain's exchanges begin with
   # states of whole arrays. Their `made_for` holds the tree that each is for,
   # which may be a part of the parameters, and how to make its state.
   if specs is None:
     return state
   specs = _model_axes.spread_specs(specs, params)
-  known = [dict(jax.tree.leaves_with_path(tree)) for tree in (params, specs)]
+  by_path = [dict(jax.tree.leaves_with_path(tree)) for tree in (params, specs)]
 
-  def renew(node: Any) -> Any:
-    """Returns the state of an exchange, made anew; other nodes as they are."""
+  def init_again(node: Any) -> Any:
+    """Returns a new state of an exchange; other nodes as they are."""
     if not _states.is_exchange(node):
       return node
     options = node.made_for
     # The parameters and specs at the paths of this exchange's tree.
-    own = [
-      jax.tree.map_with_path(lambda p, _, known=one: known[p], options.params)
-      for one in known
-    ]
-    return options.init(*own)
+    own_params, own_specs = (
+      jax.tree.map_with_path(lambda path, _, at=at: at[path], options.params)
+      for at in by_path
+    )
+    return options.init(own_params, own_specs)
 
-  return jax.tree.map(renew, state, is_leaf=_states.is_exchange)
+  return jax.tree.map(init_again, state, is_leaf=_states.is_exchange)
 
 
 class StateMaker(NamedTuple):

@@ -9,7 +9,7 @@ shard, sends only that, and remembers only the error of that.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -41,13 +41,6 @@ def check_specs(specs: PyTree, workers: AxisName) -> None:
 def sharded_axes(spec: P) -> set[Any]:
   """Returns the names of the axes that a spec shards over."""
   return {name for entry in spec for name in core.spec_axes(entry)}
-
-
-def _drop_single_axes(specs: PyTree, sizes: Mapping[Any, int]) -> PyTree:
-  """Returns specs without axes of one device, which shard nothing."""
-  # sizes: sizes of the mesh's axes by name; other axes are kept, to be refused.
-  is_kept = lambda name: sizes.get(name) != 1
-  return jax.tree.map(lambda spec: core.filter_spec(spec, is_kept), specs)
 
 
 def _expand_specs(specs: PyTree, tree: PyTree, sizes: dict[Any, int]) -> PyTree:
@@ -110,17 +103,19 @@ class ModelAxes(NamedTuple):
 def map_exchange(
   shard_exchange: Any, options: Any, codecs: Sequence[Codec]
 ) -> tuple[Callable[[PyTree], Any], Callable[..., tuple[PyTree, Any]]]:
-  """Returns the `init` of an exchange, and its update of a checked state."""
-  # shard_exchange: what one device does: its `workers`, `init` and `update`. It
-  # gets shards of a model, where the model's axes are not manual.
-  # codecs: those that may join leaves.
+  """Makes `init` and `update` of `exchange` or `sharded`, also of shards."""
+  # Where axes of the model are not manual, they are so in a map of their own:
+  # every device exchanges its shards by themselves.
+  # shard_exchange: what one device does: its `workers`, `init` and `update`.
+  # codecs: those that may join leaves. `update` takes a state that is checked.
   workers = shard_exchange.workers
 
   def make_state(params: PyTree, specs: PyTree | None) -> Any:
     """Makes the state of an exchange, which notes the tree that it is for."""
     core.know_in_flax(type(options))
+    # `shard_states` calls it again with specs, which `init` of an optax chain
+    # does not take. Without specs the state is that of whole arrays.
     made_for = dataclasses.replace(options, init=make_state)
-    # Without specs a state is that of whole arrays, until `shard_states`.
     model, is_mapped = _find_model(specs, params, workers, needs_specs=False)
     init_own = functools.partial(shard_exchange.init, model=model)
     if is_mapped:  # The state of every device's shards.
@@ -217,24 +212,20 @@ def _map_options(
 
 
 def _shard_specs(state: PyTree, names: tuple[Any, ...]) -> PyTree:
-  """Returns the specs of a state for a map over the axes of a model."""
+  """Returns the specs of an exchange's state for a map over a model's axes."""
 
   def spec_of(node: Any) -> Any:
     if isinstance(node, core.Split):
       return node.specs(names)
     return P(names) if isinstance(node, core.PerWorker) else P()
 
-  return jax.tree.map(
-    spec_of,
-    state,
-    is_leaf=lambda node: isinstance(node, core.PerWorker | core.Split),
-  )
+  return jax.tree.map(spec_of, state, is_leaf=core.is_marked)
 
 
 def _find_model(
   specs: PyTree | None, tree: PyTree, workers: AxisName, *, needs_specs: bool
 ) -> tuple[ModelAxes, bool]:
-  """Returns the axes of a model, and whether an inner map makes them manual."""
+  """Finds the axes of a model; says whether a map of its own is needed."""
   mesh, names = jax.sharding.get_abstract_mesh(), core.axis_names(workers)
   # There are none outside of maps, and none where a map made all axes manual.
   sizes = core.find_free_axes()
@@ -277,7 +268,7 @@ def _check_joined(codec: Codec, tree: PyTree, specs: PyTree) -> None:
 
 
 class Shardings:
-  """Places trees on a mesh, as its maps over workers expect and keep them."""
+  """Says how parameters, states and gradients are sharded over a mesh."""
 
   def __init__(
     self, mesh: Mesh | AbstractMesh, axis_name: AxisName, specs: PyTree | None
@@ -288,7 +279,12 @@ class Shardings:
     self._mesh, self.axis_name = mesh, axis_name
     self._workers = core.axis_names(axis_name)
     shape = dict(mesh.shape)
-    self.specs = _drop_single_axes(specs, shape)
+    # Axes of one device shard nothing. Those that the mesh lacks are kept, and
+    # then refused.
+    is_kept = lambda name: shape.get(name) != 1
+    self.specs = jax.tree.map(
+      lambda spec: core.filter_spec(spec, is_kept), specs
+    )
     self._sizes = {n: shape[n] for n in shape if n not in self._workers}
     # Without specs, maps are over all axes of the mesh and parameters are
     # replicated. With them, maps are over the workers' axes only, and the other
@@ -342,7 +338,7 @@ class Shardings:
       return core.state_specs(opt_state, self.axis_name)
     # A leaf is sharded like the parameter whose path ends its own, if the shape
     # is the same: moments and averages are.
-    likes = {
+    param_specs = {
       (path, jnp.shape(leaf)): spec
       for (path, leaf), spec in zip(
         jax.tree.leaves_with_path(params),
@@ -351,38 +347,37 @@ class Shardings:
       )
     }
     names = (*self._workers, *self._model_names)
-    rows = math.prod(self._mesh.shape[name] for name in names)
+    devices = math.prod(self._mesh.shape[name] for name in names)
 
-    def spec_of(path: Any, shape: tuple[int, ...]) -> P:
-      ends = [(path[start:], shape) for start in range(len(path) + 1)]
-      return next((likes[end] for end in ends if end in likes), P())
+    def find_spec(path: Any, shape: tuple[int, ...]) -> P:
+      """Returns the spec of the parameter that an array is like, or P()."""
+      suffixes = [(path[start:], shape) for start in range(len(path) + 1)]
+      return next(
+        (param_specs[end] for end in suffixes if end in param_specs), P()
+      )
 
-    def place_node(path: Any, node: Any) -> Any:
+    def node_specs(path: Any, node: Any) -> Any:
       """Returns the specs of a leaf, or of a node that workers divide."""
       if isinstance(node, core.Split):  # Its parts are the workers'.
         return node.specs()
       if not isinstance(node, core.PerWorker):
-        return spec_of(path, node.shape)
+        return find_spec(path, node.shape)
 
-      def place_own(inner: Any, leaf: Any) -> Any:
+      def own_spec(inner: Any, leaf: Any) -> Any:
         """Returns the spec of a leaf with a leading axis of workers."""
         if isinstance(leaf, core.Shared):
           others = tuple(n for n in names if n not in leaf.axes)
           return jax.tree.map(lambda _: P(others or None), leaf)
         # One row for each device: the exchange's. Else one for each worker.
-        if self._model_names and leaf.shape[0] == rows:
+        if self._model_names and leaf.shape[0] == devices:
           return P(names)
-        return P(self.axis_name, *spec_of(inner, leaf.shape[1:]))
+        return P(self.axis_name, *find_spec(inner, leaf.shape[1:]))
 
       return jax.tree.map_with_path(
-        place_own, node, is_leaf=lambda leaf: isinstance(leaf, core.Shared)
+        own_spec, node, is_leaf=lambda leaf: isinstance(leaf, core.Shared)
       )
 
-    return jax.tree.map_with_path(
-      place_node,
-      opt_state,
-      is_leaf=lambda node: isinstance(node, core.PerWorker | core.Split),
-    )
+    return jax.tree.map_with_path(node_specs, opt_state, is_leaf=core.is_marked)
 
   def place(self, tree: PyTree, specs: PyTree) -> PyTree:
     """Gives arrays, inside of a jitted function, the shardings of specs."""

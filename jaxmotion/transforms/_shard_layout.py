@@ -194,6 +194,7 @@ class CutTree:
 
   def mark(self, split: core.Split, source: str = "") -> core.Split:
     """Types arrays as cut; raises if one that is whole differs by worker."""
+    # source: what returned the arrays, for the message.
     values = []
     for (path, x), dimension in zip(
       core.named_leaves(split.value), split.dimensions, strict=True
@@ -207,25 +208,26 @@ class CutTree:
     return dataclasses.replace(split, value=jax.tree.unflatten(treedef, values))
 
   def init(self, tx: optax.GradientTransformation, parts: PyTree) -> core.Split:
-    """Returns the state of an optimizer of this worker's parts."""
+    """Makes the state of an optimizer that updates this worker's parts."""
     state, names = tx.init(parts), core.axis_names(self.axes)
     leaves = jax.tree.leaves(state)
     dimensions, shards = [], []
-    for x, found in zip(
+    for x, divided in zip(
       leaves, self._find_divided(tx, parts, leaves), strict=True
     ):
-      dimension = next((i for axes, i in found if axes == names), None)
+      dimension = next((i for axes, i in divided if axes == names), None)
       # A scale of a short leaf has the same shape, and yet differs by worker.
       if dimension is None and x.ndim and core.is_varying(x, names):
         dimension = 0
       dimensions.append(dimension)
-      entries = {i: axes for axes, i in found if axes != names}
-      used = {name for axes in entries.values() for name in axes}
-      left = [n for n in self.model.names if n in core.varying_axes(x) - used]
-      if left and x.ndim:
+      # The entries of the array's partition spec over axes of the model.
+      entries = {i: axes for axes, i in divided if axes != names}
+      named = {name for axes in entries.values() for name in axes}
+      others = core.varying_axes(x) - named
+      if x.ndim and (left := [n for n in self.model.names if n in others]):
         entries.setdefault(0, tuple(left))
-      width = max(entries, default=-1) + 1
-      shards.append(PartitionSpec(*map(entries.get, range(width))))
+      length = max(entries, default=-1) + 1
+      shards.append(PartitionSpec(*map(entries.get, range(length))))
     specs = tuple(shards) if self.model.names else ()
     split = core.Split(state, tuple(dimensions), names, specs)
     return self.mark(split, "tx.init")
@@ -233,21 +235,22 @@ class CutTree:
   def _find_divided(
     self, tx: optax.GradientTransformation, parts: PyTree, state: list[Any]
   ) -> list[list[tuple[tuple[Any, ...], int]]]:
-    """Returns for each array of a state the axes that divide it, and where."""
-    # Where parts of the parameters are longer, so are the arrays of the state
-    # that are divided; all others keep their shape.
+    """Lists the (mesh axes, dimension) that divide each array of a state."""
+    # Traces `tx.init` for parameters of twice the length: where parts of the
+    # parameters are longer, so are the arrays of the state that are divided.
+    # All others keep their shape.
     specs: list[PartitionSpec] = jax.tree.leaves(self.split(parts).specs())
-    found: list[list[tuple[tuple[Any, ...], int]]] = [[] for _ in state]
-    divide = [core.spec_axes(e) for spec in specs for e in spec]
-    for axes in dict.fromkeys(filter(None, divide)):
-      likes = []
+    divided: list[list[tuple[tuple[Any, ...], int]]] = [[] for _ in state]
+    entries = [core.spec_axes(entry) for spec in specs for entry in spec]
+    for axes in dict.fromkeys(filter(None, entries)):
+      doubled = []
       for x, spec in zip(jax.tree.leaves(parts), specs, strict=True):
         shape = list(x.shape)
         for i, entry in enumerate(spec):
           if core.spec_axes(entry) == axes:
             shape[i] *= 2
-        likes.append(jax.ShapeDtypeStruct(shape, x.dtype))
-      tree = jax.tree.unflatten(jax.tree.structure(parts), likes)
+        doubled.append(jax.ShapeDtypeStruct(shape, x.dtype))
+      tree = jax.tree.unflatten(jax.tree.structure(parts), doubled)
       longer = jax.tree.leaves(jax.eval_shape(tx.init, tree))
       if len(longer) != len(state):
         raise ValueError(
@@ -255,10 +258,10 @@ class CutTree:
           f"the parameters are, got {len(state)}, and {len(longer)} for parts "
           "of twice the size."
         )
-      for places, a, b in zip(found, state, longer, strict=True):
+      for own, a, b in zip(divided, state, longer, strict=True):
         lengths = zip(a.shape, b.shape, strict=False)
-        places += [(axes, i) for i, (n, m) in enumerate(lengths) if n != m]
-    return found
+        own += [(axes, i) for i, (n, m) in enumerate(lengths) if n != m]
+    return divided
 
   def update(
     self,
@@ -268,7 +271,7 @@ class CutTree:
     parts: PyTree,
     extra_args: dict[str, Any],
   ) -> tuple[PyTree, core.Split]:
-    """Returns the changes of this worker's parts, and the new state."""
+    """Runs an optimizer on this worker's parts; returns changes and a state."""
     # It raises for a transformation that looks across a leaf, such as a norm:
     # of a part it would compute something else.
     # The axes that divide each leaf of the parameters, and of the state.
@@ -278,30 +281,30 @@ class CutTree:
     )
     names = core.axis_names(self.axes)
     for axes in (names, *((name,) for name in self.model.names)):
-      found = find_across(
+      combined = find_across(
         lambda *args: tx.update(*args, **extra_args)[0],
         (grads, state.value, parts),
-        [axes[0] in divide for divide in (*of_parts, *of_state, *of_parts)],
+        [axes[0] in dividing for dividing in (*of_parts, *of_state, *of_parts)],
         axes,
       )
-      if found:
-        raise _across_error(f"`tx.update` computes {found}")
+      if combined:
+        raise _across_error(f"`tx.update` computes {combined}")
     changes, new = tx.update(grads, state.value, parts, **extra_args)
-    for (path, x), divide in zip(
+    for (path, x), dividing in zip(
       core.named_leaves(changes), of_parts, strict=True
     ):
-      if core.varying_axes(x) & ({*names, *self.model.names} - divide):
+      if core.varying_axes(x) & ({*names, *self.model.names} - dividing):
         raise _across_error(f"`tx.update` changed `{path}`")
     return changes, self.mark(
       dataclasses.replace(state, value=new), "tx.update"
     )
 
 
-def _across_error(found: str) -> ValueError:
+def _across_error(deed: str) -> ValueError:
   """Makes the error of an optimizer that combines elements of a part."""
   return ValueError(
     "`tx` must treat every element of a leaf by itself, because each worker has"
-    f" a part of a leaf only, but {found} of a part alone: take"
+    f" a part of a leaf only, but {deed} of a part alone: take"
     " `jaxmotion.transforms.clip_by_global_norm` for that of optax, put"
     " `jaxmotion.delayed` around `jaxmotion.sharded`, and take"
     " `jaxmotion.exchange` for optimizers that look across a leaf."
@@ -321,8 +324,8 @@ def cut_leaves(
   return tuple(path for path, _ in named), tuple(cuts)
 
 
-# One element of the result depends on several of an operand.
-_ACROSS = (
+# Primitives: one element of the result depends on several of an operand.
+_COMBINING = (
   program.REDUCTIONS
   | program.CUMULATIVE
   | program.WINDOWS
@@ -335,8 +338,8 @@ _ACROSS = (
   )
 )
 # Mark of a value that is computed from a worker's part. Other marks name the
-# operations that combined elements of the part alone.
-_OWN = ""
+# primitives that combined elements of the part alone.
+_FROM_PART = ""
 _Marks = frozenset[str]
 
 
@@ -352,8 +355,8 @@ def find_across(
   >>> find_across(mean, (jax.numpy.ones(3),), [True], "data")
   '`w` by reduce_sum'
   """
-  # A sum over a worker's part is the part's own, until it is added up over the
-  # workers. So the update would be another one than that of the whole leaf.
+  # `CutTree.update` refuses such an update: a sum over a worker's part is that
+  # of the whole leaf only once it is added up over the workers.
   # own: for each leaf of the arguments whether it is a worker's part. Returns
   # "" if there is no such leaf.
   jaxpr, shape = jax.make_jaxpr(update, return_shape=True)(*args)
@@ -368,25 +371,25 @@ def find_across(
       return ins  # Each result is the operand at its place.
     if name in program.COLLECTIVES and names <= set(step.axis_names):
       marks = frozenset()
-    elif marks == {_OWN}:
-      marks |= {_first_across(step)}  # It stays `_OWN` without one.
+    elif marks == {_FROM_PART}:
+      marks |= {_first_combining(step)}  # "" is `_FROM_PART` again.
     return [marks] * len(step.outs)
 
-  first = [_Marks([_OWN] if is_own else []) for is_own in own]
-  found = program.follow_marks(jaxpr, first, mark_results)
-  for (path, _), marks in zip(core.named_leaves(shape), found, strict=True):
-    if across := marks - {_OWN}:
-      return f"`{path}` by {min(across)}"
+  inputs = [_Marks([_FROM_PART] if is_own else []) for is_own in own]
+  outputs = program.follow_marks(jaxpr, inputs, mark_results)
+  for (path, _), marks in zip(core.named_leaves(shape), outputs, strict=True):
+    if combining := marks - {_FROM_PART}:
+      return f"`{path}` by {min(combining)}"
   return ""
 
 
-def _first_across(step: program.Step) -> str:
-  """Returns the first operation of a step that combines elements, or ""."""
-  if step.name in _ACROSS:
+def _first_combining(step: program.Step) -> str:
+  """Names the first primitive of a step that combines elements; "" for none."""
+  if step.name in _COMBINING:
     return step.name
   inner = (
     program.flatten(jaxpr, calls="all")
     for jaxpr in program.inner_jaxprs(step.eqn)
   )
   steps = (s for flat in inner for s in flat.steps)
-  return next(filter(None, map(_first_across, steps)), "")
+  return next(filter(None, map(_first_combining, steps)), "")

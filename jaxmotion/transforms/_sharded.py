@@ -161,7 +161,7 @@ def sharded(
 
 @dataclasses.dataclass(frozen=True)
 class _Plan(_shard_layout.CutTree):
-  """Division of parameters, and the codecs of every leaf."""
+  """Plan of one `sharded`: cuts of parameters, and codecs of every leaf."""
 
   gradient: list[extend.LeafCodec]
   local: list[extend.LeafCodec]
@@ -169,7 +169,7 @@ class _Plan(_shard_layout.CutTree):
 
 
 class _Sharded(NamedTuple):
-  """Arguments of one `sharded`, and what one device does."""
+  """Arguments of one `sharded`, and what a device does with its shards."""
 
   axis_name: AxisName
   workers: AxisName
@@ -249,7 +249,7 @@ class _Sharded(NamedTuple):
   def _make_plan(
     self, params: PyTree, key: core.Key | None, model: ModelAxes
   ) -> _Plan:
-    """Returns the division and the codecs of every leaf, or raises."""
+    """Plans the cut and the codecs of every leaf, or raises."""
     workers = core.axis_size(self.workers)
     find_codecs = lambda name, **options: extend.find_leaf_codecs(
       name, getattr(self, name), params, key, **options
@@ -292,7 +292,7 @@ class _Sharded(NamedTuple):
   def _init_codecs(
     self, plan: _Plan, params: PyTree
   ) -> tuple[list[PyTree], list[PyTree]]:
-    """Returns fresh states of cut leaves, one a row, and of whole leaves."""
+    """Makes states of codecs: one a row of leaves that are cut; of others."""
     rows = core.axis_size(core.split_axes(self.axis_name)[0])
     leaves = zip(plan.cuts, plan.gradient, jax.tree.leaves(params), strict=True)
     cut = [
@@ -334,7 +334,9 @@ class _Sharded(NamedTuple):
     key: core.Key,
     sending: hosts.Sending,
   ) -> tuple[PyTree, core.PerWorker]:
-    """Returns this worker's part of every mean gradient, and the new state."""
+    """Averages gradients over workers; each keeps its part of every mean."""
+    # Leaves that are cut are reduce-scattered, within hosts first with
+    # `HostAxes`. Whole leaves are all-reduced.
     fresh = jax.eval_shape(lambda: self._init_codecs(plan, x))
     states, whole_state = extend.check_state(fresh, core.unpack_worker(state))
     leaves = zip(plan.cuts, jax.tree.leaves(x), strict=True)
@@ -366,7 +368,7 @@ class _Sharded(NamedTuple):
   def _gather(
     self, plan: _Plan, changes: PyTree, sending: hosts.Sending
   ) -> PyTree:
-    """Returns the changes of whole parameters from those of all parts."""
+    """Gathers the changes of all workers' parts to those of whole leaves."""
     rows = extend.gather_shards(
       plan.select_cut(jax.tree.leaves(changes)),
       plan.select_cut(plan.weight),
@@ -379,7 +381,7 @@ class _Sharded(NamedTuple):
 
 
 def _check_known(plan: _Plan, tree: PyTree) -> None:
-  """Raises if a leaf varies over axes that its spec does not name."""
+  """Raises if devices of a model differ along axes that no spec names."""
   for path, spec, x in zip(
     plan.paths, plan.model.leaf_specs, jax.tree.leaves(tree), strict=True
   ):
@@ -394,7 +396,7 @@ def _check_known(plan: _Plan, tree: PyTree) -> None:
 
 
 class PartsLayout(NamedTuple):
-  """Determines how `sharded` keeps its error memory."""
+  """Layout of the error memory of `sharded`, by which `resize` reads it."""
 
   hosts: int  # Number of workers, or of hosts if their devices reduce first.
   devices: int  # Number of devices of a host that reduce first, or 1.
@@ -420,10 +422,10 @@ def parts_layout(
     )
     for x, leaf in zip(jax.tree.leaves(params), options.leaves, strict=True)
   ]
-  found = extend.find_leaf_codecs("gradient_codec", codec, params)
+  leaf_codecs = extend.find_leaf_codecs("gradient_codec", codec, params)
   leaves = [
     (cut, own.codec, jax.ShapeDtypeStruct(cut.shard_shape(), leaf.like.dtype))
-    for cut, own, leaf in zip(cuts, found, options.leaves, strict=True)
+    for cut, own, leaf in zip(cuts, leaf_codecs, options.leaves, strict=True)
   ]
   return PartsLayout(
     hosts,

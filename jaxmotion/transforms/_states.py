@@ -48,7 +48,7 @@ class ExchangedLeaf(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-  """Arguments of one exchange, and the tree that it is for."""
+  """Arguments of an exchange, and its tree: what its state depends on."""
 
   kind: ClassVar[str]
 
@@ -341,25 +341,15 @@ _SKIPPED = (*_EXCHANGES, SkipNonfiniteState)
 def find_count(opt_state: PyTree) -> Array | None:
   """Returns the steps so far, int32[], as some state counts them, or None."""
   # That of an exchange comes first.
-  counts = [node.count for node in _list_nodes(opt_state, _COUNTED)]
-  found = optax.tree.get_all_with_path(opt_state, "count")
-  counts += [count for _, count in found if not jnp.shape(count)]
+  counts = [node.count for node in core.find_nodes(opt_state, _COUNTED)]
+  optax_counts = optax.tree.get_all_with_path(opt_state, "count")
+  counts += [count for _, count in optax_counts if not jnp.shape(count)]
   return counts[0] if counts else None
-
-
-def is_delayed(opt_state: PyTree) -> bool:
-  """Returns whether gradients are applied one step late."""
-  return bool(_list_nodes(opt_state, (DelayedState,)))
 
 
 def list_skipped(opt_state: PyTree) -> list[Array]:
   """Returns how many updates were skipped, int32[], by all that may skip."""
-  return [node.skipped for node in _list_nodes(opt_state, _SKIPPED)]
-
-
-def _list_nodes(tree: PyTree, kinds: tuple[type, ...]) -> list[PyTree]:
-  leaves = jax.tree.leaves(tree, is_leaf=lambda n: isinstance(n, kinds))
-  return [node for node in leaves if isinstance(node, kinds)]
+  return [node.skipped for node in core.find_nodes(opt_state, _SKIPPED)]
 
 
 def make_counts() -> tuple[Array, Array]:
@@ -389,7 +379,7 @@ def check_counts(state: Any, kind: Any) -> None:
 
 
 def check_made_for(name: str, made_for: Any, wanted: Any, noun: str) -> None:
-  """Raises unless a state was made for certain options, by what differs."""
+  """Raises, naming the field that differs, unless options are the same."""
   if made_for == wanted:
     return
   for field in dataclasses.fields(wanted):
@@ -468,11 +458,11 @@ def is_exchange(node: Any) -> bool:
 
 def find_exchanges(state: PyTree) -> list[Any]:
   """Returns the states of exchanges inside of a state, in order."""
-  return _list_nodes(state, (ExchangeState, ShardedState))
+  return core.find_nodes(state, (ExchangeState, ShardedState))
 
 
 def check_trained(params: PyTree) -> None:
-  """Raises unless every parameter can have a gradient."""
+  """Raises, naming the leaf, unless every parameter is floating-point."""
   for path, leaf in core.named_leaves(params):
     like = jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
     if not jnp.issubdtype(like.dtype, jnp.inexact):

@@ -106,7 +106,7 @@ class _MoveCounter:
     return math.prod(map(int, re.findall(said, self.module.header)))
 
   def count_computation(self, name: str) -> list[_ledger.Move]:
-    """Returns the moves of one run of a computation."""
+    """Returns the moves of one run of a computation, counted once by name."""
     if name not in self.counted:
       body = self.module.computations[name]
       self.counted[name] = [
@@ -121,7 +121,7 @@ class _MoveCounter:
     instruction: program.Instruction,
     body: Mapping[str, program.Instruction],
   ) -> list[_ledger.Move]:
-    """Returns the moves of an instruction of `body`, and of what it calls."""
+    """Returns the moves of one instruction, and of what it calls."""
     base = instruction.opcode.removesuffix("-start")
     if base in _OPS:
       return self._count_collective(instruction, _OPS[base], body)
@@ -176,7 +176,7 @@ class _MoveCounter:
 
 def _check_countable(instruction: program.Instruction, base: str) -> None:
   """Raises if an instruction sends bytes that its text does not tell."""
-  # Counting what cannot be counted as 0 bytes would be a silent lie.
+  # To count it as 0 bytes would be wrong without a word.
   on_host = "is_host_transfer=true" in instruction.attributes
   if base in _UNCOUNTABLE and not on_host:
     raise ValueError(
@@ -188,7 +188,7 @@ def _check_countable(instruction: program.Instruction, base: str) -> None:
 def _parse_group(
   attributes: str, devices: int, mesh: Mesh | None
 ) -> tuple[tuple[str, ...], int]:
-  """Returns the mesh axes, where they are known, and the group size."""
+  """Parses the workers of a collective: mesh axes, if known, and the number."""
   # XLA writes groups in four forms: pairs of a permutation, an iota, a named
   # mesh, or a list of lists. Which one depends on the partitioner.
   if pairs := _PAIRS.search(attributes):
@@ -217,7 +217,7 @@ def _integers(text: str) -> list[int]:
 
 
 def _expand_iota(shape: str, dims: str, order: str | None) -> _Groups:
-  """Returns the groups of devices, of which the text has the layout."""
+  """Expands XLA's iota notation `[groups,size]<=[dims]T(order)` to groups."""
   sizes = _integers(dims)
   ids = np.arange(math.prod(sizes)).reshape(sizes)
   if order:
@@ -227,7 +227,7 @@ def _expand_iota(shape: str, dims: str, order: str | None) -> _Groups:
 
 
 def _find_axes(groups: _Groups, mesh: Mesh) -> tuple[str, ...]:
-  """Returns the axes of the mesh that make these groups, or ()."""
+  """Finds the axes of a mesh whose workers are these groups; () if none are."""
   sizes = mesh.devices.shape
   ids = np.arange(mesh.size).reshape(sizes)
   axes = [i for i, n in enumerate(sizes) if n > 1]

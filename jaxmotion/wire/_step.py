@@ -27,7 +27,7 @@ from jaxmotion.wire import _ledger
 
 
 class _Context(NamedTuple):
-  """Choices of the caller, and the mesh axes that are bound."""
+  """Choices of the caller of `step_bytes`, and the mesh axes that are bound."""
 
   # Workers along every bound axis.
   sizes: Mapping[Any, int]

@@ -40,7 +40,6 @@ def with_factors(state, factors):
   """A state of PowerSGD that begins with other factors, placed as before."""
   left = iter(factors)
   first = core.map_shared(
-    lambda a: a,
     lambda part: core.Shared(next(left), part.axes),
     state.codec_state.value,
   )

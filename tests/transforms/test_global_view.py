@@ -271,7 +271,7 @@ def test_arguments_that_are_no_arrays_stay_what_they_are():
 
 
 @pytest.mark.parametrize(
-  "other, got", [(jnp.tanh, "tanh"), (np.arange(3), r"int32\[3\]")]
+  "other, got", [(jnp.tanh, "tanh"), (jnp.arange(3), r"int32\[3\]")]
 )
 def test_what_has_no_gradient_is_named(other, got):
   params = {"w": jnp.ones(3), "other": other}

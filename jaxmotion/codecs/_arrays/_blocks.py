@@ -99,7 +99,7 @@ class uniform(_bases.BlockCodec):
     """Raises unless parts of a leading axis can be encoded one by one."""
     # Whole words of one part, and no scale of the whole array.
     whole = 8 % self.bits == 0 and x.size > self.block
-    _checks.check_unsharded("x", x, self.block if whole else 0)
+    _checks.check_unsharded(x, self.block if whole else 0)
 
   def _make_op(self) -> quantize.UniformOp:
     kind = quantize.AbsmaxOp if self.symmetric else quantize.MinMaxOp
@@ -141,9 +141,11 @@ class sign(_bases.BlockCodec):
   def _make_laws(self) -> _laws.Laws:
     """States the laws of signs under a mean magnitude."""
     return _laws.Laws(
+      # (sum |x|)^2 / block of the energy is kept, and sum |x| >= ||x||.
       contraction=0.99 / self.block,
       bounds_memory=True,
-      error=_laws.ErrorBound(peak=1 + 2.0**-12, floor=2.0**-126),
+      # An element is at most the peak, and so is the mean, but for rounding.
+      error=_laws.ErrorBound(peak=1 + 2.0**-12, floor=_laws.LEAST_FLOAT32),
       largest=_laws.MAX_FLOAT32 / (2 * self.block),
       nonfinite="block",
     )
@@ -200,9 +202,11 @@ class ternary(_bases.BlockCodec):
       keeps_zeros=True,
       keeps_finite=not by_threshold,
       unbiased=not by_threshold,
+      # Elements below 0.7 of the mean are dropped: what is left of sum |x| is
+      # 0.3, of the energy (0.3 sum |x|)^2 / block >= 0.09 ||x||^2 / block.
       contraction=0.089 / self.block if by_threshold else 0.0,
       bounds_memory=by_threshold,
-      error=_laws.ErrorBound(peak=1 + 2.0**-12, floor=2.0**-126),
+      error=_laws.ErrorBound(peak=1 + 2.0**-12, floor=_laws.LEAST_FLOAT32),
       largest=most / (2 * self.block) if by_threshold else most,
       nonfinite="block",
     )
@@ -260,23 +264,21 @@ class microscaling(_bases.BlockCodec):
   def _make_laws(self) -> _laws.Laws:
     """States the laws of narrow floats, from the width of their mantissa."""
     mantissa = FORMATS[self.format].mantissa
-    return _laws.Laws(
-      keeps_zeros=True,
-      keeps_finite=True,
-      idempotent=True,
+    return dataclasses.replace(
+      _laws.ROUNDED,
+      # Of the greatest element, which has 1 / block of the energy at least.
       contraction=0.9 / self.block,
-      bounds_memory=True,
       error=_laws.ErrorBound(
         # Without a mantissa, a third: all beyond 2^127 saturates to it.
         peak=2.0**-mantissa if mantissa else 0.51,
-        floor=2.0**-126,
+        floor=_laws.LEAST_FLOAT32,
       ),
       nonfinite="block",
     )
 
   def _check_sharding(self, x: Any) -> None:
     """Raises unless parts of a leading axis can be encoded one by one."""
-    _checks.check_unsharded("x", x, 1)
+    _checks.check_unsharded(x, 1)
 
   def _make_op(self) -> MicroscalingOp:
     return MicroscalingOp(format=self.format, block=self.block)
@@ -346,16 +348,20 @@ class nonnegative(_bases.ArrayCodec):
       keeps_zeros=True,
       keeps_finite=True,
       idempotent=True,
-      error=_laws.ErrorBound(relative=1.0, peak=2.0**-30, floor=2.0**-125),
+      # Exponents of a block span 2^31; what is less than that of its peak is
+      # rounded up to the least code.
+      error=_laws.ErrorBound(
+        relative=1.0, peak=2.0**-30, floor=2 * _laws.LEAST_FLOAT32
+      ),
       nonfinite="block",
     )
 
   def _check_sharding(self, x: Any) -> None:
     """Raises unless parts of a leading axis can be encoded one by one."""
-    _checks.check_unsharded("x", x, 1)
+    _checks.check_unsharded(x, 1)
 
   def _encode(self, x: Array, key: core.Key | None) -> Unsigned:
-    """Returns a byte per element and one per block."""
+    """Returns a code per element, and one exponent per block."""
     bits = self._to_blocks(x)
     mantissa, drop = self._mantissa, 23 - self._mantissa
     peak = jnp.max(bits, axis=1, keepdims=True, initial=0)
@@ -435,7 +441,6 @@ class vote(_bases.ArrayCodec):
   )
 
   def __post_init__(self) -> None:
-    """Raises unless the fields are valid."""
     _codec.check_codec("codec", self.codec)
     exact = isinstance(self.codec, sign) or (
       isinstance(self.codec, ternary) and not self.codec.needs_key

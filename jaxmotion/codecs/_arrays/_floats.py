@@ -99,14 +99,10 @@ class cast(ElementCodec):
     """States the laws of rounding to a narrow float."""
     info = jnp.finfo(self.dtype)
     relative = 2.0 ** -(info.nmant + 1)
-    # Elements below 2^-126 count as zero in arithmetic.
-    floor = max(float(info.smallest_subnormal) / 2, 2.0**-126)
-    return _laws.Laws(
-      keeps_zeros=True,
-      keeps_finite=True,
-      idempotent=True,
+    floor = max(float(info.smallest_subnormal) / 2, _laws.LEAST_FLOAT32)
+    return dataclasses.replace(
+      _laws.ROUNDED,
       contraction=1 - relative**2,
-      bounds_memory=True,
       error=_laws.ErrorBound(relative=relative, floor=floor),
       largest=float(info.max),
       nonfinite="element",
@@ -169,18 +165,17 @@ class truncate(ElementCodec):
 
   def _make_laws(self) -> _laws.Laws:
     """States the laws of the leading bytes of a float32."""
-    # One byte has every other power of two: to nearest is up to twice x.
+    # Two bytes have 7 bits of the mantissa, three have 15. One byte has every
+    # other power of two: to zero is a quarter of x at least, to nearest up to
+    # twice x.
     relative = (0.75, 2.0**-7, 2.0**-15, 0.0)[self.bytes - 1]
     if self.rounding == "nearest":
       relative = 1.0 if self.bytes == 1 else relative / 2
-    return _laws.Laws(
+    return dataclasses.replace(
+      _laws.ROUNDED,
       lossless=self.bytes == 4,
-      keeps_zeros=True,
-      keeps_finite=True,
-      idempotent=True,
       contraction=1 - relative**2,
-      bounds_memory=True,
-      error=_laws.ErrorBound(relative=relative, floor=2.0**-125),
+      error=_laws.ErrorBound(relative=relative, floor=2 * _laws.LEAST_FLOAT32),
       nonfinite="lost" if self.bytes == 1 else "element",
     )
 

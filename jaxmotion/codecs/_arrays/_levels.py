@@ -78,7 +78,7 @@ class codebook(_bases.ArrayCodec):
     )
 
   def _encode(self, x: Array, key: core.Key | None) -> Codes:
-    """Returns codes and levels."""
+    """Rounds to bins of equal width, whose levels are the means inside."""
     flat, bins = x.reshape(-1).astype(jnp.float32), 1 << self.bits
     mean = jnp.sum(flat) / max(1, flat.size)
     centered = flat - mean
@@ -166,7 +166,8 @@ class lloyd_max(_bases.ArrayCodec):
     levels = _normal_levels(self.bits)
     spread = float(levels[-1] / levels[levels.size // 2])
     return _laws.Laws(
-      # ||x||^2 loses (x c)^2 / ||c||^2 of every block.
+      # Codes c keep (x c)^2 / ||c||^2 of the energy of a block. All have the
+      # sign of their element, and differ by the factor `spread` at most.
       contraction=0.98 / spread**2 / self.block,
       bounds_memory=True,
       error=_laws.ErrorBound(
@@ -177,7 +178,8 @@ class lloyd_max(_bases.ArrayCodec):
     )
 
   def _encode(self, x: Array, key: core.Key | None) -> Leveled:
-    """Returns codes and one scale per block."""
+    """Rounds to the levels of N(0, 1) in units of each block's spread."""
+    # The scale of a block is the one of least square error for its codes.
     width = self._block_width(x)
     blocks = -(-x.size // width)
     flat = jnp.pad(

@@ -74,7 +74,9 @@ class rotate(_bases.ArrayCodec):
     core.check_int("seed", self.seed, 0, 2**32 - 1)
 
   def _make_laws(self) -> _laws.Laws:
-    peak, floor = 2.0**-13 * self.block**0.5, 2.0**-126 * self.block
+    # Rounding of the sums of a block, whose energy may end up in one element.
+    peak = 2.0**-13 * self.block**0.5
+    floor = _laws.LEAST_FLOAT32 * self.block
     return _orthogonal_laws(peak, floor, self.block)
 
   def _encode(self, x: Array, key: core.Key | None) -> _floats.Values:
@@ -117,15 +119,24 @@ class TileCodec(_bases.ArrayCodec):
     return tiles
 
   def _encode(self, x: Array, key: core.Key | None) -> _floats.Values:
-    """Returns float32[elements of a tile, tiles]."""
+    """Returns float32[elements of a tile, tiles]; zeros fill the last tiles."""
     layout = self._layout(x)
-    mixed = self._mix(_cut_tiles(x, layout))
-    return _floats.Values(mixed.reshape(-1, layout.height * layout.width).T)
+    (down, across), (rows, columns, height, width) = layout.counts, layout
+    matrix = x.reshape(rows, columns).astype(jnp.float32)
+    below, right = down * height - rows, across * width - columns
+    if below or right:
+      matrix = jnp.pad(matrix, ((0, below), (0, right)))
+    tiles = matrix.reshape(down, height, across, width).transpose(0, 2, 1, 3)
+    mixed = self._mix(tiles.reshape(-1, height, width))
+    return _floats.Values(mixed.reshape(-1, height * width).T)
 
   def _decode(self, payload: _floats.Values, like: ShapedLike) -> Array:
+    """Joins the tiles to the matrix, and drops what fills the last ones."""
     layout = self._layout(like)
-    mixed = payload.values.T.reshape(-1, layout.height, layout.width)
-    matrix = _join_tiles(self._unmix(mixed), layout)
+    (down, across), (rows, columns, height, width) = layout.counts, layout
+    tiles = self._unmix(payload.values.T.reshape(-1, height, width))
+    matrix = tiles.reshape(down, across, height, width).transpose(0, 2, 1, 3)
+    matrix = matrix.reshape(down * height, across * width)[:rows, :columns]
     return core.saturate_cast(matrix.reshape(like.shape), like.dtype)
 
 
@@ -214,7 +225,8 @@ class dct(TileCodec):
     # The rounding of sums of `chunk` products, whose energy may end up in one
     # of chunk^2 elements.
     square = self.chunk**2
-    return _orthogonal_laws(square * 2.0**-22, 2.0**-126 * square, square)
+    floor = _laws.LEAST_FLOAT32 * square
+    return _orthogonal_laws(square * 2.0**-22, floor, square)
 
   def _layout(self, like: ShapedLike) -> TileLayout:
     return tile_layout(like, self.chunk, self.fit)
@@ -258,38 +270,13 @@ def tile_layout(like: ShapedLike, chunk: int, fit: str) -> TileLayout:
   # all others.
   columns = like.shape[-1] if like.shape else 1
   rows = math.prod(like.shape[:-1])
-  side = _padded_side if fit == "pad" else _divisor_side
-  return TileLayout(rows, columns, side(rows, chunk), side(columns, chunk))
 
+  def side_of(length: int) -> int:
+    """Returns the length of a tile's side along a dimension of this length."""
+    if length <= chunk:
+      return max(1, length)
+    if fit == "pad":  # As many equal sides as it takes.
+      return -(-length // -(-length // chunk))
+    return max(d for d in range(1, chunk + 1) if length % d == 0)
 
-def _padded_side(length: int, chunk: int) -> int:
-  """Returns the length of equal parts, of which one may be padded."""
-  if length <= chunk:
-    return max(1, length)
-  return -(-length // -(-length // chunk))
-
-
-def _divisor_side(length: int, chunk: int) -> int:
-  """Returns the greatest divisor of a length that is at most `chunk`."""
-  if length <= chunk:
-    return max(1, length)
-  return max(d for d in range(1, chunk + 1) if length % d == 0)
-
-
-def _cut_tiles(x: Array, layout: TileLayout) -> Array:
-  """Cuts a matrix into float32[tiles, height, width], padded with zeros."""
-  (down, across), (rows, columns, height, width) = layout.counts, layout
-  matrix = x.reshape(rows, columns).astype(jnp.float32)
-  below, right = down * height - rows, across * width - columns
-  if below or right:
-    matrix = jnp.pad(matrix, ((0, below), (0, right)))
-  tiles = matrix.reshape(down, height, across, width)
-  return tiles.transpose(0, 2, 1, 3).reshape(-1, height, width)
-
-
-def _join_tiles(tiles: Array, layout: TileLayout) -> Array:
-  """Joins float32[tiles, height, width] to a matrix, without padding."""
-  (down, across), (_, _, height, width) = layout.counts, layout
-  matrix = tiles.reshape(down, across, height, width).transpose(0, 2, 1, 3)
-  matrix = matrix.reshape(down * height, across * width)
-  return matrix[: layout.rows, : layout.columns]
+  return TileLayout(rows, columns, side_of(rows), side_of(columns))

@@ -68,7 +68,8 @@ class random_k(_bases.ArrayCodec):
 
   def _make_laws(self) -> _laws.Laws:
     """States the laws of sampling, from the length of a run."""
-    # Most elements of a run of which one is drawn.
+    # Most elements of a run of which one is drawn: the number of runs is
+    # rounded, by up to a third where it is small.
     run = math.ceil(1.5 / self.density) if self.density < 1 else 1
     scale = run if self.scaled else 1
     is_whole = self.density == 1
@@ -80,7 +81,8 @@ class random_k(_bases.ArrayCodec):
       contraction=1 / run if scale == 1 else 0.0,
       bounds_memory=scale == 1,
       error=_laws.ErrorBound(
-        relative=0.0 if is_whole else max(1.0, scale - 1.0), floor=2.0**-126
+        relative=0.0 if is_whole else max(1.0, scale - 1.0),
+        floor=_laws.LEAST_FLOAT32,
       ),
       largest=_laws.MAX_FLOAT32 / scale,
       nonfinite="element" if is_whole else "lost",
@@ -173,13 +175,10 @@ class threshold(_bases.ArrayCodec):
 
   def _make_laws(self) -> _laws.Laws:
     """States the laws of elements that are exact or below the threshold."""
-    return _laws.Laws(
-      keeps_zeros=True,
-      keeps_finite=True,
-      idempotent=True,
+    return dataclasses.replace(
+      _laws.ROUNDED,
       projects=True,
       contraction=1.0,
-      bounds_memory=True,
       error=_laws.ErrorBound(floor=self.value),
       nonfinite="element",
     )
@@ -276,20 +275,16 @@ class zero_value(_bases.ArrayCodec):
   def _count_dropped(
     self, payload: compact.NonZeros, like: ShapedLike
   ) -> Array:
-    del like
     return payload.overflow
 
   def _encode(self, x: Array, key: core.Key | None) -> compact.NonZeros:
     """Returns mask, words and count of every tile."""
     words = core.to_bits(x).reshape(-1)
-    return compact.compact_tiles(words, *self._tile_shape(x))
+    size = min(self.tile, math.prod(x.shape))  # Elements of a tile.
+    padded = max(32, math.ceil(size / 32) * 32)  # The mask has whole words.
+    slots = max(1, round(self.capacity * size))
+    return compact.compact_tiles(words, padded, slots)
 
   def _decode(self, payload: compact.NonZeros, like: ShapedLike) -> Array:
     words = compact.expand_tiles(payload, math.prod(like.shape))
     return core.from_bits(words.reshape(like.shape), like.dtype)
-
-  def _tile_shape(self, like: ShapedLike) -> tuple[int, int]:
-    """Returns (elements per tile, words kept of it)."""
-    size = min(self.tile, math.prod(like.shape))
-    whole = max(32, math.ceil(size / 32) * 32)
-    return whole, max(1, round(self.capacity * size))

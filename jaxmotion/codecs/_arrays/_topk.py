@@ -29,14 +29,13 @@ class Sparse(NamedTuple):
 
 def _selection_laws(contraction: float) -> _laws.Laws:
   """Returns the laws of a projection: elements are exact or zero."""
-  return _laws.Laws(
-    keeps_zeros=True,
-    keeps_finite=True,
-    idempotent=True,
+  # contraction: least share of the energy that is kept. That of the largest
+  # elements is no less than their share of the number.
+  return dataclasses.replace(
+    _laws.ROUNDED,
     projects=True,
     contraction=contraction,
-    bounds_memory=True,
-    error=_laws.ErrorBound(relative=1.0, floor=2.0**-126),
+    error=_laws.ErrorBound(relative=1.0, floor=_laws.LEAST_FLOAT32),
     nonfinite="array",
   )
 
@@ -70,19 +69,16 @@ class SparseDivision(_division.Division):
 
   def divide(self, payload: Sparse) -> Sparse:
     """Returns the values of each part's blocks, and their places."""
-    values, places = map(self._divide_leaf, self._unpack(payload))
-    return jax.vmap(self._pack)(values, places)
+    block = self.like.shape[0]
+    values, places = map(self._divide_leaf, _unpack(payload, block, self.k))
+    return jax.vmap(lambda v, p: _pack(v, p, block))(values, places)
 
   def join(self, parts: Sparse) -> Sparse:
     """Returns the payload of these parts."""
-    values, places = map(self._join_leaf, jax.vmap(self._unpack)(parts))
-    return self._pack(values, places)
-
-  def _unpack(self, payload: Sparse) -> tuple[Array, Array]:
-    return _unpack(payload, self.like.shape[0], self.k)
-
-  def _pack(self, values: Array, places: Array) -> Sparse:
-    return _pack(values, places, self.like.shape[0])
+    block = self.like.shape[0]
+    unpacked = jax.vmap(lambda one: _unpack(one, block, self.k))(parts)
+    values, places = map(self._join_leaf, unpacked)
+    return _pack(values, places, block)
 
 
 def _pack(values: Array, places: Array, block: int) -> Sparse:
@@ -92,7 +88,7 @@ def _pack(values: Array, places: Array, block: int) -> Sparse:
 
 
 def _unpack(payload: Sparse, block: int, k: int) -> tuple[Array, Array]:
-  """Returns values and places, (k, blocks) each."""
+  """Unpacks a payload to values and their places in a block, (k, blocks)."""
   size, bits = payload.values.size, _place_bits(block)
   dtype = f"uint{max(8, bits)}"
   unpack = lambda words: pack.unpack_flat(words, bits, size).astype(dtype)
@@ -237,7 +233,6 @@ class topk_columns(SparseCodec):
   density: float | None = None
 
   def __post_init__(self) -> None:
-    """Raises unless the fields are valid."""
     if (self.count is None) == (self.density is None):
       raise ValueError(
         "`count` must be given if `density` is not, and only then, got "

@@ -135,12 +135,12 @@ class chain(_codec.Codec):
   def _encode_heads(
     self, x: Array, states: Sequence[PyTree], key: core.Key | None
   ) -> tuple[list[PyTree], list[PyTree], Array]:
-    """Returns what all codecs but the last make, and what it encodes."""
+    """Runs all codecs but the last: payloads, states, values for the last."""
     outer, new_states = [], []
     for i, codec in enumerate(self.codecs[:-1]):
-      payload, s = codec.encode(x, states[i], self._fold_key(key, i))
+      payload, state = codec.encode(x, states[i], self._fold_key(key, i))
       outer.append(payload)
-      new_states.append(s)
+      new_states.append(state)
       x = _payload_values(codec, payload)
     return outer, new_states, x
 
@@ -237,7 +237,7 @@ class chain(_codec.Codec):
 
 
 def unnest(payload: PyTree, count: int) -> tuple[list[PyTree], PyTree]:
-  """Returns the payloads of the codecs at a chain's head, and the next one."""
+  """Takes a chain's payload apart: those of `count` heads, and the next one."""
   outer = []
   for _ in range(count):
     outer.append(payload)
@@ -260,13 +260,14 @@ def decode_heads(
 
 
 def _nest(outer: Sequence[PyTree], payload: PyTree) -> PyTree:
-  """Puts a payload in place of the values of those outside: see `unnest`."""
+  """Makes a chain's payload: each head's, whose values are the next one's."""
   for own in outer[::-1]:
     payload = own._replace(values=payload)
   return payload
 
 
 def _payload_values(codec: _codec.Codec, payload: PyTree) -> Any:
+  """Returns the values of a payload, which the next codec is to encode."""
   if not hasattr(getattr(payload, "values", None), "dtype"):
     raise TypeError(
       "`codecs` must have payloads with a field `values`, all but the last; "

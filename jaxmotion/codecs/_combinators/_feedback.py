@@ -62,7 +62,6 @@ class feedback(_bases.MemoryCodec, _bases.TreeCodec):
   form: str = dataclasses.field(default="local", kw_only=True)
 
   def __post_init__(self) -> None:
-    """Raises unless the fields are valid."""
     _codec.check_codec("codec", self.codec, trees=True)
     if not self.codec.laws.bounds_memory:
       raise ValueError(
@@ -112,8 +111,8 @@ class feedback(_bases.MemoryCodec, _bases.TreeCodec):
   ) -> list[_codec.LeafGroup]:
     """Wraps the codec of every array in error memory."""
     return [
-      _codec.LeafGroup(part.leaves, dataclasses.replace(self, codec=part.codec))
-      for part in self.codec.leaf_groups(leaves)
+      group._replace(codec=dataclasses.replace(self, codec=group.codec))
+      for group in self.codec.leaf_groups(leaves)
     ]
 
   def init(self, like: ShapedLike) -> PyTree:
@@ -178,9 +177,9 @@ class feedback(_bases.MemoryCodec, _bases.TreeCodec):
     self, state: Feedback, value: Array, sent: PyTree, inner: PyTree
   ) -> Feedback:
     """Returns the state after a value was encoded."""
-    kept = sent if self.form == "local" else ()
+    remembered = sent if self.form == "local" else ()
     count = kernels.count_encoding(state.memory.count)
-    return Feedback(kernels.ErrorMemory(count, value, kept), inner)
+    return Feedback(kernels.ErrorMemory(count, value, remembered), inner)
 
   def decode(self, payload: PyTree, like: ShapedLike) -> Array:
     """Decodes a payload with the wrapped codec."""

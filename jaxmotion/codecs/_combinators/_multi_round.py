@@ -65,7 +65,6 @@ class ef21(_bases.MemoryCodec, _bases.MultiRoundCodec):
   _part = _laws.SENT
 
   def __post_init__(self) -> None:
-    """Raises unless the fields are valid."""
     _codec.check_codec("codec", self.codec)
     if not self.codec.laws.bounds_memory:
       raise ValueError(
@@ -106,8 +105,8 @@ class ef21(_bases.MemoryCodec, _bases.MultiRoundCodec):
     usable = jnp.isfinite(mean)
     own = state.own + self.codec.decode(sent, change)
     own = jnp.where(usable & jnp.isfinite(own), own, state.own)
-    kept = core.Shared(jnp.where(usable, mean, state.mean.value))
-    return _rounds.Reduced(mean, sent, Ef21(own, kept, inner))
+    shared_mean = core.Shared(jnp.where(usable, mean, state.mean.value))
+    return _rounds.Reduced(mean, sent, Ef21(own, shared_mean, inner))
 
   def _reduce(
     self, x: Array, state: PyTree, key: core.Key | None, workers: int
@@ -226,6 +225,7 @@ class low_rank(_bases.MultiRoundCodec):
     self, x: Array, state: core.Shared, key: core.Key | None, workers: int
   ) -> _rounds.Rounds[_rounds.Reduced]:
     """Sums the left factors, then the right ones, or those of one side."""
+    # p and q are the orthonormal factors, as the paper calls them.
     self._check_input(x, key)
     self._check_state(state)
     rows, columns, rank = self._dimensions(x)
@@ -236,26 +236,29 @@ class low_rank(_bases.MultiRoundCodec):
         f"factors of shapes {shapes}."
       )
     matrix = x.reshape(rows, columns).astype(jnp.float32)
-    if self.sends == "both":
-      q = self._orthonormalize(state.value)
-      total = yield _rounds.Message("sum", _matmul(matrix, q))
-      p, own, mean, new = yield from self._project(
-        matrix, total, state.value, workers
+    if self.sends == "left":
+      left, right = state.value
+      q, own, mean, new = yield from self._project(
+        matrix.T, right, left, workers
       )
-      return self._reduced(x, Factors(p, own), Factors(p, mean), new)
-    left, right = state.value
-    if self.sends == "right":
-      p, own, mean, new = yield from self._project(matrix, left, right, workers)
-      both = Factors(left, new)
-      return self._reduced(x, Factors(p, own), Factors(p, mean), both)
-    q, own, mean, new = yield from self._project(matrix.T, right, left, workers)
-    both = Factors(new, right)
-    return self._reduced(x, Factors(own, q), Factors(mean, q), both)
+      next_state: PyTree = Factors(new, right)
+      return self._reduced(x, Factors(own, q), Factors(mean, q), next_state)
+    if self.sends == "both":
+      right = state.value
+      q = self._orthonormalize(right)
+      left = yield _rounds.Message("sum", _matmul(matrix, q))
+    else:
+      left, right = state.value
+    p, own, mean, new = yield from self._project(matrix, left, right, workers)
+    next_state = new if self.sends == "both" else Factors(left, new)
+    return self._reduced(x, Factors(p, own), Factors(p, mean), next_state)
 
   def _project(
     self, matrix: Array, columns: Array, old: Array, workers: int
   ) -> _rounds.Rounds[tuple[Array, Array, Array, Array]]:
-    """Projects each matrix onto columns and sums the other factor."""
+    """Projects each worker's matrix onto columns; averages the other factor."""
+    # Returns the basis, the own factor, the workers' mean of it, and the factor
+    # that the next step starts from.
     basis = self._orthonormalize(columns)
     own = _matmul(matrix.T, basis)
     total = yield _rounds.Message("sum", own)
@@ -304,32 +307,32 @@ def orthonormalize(columns: Array, spare: Array) -> Array:
   # column that is zero, not finite or dependent on those before it.
   done: list[Array] = []
 
-  def project(c: Array) -> Array:
-    for b in done:
-      c = c - jnp.sum(b * c) * b
-    return c
+  def remove_done(column: Array) -> Array:
+    for unit in done:
+      column = column - jnp.sum(unit * column) * unit
+    return column
 
   for i in range(columns.shape[1]):
-    c = columns[:, i]
-    greatest = jnp.max(jnp.abs(c))
+    column = columns[:, i]
+    greatest = jnp.max(jnp.abs(column))
     usable = (greatest > 0) & jnp.isfinite(greatest)
     # Scaled first: squares of large and small elements leave float32.
-    c = jnp.where(usable, c / jnp.where(usable, greatest, 1.0), 0.0)
-    before = _norm(c)
-    c = project(c)
-    kept = _norm(c)
-    usable &= kept > _MIN_KEPT * before
-    other = project(project(spare[:, i]))
-    c = jnp.where(
-      usable, c / jnp.where(kept > 0, kept, 1.0), other / _norm(other)
+    column = jnp.where(usable, column / jnp.where(usable, greatest, 1.0), 0.0)
+    before = _norm(column)
+    column = remove_done(column)
+    after = _norm(column)
+    usable &= after > _MIN_KEPT * before
+    other = remove_done(remove_done(spare[:, i]))
+    column = jnp.where(
+      usable, column / jnp.where(after > 0, after, 1.0), other / _norm(other)
     )
-    c = project(c)  # Once more, for orthogonality to float32.
-    done.append(c / _norm(c))
+    column = remove_done(column)  # Once more, for orthogonality to float32.
+    done.append(column / _norm(column))
   return jnp.stack(done, axis=1) if done else columns
 
 
-def _norm(c: Array) -> Array:
-  return jnp.sqrt(jnp.sum(c * c))
+def _norm(column: Array) -> Array:
+  return jnp.sqrt(jnp.sum(column * column))
 
 
 def _matmul(a: Array, b: Array) -> Array:
@@ -338,7 +341,7 @@ def _matmul(a: Array, b: Array) -> Array:
 
 
 def _random_columns(seed: int, rows: int, rank: int) -> Array:
-  """Returns columns of normal elements that depend on the seed alone."""
+  """Draws columns of normal elements from the seed alone (Box-Muller)."""
   words = core.random_words(core.make_key(seed).shared, (2, rank, rows))
   # In (0, 1), so that the logarithm is finite.
   u, v = (words >> 8).astype(jnp.float32) * 2.0**-24 + 2.0**-25
@@ -416,19 +419,19 @@ class onebit(_bases.MultiRoundCodec):
     self._check_state(state, x, workers)
     row = _row_length(x, workers)
     flat = x.reshape(-1).astype(jnp.float32)
-    b = jnp.pad(flat, (0, row * workers - flat.size)) + state.own
-    scale = _root_mean_square(b)
-    rows = jax.vmap(_pack_signs)(b.reshape(workers, row))
-    own = kernels.clear_error(b - scale * _signs(b))
+    value = jnp.pad(flat, (0, row * workers - flat.size)) + state.own
+    scale = _root_mean_square(value)
+    rows = jax.vmap(_pack_signs)(value.reshape(workers, row))
+    own = kernels.clear_error(value - scale * _signs(value))
     sent = OneMagnitude(rows, jnp.broadcast_to(scale, (workers,)))
     received = yield _rounds.Message("all_to_all", sent)
-    c = _decode_rows(received, row).sum(0) / workers + state.of_mean
-    scale_of_mean = _root_mean_square(c)
-    of_mean = kernels.clear_error(c - scale_of_mean * _signs(c))
-    payload = OneMagnitude(_pack_signs(c), scale_of_mean)
+    own_row = _decode_rows(received, row).sum(0) / workers + state.of_mean
+    scale_of_mean = _root_mean_square(own_row)
+    of_mean = kernels.clear_error(own_row - scale_of_mean * _signs(own_row))
+    payload = OneMagnitude(_pack_signs(own_row), scale_of_mean)
     payloads = yield _rounds.Message("gather", payload)
     mean = _decode_rows(payloads, row).reshape(-1)[: flat.size]
-    whole = OneMagnitude(_pack_signs(b[: flat.size]), scale)
+    whole = OneMagnitude(_pack_signs(value[: flat.size]), scale)
     return _rounds.Reduced(mean.reshape(x.shape), whole, Onebit(own, of_mean))
 
   def read_memory(self, state: Onebit, like: ShapedLike) -> dict[str, Array]:

@@ -1,6 +1,7 @@
 """Codecs that look at which elements a selection sends."""
 
 import dataclasses
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -47,7 +48,6 @@ class contributors(_bases.WrapperCodec):
   """
 
   def __post_init__(self) -> None:
-    """Raises unless the fields are valid."""
     _codec.check_codec("codec", self.codec, stateless=True, one_round=True)
     if not selects_elements(self.codec):
       raise ValueError(
@@ -128,7 +128,6 @@ class momentum_correction(_bases.MemoryCodec):
   masking: bool = dataclasses.field(default=True, kw_only=True)
 
   def __post_init__(self) -> None:
-    """Raises unless the fields are valid."""
     _codec.check_codec("codec", self.codec, one_round=True)
     core.check_number("decay", self.decay, 0, 1, open_high=True)
     core.check_bool("nesterov", self.nesterov)
@@ -201,23 +200,18 @@ class momentum_correction(_bases.MemoryCodec):
     _checks.check_state(self, state, fits)
 
 
-def find_selection(codec: _codec.Codec) -> _codec.Codec:
-  """Returns the codec, inside of others, that decides what is sent."""
-  if isinstance(codec, _feedback.feedback):
-    return find_selection(codec.codec)
-  if isinstance(codec, _chain.chain):
-    return find_selection(_without_tiles(codec)[1])
-  return codec
-
-
 def selects_elements(codec: _codec.Codec) -> bool:
   """Returns whether a codec sends some elements and leaves others out."""
-  selection = find_selection(codec)
-  return selection.laws.projects and not selection.linear
+  if isinstance(codec, _feedback.feedback):
+    return selects_elements(codec.codec)
+  if isinstance(codec, _chain.chain):
+    return selects_elements(_without_tiles(codec)[1])
+  return codec.laws.projects and not codec.linear
 
 
 def mark_sent(codec: _codec.Codec, payload: PyTree, like: ShapedLike) -> Array:
   """Returns 1 at the elements that a payload holds, and 0 elsewhere."""
+  # It decodes the payload with ones in place of its values.
   if isinstance(codec, _feedback.feedback):
     return mark_sent(codec.codec, payload, like)
   if isinstance(codec, _chain.chain):
@@ -235,9 +229,6 @@ def _without_tiles(
   codec: _chain.chain,
 ) -> tuple[list[_codec.Codec], _codec.Codec]:
   """Splits a chain into the tilings at its head and the codec after them."""
-  count = 0
-  while (
-    isinstance(codec.codecs[count], _linear.tiles) and codec.codecs[count + 1 :]
-  ):
-    count += 1
-  return list(codec.codecs[:count]), codec.codecs[count]
+  is_tiling = lambda inner: isinstance(inner, _linear.tiles)
+  heads = list(itertools.takewhile(is_tiling, codec.codecs[:-1]))
+  return heads, codec.codecs[len(heads)]

@@ -62,7 +62,6 @@ class rules(ChoiceCodec):
   rules: tuple[tuple[str, _codec.Codec], ...]
 
   def __post_init__(self) -> None:
-    """Raises unless the fields are valid."""
     rules = core.check_sequence(
       "rules", self.rules, "pairs of pattern and codec"
     )
@@ -90,9 +89,10 @@ class rules(ChoiceCodec):
     claimed = self._claim_paths([path for path, _ in leaves])
     groups = []
     for positions, codec in zip(claimed, self._choices(), strict=True):
-      for inner, own_codec in codec.leaf_groups([leaves[i] for i in positions]):
-        own = tuple(positions[i] for i in inner)
-        groups.append(_codec.LeafGroup(own, own_codec))
+      for group in codec.leaf_groups([leaves[i] for i in positions]):
+        # From positions among the leaves of the rule to those among all.
+        own = tuple(positions[i] for i in group.leaves)
+        groups.append(group._replace(leaves=own))
     return groups
 
   def _check_paths(self, paths: Sequence[str]) -> None:

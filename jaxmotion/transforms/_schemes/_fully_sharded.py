@@ -1,6 +1,7 @@
 """Scheme whose parameters and optimizer are sharded over workers."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from jaxmotion import codecs, core
+from jaxmotion import codecs, collectives, core
 from jaxmotion.codecs.extend import check_codec
 from jaxmotion.collectives import extend
 from jaxmotion.core import Array, PyTree
@@ -156,7 +157,7 @@ class FullySharded(Scheme):
   def _init_parts(
     self, plan: _gather_plan.ShardPlan, parts: PyTree
   ) -> _states.FullyShardedState:
-    """Makes the state of this worker's parts."""
+    """Makes the optimizer state and error memory of this worker's parts."""
     core.know_in_flax(type(plan.made_for))
     memory = core.to_varying(plan.make_memory(parts), plan.axes)
     return _states.FullyShardedState(
@@ -185,17 +186,15 @@ class FullySharded(Scheme):
       # A weak type would not last: `step` would be compiled again.
       return jax.tree.map(lambda a: jnp.copy(a.astype(a.dtype)), params)
 
-    def init_own(parts: PyTree) -> _states.FullyShardedState:
-      return self._init_parts(plan, parts)
-
+    init_own = functools.partial(self._init_parts, plan)
     on_mesh = core.put_on_mesh(params, mesh, specs)
     params = run_sharded(copy_params, specs, on_mesh)
     maps: dict[str, Any] = {"mesh": mesh, "in_specs": (specs,)}
     shapes = core.eval_shape_in_map(init_own, maps, params)
-    if found := _states.find_exchanges(shapes.inner.value):
+    if exchanges := _states.find_exchanges(shapes.inner.value):
       raise ValueError(
         "`tx` must have no exchange, because `fully_sharded` reduces gradients "
-        f"through its own codecs, got one with {type(found[0]).__name__}."
+        f"through its own codecs, got one with {type(exchanges[0]).__name__}."
       )
     state_specs = plan.state_specs(shapes.inner)
     make_state = jax.shard_map(init_own, out_specs=state_specs, **maps)
@@ -210,7 +209,7 @@ class FullySharded(Scheme):
     return state.params, state.opt_state.count, state.opt_state.error
 
   def layout(self, workers: Workers, state: TrainState) -> _scheme.Layout:
-    """Returns where parts are on the mesh."""
+    """Returns how parts, states and gradients are sharded over the mesh."""
     plan, params = self.plan, self.plan.split(state.params)
     grads = workers.shardings.grads(state.params)
     return _scheme.Layout(
@@ -248,7 +247,12 @@ class FullySharded(Scheme):
     _, ok = extend.apply_nonfinite_policy(
       self.options.nonfinite, (flags, results.weight), plan.axes
     )
-    grads = _gather_plan.average_whole(plan, grads)
+    # Gathers reduced the gradients of parts, but nothing those of whole leaves.
+    whole = _shard_layout.select_whole(grads, plan.cuts)
+    if jax.tree.leaves(whole):
+      means, _ = collectives.all_reduce(whole, plan.axis_name)
+      cut = plan.select_cut(jax.tree.leaves(grads))
+      grads = plan.join_leaves(cut, means, grads)
     extra_args = results.extra_args
     if results.value is not None:
       extra_args = {"value": results.value} | extra_args
@@ -307,14 +311,14 @@ def read_params(state: TrainState) -> PyTree:
 
 
 def _trim_leaf(cut: LeafCut, x: Any) -> Array:
-  """Returns a leaf without padding."""
+  """Trims a leaf, whose cut dimension explicit axes may not shard meanwhile."""
   if cut.dimension is None or not cut.is_padded:
     return x
   # Explicit axes refuse a slice that they do not divide.
   sharding = jax.typeof(x).sharding
-  kept = [
-    None if i == cut.dimension else e for i, e in enumerate(sharding.spec)
-  ]
-  if P(*kept) != sharding.spec:
-    x = jax.sharding.reshard(x, NamedSharding(sharding.mesh, P(*kept)))
+  spec = P(
+    *(None if i == cut.dimension else e for i, e in enumerate(sharding.spec))
+  )
+  if spec != sharding.spec:
+    x = jax.sharding.reshard(x, NamedSharding(sharding.mesh, spec))
   return cut.trim_leaf(jnp.asarray(x))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
-from jaxmotion import collectives, core, program
+from jaxmotion import core, program
 from jaxmotion.codecs import Codec
 from jaxmotion.codecs.extend import fold_paths
 from jaxmotion.collectives import extend
@@ -35,7 +35,7 @@ class FullyShardedOptions:
 
 
 class GatherPlan(NamedTuple):
-  """Arguments of `fully_sharded`, checked."""
+  """Arguments of `fully_sharded` that say how weights are gathered."""
 
   weight_codec: Codec | None
   gradient_codec: Codec | None
@@ -108,7 +108,7 @@ class ShardPlan(_shard_layout.CutTree):
     ]
 
   def make_flags(self) -> list[Array]:
-    """Returns a flag of every leaf, whose gradient says what is not finite."""
+    """Returns a zero for every leaf, whose gradient is NaN if the leaf's is."""
     # The list is empty unless updates may be skipped.
     if self.options.nonfinite != "skip":
       return []
@@ -131,13 +131,15 @@ class ShardPlan(_shard_layout.CutTree):
     factor: Array | None,
     keys: list[core.Key | None],
   ) -> PyTree:
-    """Returns the parameters that the loss gets, whose parts it gathers."""
+    """Makes the parameters that the loss gets, as parts that it gathers."""
+    # errors, flags: one for each leaf that is cut, and for each leaf. factor:
+    # that of this worker's gradient in the mean.
     options = self.options
     codecs = [
       extend.find_leaf_codecs(name, codec, parts, stateless=True)
       for name, codec in options.codecs.items()
     ]
-    memories, guards = iter(errors), iter(flags)
+    memories, leaf_flags = iter(errors), iter(flags)
     nodes: list[PyTree] = []
     for x, key, path, cut, spec, weight, gradient, local in zip(
       jax.tree.leaves(parts),
@@ -149,7 +151,7 @@ class ShardPlan(_shard_layout.CutTree):
       strict=True,
     ):
       own = None if factor is None else self._per_layer(path, cut, factor)
-      guard = _weight_part.GradientGuard(own, next(guards, None))
+      guard = _weight_part.GradientGuard(own, next(leaf_flags, None))
       if cut.dimension is None:
         nodes.append(_weight_part.guard_gradient(x, guard, options.nonfinite))
         continue
@@ -177,13 +179,13 @@ def make_plan(
   params: PyTree,
   mesh: Mesh | AbstractMesh,
 ) -> ShardPlan:
-  """Returns the division of whole parameters, or raises."""
+  """Plans which dimension of each parameter the workers of a mesh cut."""
   axes, axis_name = workers.axis_name, workers.host_axes or workers.axis_name
   extend.check_local_codec(axis_name, options.local_codec)
   _weight_part.check_regather(options.regather, axis_name)
   count, senders = (
-    _states.count_devices(found, mesh.shape)
-    for found in (axes, core.split_axes(axis_name)[0])
+    _states.count_devices(names, mesh.shape)
+    for names in (axes, core.split_axes(axis_name)[0])
   )
   model = workers.shardings.model(params)
 
@@ -264,7 +266,7 @@ def make_sharded_work(
     batches = _local_work.split_batch(batch, microbatches)
     weights, factors = _find_weights(loss, plan, batches)
 
-    def compute_part(carry: PyTree, one: PyTree) -> tuple[PyTree, PyTree]:
+    def add_microbatch(carry: PyTree, one: PyTree) -> tuple[PyTree, PyTree]:
       """Adds the gradient of a microbatch to the sums."""
       (sums, model_state, errors), (i, batch, weight, factor) = carry, one
       keys = plan.leaf_keys(count * microbatches + i)
@@ -293,13 +295,13 @@ def make_sharded_work(
 
     given = (jnp.arange(microbatches), batches, weights, factors)
     if microbatches == 1:
-      (grads, model_state, errors), (metrics, flags) = compute_part(
+      (grads, model_state, errors), (metrics, flags) = add_microbatch(
         (None, model_state, errors), jax.tree.map(lambda a: a[0], given)
       )
     else:
       start = _local_work.make_sums(parts), model_state, errors
       (sums, model_state, errors), (metrics, flags) = lax.scan(
-        compute_part, start, given
+        add_microbatch, start, given
       )
       grads = jax.tree.map(lambda s, p: s.astype(p.dtype), sums, parts)
       metrics = _local_work.average_scalars(metrics, weights)
@@ -312,7 +314,8 @@ def make_sharded_work(
 def _find_weights(
   loss: LossOptions, plan: ShardPlan, batches: PyTree
 ) -> tuple[Array | None, Array | None]:
-  """Returns weights of microbatches, and factors of their gradients."""
+  """Returns float32[microbatches]: weights, and factors of the gradients."""
+  # A factor is the microbatch's share of the mean over all workers.
   weight_fn = loss.weight_fn
   if weight_fn is None:
     return None, None
@@ -331,24 +334,25 @@ def _find_weights(
 def _trace_gathered(
   loss_of: Callable[..., Any], inputs: tuple[PyTree, ...], plan: ShardPlan
 ) -> Callable[..., Any]:
-  """Returns the traced loss; raises if it depends on a part by itself."""
+  """Traces a loss; raises if it depends on a part that was not gathered."""
   # Such a loss would differ between workers, and nothing would average its
   # gradient. The caller's function may be slow to trace, so it runs once: its
   # jaxpr is checked first and then differentiated.
   closed, shapes = jax.make_jaxpr(loss_of, return_shape=True)(*inputs)
-  # Each leaf counts as an axis over which its part differs.
+  # Each leaf counts as an axis over which its part differs, until a value is
+  # named `GATHERED`.
   names = [
     frozenset([("part", path)] if cut.is_cut else [])
     for path, cut in zip(plan.paths, plan.cuts, strict=True)
   ]
-  found, *_ = program.find_varying(
+  of_loss, *_ = program.find_varying(
     closed,
     [*names, *[frozenset()] * len(jax.tree.leaves(inputs[1:]))],
     frozenset().union(*names),
     frozenset([_weight_part.GATHERED]),
   )
-  if found:
-    path = "/".join(filter(None, ("params", min(found)[1])))
+  if of_loss:
+    path = "/".join(filter(None, ("params", min(of_loss)[1])))
     raise ValueError(
       f"`loss_fn` must gather `{path}` before it computes with it, got a loss "
       "of this worker's part alone: call `gather_params` first."
@@ -357,12 +361,3 @@ def _trace_gathered(
   return lambda *inputs: jax.tree.unflatten(
     jax.tree.structure(shapes), run(*jax.tree.leaves(inputs))
   )
-
-
-def average_whole(plan: ShardPlan, grads: PyTree) -> PyTree:
-  """Returns gradients of which those of whole leaves are the workers' mean."""
-  whole = _shard_layout.select_whole(grads, plan.cuts)
-  if not jax.tree.leaves(whole):
-    return grads
-  means, _ = collectives.all_reduce(whole, plan.axis_name)
-  return plan.join_leaves(plan.select_cut(jax.tree.leaves(grads)), means, grads)

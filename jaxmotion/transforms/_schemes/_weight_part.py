@@ -27,7 +27,7 @@ class GradientGuard(NamedTuple):
 
 
 def guard_gradient(x: Array, guard: GradientGuard, nonfinite: str) -> Array:
-  """Returns `x` with a gradient that is dropped, checked and scaled."""
+  """Returns `x`, whose gradient a guard drops, checks and scales."""
   # nonfinite: "zero" replaces elements that are not finite by zero.
   bare = guard.factor is None and guard.flag is None
   if bare and nonfinite != "zero":
@@ -40,10 +40,11 @@ def _guard(nonfinite: str, x: Array, guard: GradientGuard) -> Array:
   return x
 
 
-def _backward(
+def _guard_backward(
   nonfinite: str, guard: GradientGuard, ct: Array
 ) -> tuple[Array, Any]:
-  """Returns the gradient that the guard lets pass, and that of the guard."""
+  """Drops, checks and scales a gradient, as `guard_gradient` says."""
+  # The gradient of the flag is what the check has found.
   factor = guard.factor
   if factor is not None:
     ct = jnp.where(factor == 0, 0, ct)
@@ -60,7 +61,7 @@ def _backward(
   return ct, GradientGuard(factor, flag)
 
 
-_guard.defvjp(lambda nonfinite, x, guard: (x, guard), _backward)
+_guard.defvjp(lambda nonfinite, x, guard: (x, guard), _guard_backward)
 
 
 class GatherOptions(NamedTuple):
@@ -108,7 +109,7 @@ class WeightPart:
   options: GatherOptions = dataclasses.field(metadata={"static": True})
 
   def gather_whole(self) -> Array:
-    """Returns the whole weights, typed as varying."""
+    """Gathers the whole weights; its gradient is reduced, guarded and cut."""
     options, spec = self.options, self.options.spec
     if spec is not None:
       # A loop over layers may have taken the first dimension away.
@@ -149,15 +150,12 @@ def gather_params(params: PyTree) -> PyTree:
     (3,)
   """
   core.check_arrays("params", params)
+  is_part = lambda node: isinstance(node, WeightPart)
   return jax.tree.map(
-    lambda node: node.gather_whole() if _is_part(node) else node,
+    lambda node: node.gather_whole() if is_part(node) else node,
     params,
-    is_leaf=_is_part,
+    is_leaf=is_part,
   )
-
-
-def _is_part(node: PyTree) -> bool:
-  return isinstance(node, WeightPart)
 
 
 def gather_block(
@@ -193,14 +191,13 @@ def gather_block(
 
   def run_again(params: PyTree, *args: Any) -> Any:
     """Runs the block so that the backward pass gathers and computes again."""
-    nodes = jax.tree.leaves(params, is_leaf=_is_part)
-    options = [node.options for node in nodes if _is_part(node)]
-    again = [one.regather if regather is None else regather for one in options]
-    for one, what in zip(options, again, strict=True):
-      check_regather(what, one.axis_name)
-    # One step gives all leaves the same `regather`.
-    names = _SAVED[again[0]] if again else ()
-    policy = jax.checkpoint_policies.save_only_these_names(*names)
+    saved: tuple[str, ...] = ()
+    for part in core.find_nodes(params, WeightPart):
+      # One step gives all leaves the same `regather`.
+      again = part.options.regather if regather is None else regather
+      check_regather(again, part.options.axis_name)
+      saved = _SAVED[again]
+    policy = jax.checkpoint_policies.save_only_these_names(*saved)
     return jax.checkpoint(run_block, policy=policy)(params, *args)
 
   return run_again

@@ -92,7 +92,7 @@ def _describe_leaf(x: Any) -> str:
 def _list_settings(
   name: str, x: Any, seen: set[int]
 ) -> Iterator[tuple[str, str]]:
-  """Yields the numbers, strings and codecs that a scheme was made with."""
+  """Walks a scheme; yields its numbers, strings and codecs with their names."""
   if isinstance(x, Codec | _PLAIN):
     yield name, repr(x)
     return
@@ -107,7 +107,7 @@ def _list_settings(
 
 
 def _list_parts(name: str, x: Any) -> Iterator[tuple[str, Any]]:
-  """Yields what an object holds, with names for it."""
+  """Yields the parts of an object: fields, items, or variables of a closure."""
   kind = type(x).__name__.lstrip("_")
   if isinstance(x, Mapping):
     for key in sorted(x, key=repr):
@@ -153,15 +153,15 @@ def _gather_texts(text: str, devices: list[jax.Device]) -> list[str] | None:
   lengths = rows[:, 1].tolist()
   padded = np.zeros(-(-max(lengths) // 4) * 4, np.uint8)
   padded[: len(data)] = np.frombuffer(data, np.uint8)
-  found = _gather_rows(padded.view(np.uint32), devices)
+  texts = _gather_rows(padded.view(np.uint32), devices)
   return [
     row.tobytes()[:length].decode()
-    for row, length in zip(found, lengths, strict=True)
+    for row, length in zip(texts, lengths, strict=True)
   ]
 
 
 def _gather_rows(row: np.ndarray, devices: list[jax.Device]) -> np.ndarray:
-  """Returns uint32[processes, n], from uint32[n] of each process."""
+  """Gathers uint32[n] of each process to uint32[processes, n] on all."""
   mesh = Mesh(np.array(devices), ("process",))
   rows = jax.make_array_from_callback(
     (len(devices), row.size),
@@ -173,9 +173,9 @@ def _gather_rows(row: np.ndarray, devices: list[jax.Device]) -> np.ndarray:
     return np.asarray(copy(rows).addressable_data(0))
 
 
-def _raise_difference(found: dict[int, _Entries]) -> None:
-  """Raises an error about the first entry that processes have otherwise."""
-  (first, own), *others = found.items()
+def _raise_difference(entries: dict[int, _Entries]) -> None:
+  """Raises an error that names the first entry in which processes differ."""
+  (first, own), *others = entries.items()
   # Arrays come first, because a leaf that only one process has also changes
   # its state.
   for (process, given), (argument, remedy) in itertools.product(

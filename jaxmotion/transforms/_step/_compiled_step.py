@@ -45,7 +45,7 @@ class StepCalls:
       raise
 
   def add(self, results: PyTree) -> None:
-    """Remembers a call by a result that is not donated."""
+    """Remembers a call, by a result that no later call takes as a donation."""
     self._in_flight.add(results)
 
   def check_arrays(self, given: Mapping[str, PyTree]) -> None:
@@ -64,7 +64,7 @@ class StepCalls:
 def copy_methods(
   step: Callable[..., Any], jitted: Any, place: Callable[..., tuple[Any, ...]]
 ) -> None:
-  """Gives a step the methods of its jitted function."""
+  """Gives a step `lower`, `trace` and `eval_shape` of its jitted function."""
   # place: (args, kwargs) of the step -> arguments of the jitted function.
   call_method = lambda name, *args, **kwargs: getattr(jitted, name)(
     *place(args, kwargs)
@@ -82,15 +82,17 @@ def compile_step(
   call: Callable[..., Any] | None = None,
   overlaps: bool = False,
 ) -> Any:
-  """Jits a step that checks what it is given."""
+  """Jits a step, or a half of it, whose errors name the wrong argument."""
   # donates: whether the first argument is donated. `prepare` checks and
   # converts arguments that are given by keyword. `call` runs the step instead;
   # `overlaps` lets it run as several programs.
+  # The state and the batch, or the state and the work, may be given by name.
   names = list(inspect.signature(step).parameters)[:2]
   jitted = jax.jit(step, donate_argnums=0 if donates else ())
   if overlaps and call is None:
     call = hosts.StagedStep(step, jitted, mesh, int(donates))
   calls = StepCalls(mesh)
+  # Extra arguments that are known to change a result.
   read: set[str] = {"key", "counts"}
 
   @functools.wraps(step)
@@ -124,7 +126,7 @@ def compile_step(
 def _check_read(
   jaxpr: Any, args: tuple[Any, ...], kwargs: dict[str, Any], known: set[str]
 ) -> None:
-  """Raises for an extra argument that changes no result of a step."""
+  """Raises for an extra argument that no result depends on: a misspelt name."""
   if jaxpr.effects:  # A callback may read it.
     return
   # Each argument counts as an axis, over which what depends on it varies.
@@ -133,9 +135,9 @@ def _check_read(
   for name in sorted(kwargs):
     own = frozenset([("argument", name)])
     marks += [own] * len(jax.tree.leaves(kwargs[name]))
-  found = program.find_varying(jaxpr, marks, frozenset().union(*marks))
+  result_axes = program.find_varying(jaxpr, marks, frozenset().union(*marks))
   for name in sorted(kwargs.keys() - known):
-    if all(("argument", name) not in axes for axes in found):
+    if all(("argument", name) not in axes for axes in result_axes):
       raise TypeError(
         f"`{name}` must be an argument of the step or of the chain's update, "
         "got one that changes no result. The step itself takes `key` and "

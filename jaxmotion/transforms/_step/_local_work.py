@@ -14,7 +14,7 @@ from jaxmotion.transforms._step._results import LocalWork, LossOptions
 
 
 def make_local_work(options: LossOptions) -> Callable[..., LocalWork]:
-  """Makes the function that computes one worker's gradient."""
+  """Makes the function that computes one worker's loss and mean gradient."""
   # It takes (params, model_state, batch, key, trips). `trips`: int32[], number
   # of microbatches that this worker computes, the first ones; None: all.
   weight_fn, microbatches = options.weight_fn, options.microbatches
@@ -62,7 +62,7 @@ def _accumulate_all(
   parts: PyTree,
   microbatches: int,
 ) -> LocalWork:
-  """Computes all microbatches, which hand on the model state."""
+  """Accumulates all microbatches, each from the model state of the last."""
 
   def add_microbatch(carry: PyTree, one: PyTree) -> tuple[PyTree, PyTree]:
     (sums, model_state), (i, part) = carry, one
@@ -90,7 +90,7 @@ def _accumulate_some(
   microbatches: int,
   trips: Array,
 ) -> LocalWork:
-  """Computes the first microbatches, each from the step's model state."""
+  """Accumulates the first `trips` microbatches, for unequal workers."""
   # So the result does not depend on which worker computes which microbatch.
 
   def compute_at(i: Array) -> LocalWork:
@@ -148,7 +148,7 @@ def _divide_sums(sums: PyTree, like: PyTree, weight: Any) -> PyTree:
 
 
 def make_own_loss(options: LossOptions) -> Callable[..., tuple[Array, PyTree]]:
-  """Makes a loss that returns (loss, (model state, auxiliary values))."""
+  """Wraps `loss_fn` as one that returns (loss, (model state, aux))."""
   loss_fn, has_aux = options.loss_fn, options.has_aux
 
   def compute_loss(
@@ -209,7 +209,7 @@ def compute_weight(weight_fn: Callable[..., Any], batch: PyTree) -> Array:
 
 
 def keep_unweighted(weight: Array, new: PyTree, old: PyTree) -> PyTree:
-  """Returns the new model state, or the old one if the batch weighs nothing."""
+  """Keeps the old model state where the weight of a batch is zero."""
   # `weight`: float32[], the worker's weight.
   return jax.tree.map(
     lambda a, b: jnp.where(weight == 0, b, a) if _results.is_floating(a) else a,

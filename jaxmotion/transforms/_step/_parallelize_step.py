@@ -115,7 +115,7 @@ def _map_step(
   *,
   patterns: core.PathRules[Any],
 ) -> Callable[..., Any]:
-  """Returns a step that runs on every worker, jitted."""
+  """Jits a step of one's own that runs on every worker's batch."""
   split = parameters.split
 
   def run_step(
@@ -135,6 +135,7 @@ def _map_step(
     raw_keys = any(_step_arguments.is_raw_key(args[name]) for name in others)
 
     def run_local(args: dict[str, PyTree]) -> PyTree:
+      """Runs the step on one worker, with random keys of its own."""
       folded, restore_key = fold_keys(
         {name: args[name] for name in args if name in others}, specs, axis_name
       )
@@ -167,7 +168,7 @@ def _map_step(
   def place(
     arguments: dict[str, PyTree], static: Static
   ) -> tuple[PyTree, PyTree, Static]:
-    """Puts arguments on the mesh, those that are donated apart."""
+    """Puts arguments on the mesh; returns what `run_step` takes."""
     kept = dict(arguments)
     for name in arguments.keys() - set(split):
       specs = core.state_specs(arguments[name], axis_name)
@@ -221,14 +222,8 @@ def run_on_workers(
   maps: Any = dict(
     mesh=mesh, in_specs=specs, axis_names=set(axes), check_vma=False
   )
-  traced = []
-
-  def trace_once(*local: PyTree) -> jax.Array:
-    traced.append(jax.make_jaxpr(fun, return_shape=True)(*local))
-    return jnp.zeros(())
-
-  jax.eval_shape(jax.shard_map(trace_once, out_specs=P(), **maps), *args)
-  closed, shapes = traced[0]
+  trace = jax.make_jaxpr(fun, return_shape=True)
+  closed, shapes = core.call_in_map(trace, maps, *args)
   differs = list(map(bool, program.find_varying(closed, varying, axes)))
   joins = decide(shapes, differs)
 
@@ -257,7 +252,7 @@ def join_name(
   mean: bool = False,
   key: bool = False,
 ) -> Join:
-  """Returns how a result of a step is joined, or raises."""
+  """Chooses how the workers' results become one; raises if none fits."""
   # spec: that of a result of which each worker has its own part, or P().
   # mean: whether it may be averaged; floating-point scalars always may. key:
   # whether it is a raw PRNG key; typed ones tell.
@@ -280,7 +275,7 @@ def join_name(
 def fold_keys(
   args: dict[str, PyTree], specs: dict[str, PyTree], axis_name: AxisName
 ) -> tuple[dict[str, PyTree], Callable[[Any], Any]]:
-  """Folds the worker into replicated keys; also returns what undoes it."""
+  """Gives each worker keys of its own; also returns what gives the old ones."""
   # Keys are typed ones anywhere, and an argument that is one raw key.
   # The new keys are held, because their ids tell them.
   known: dict[int, tuple[Any, Any]] = {}
@@ -309,7 +304,7 @@ def _fold_worker(key: Any, axis_name: AxisName) -> Any:
 
 
 def _join_result(x: Any, join: Join, axis_name: AxisName) -> Any:
-  """Returns one result for all workers, or each worker's own part of it."""
+  """Joins the results of all workers, as `join_name` chose."""
   if join == "mean":
     return lax.pmean(x, axis_name)
   if join == "sum":

@@ -67,7 +67,7 @@ def _map_unmarked(fun: Callable[[Array], Array], tree: PyTree) -> PyTree:
 def average_work(
   work: LocalWork, model: PyTree, axis_name: AxisName, loss: LossOptions
 ) -> tuple[PyTree, PyTree]:
-  """Returns mean metrics and the new model state of a step, inside of a map."""
+  """Averages metrics and model state over workers, with few collectives."""
   # model: the model state before the step.
   metrics, treedef = jax.tree.flatten(work.metrics)
   averaged = [
@@ -111,7 +111,7 @@ def _average_joined(
   axis_name: AxisName,
   weight: Array | None,
 ) -> list[Array]:
-  """Returns the means of floating-point arrays, in one sum for each dtype."""
+  """Averages floating-point arrays over workers, in one sum for each dtype."""
   # The arrays are joined, because every array that is summed costs round trips.
   # They are summed in float32 at least.
   # `weight`: float32[], the worker's weight, or None. A worker of weight 0 adds
@@ -177,7 +177,7 @@ def check_equal(
   own: PyTree,
   axis_name: AxisName,
 ) -> None:
-  """Raises unless all leaves that have no mean are equal on all workers."""
+  """Raises for a model state of integers that differs between workers."""
   # They are equal if they are computed without the worker's own arguments.
   if all(map(is_floating, jax.tree.leaves(replicated))):
     return
@@ -211,10 +211,10 @@ def keep_finite(new: Array, old: Array) -> Array:
 def keep_if_skipped(
   new: PyTree, old: PyTree, old_opt_state: PyTree, opt_state: PyTree
 ) -> PyTree:
-  """Returns the old floating-point model state if the update was skipped."""
+  """Keeps the old floating-point model state if the update was skipped."""
   # What made a gradient not finite made statistics so too. A delayed gradient
   # is skipped one step later, so its statistics are looked at themselves.
-  if _states.is_delayed(opt_state):
+  if core.find_nodes(opt_state, _states.DelayedState):
     return jax.tree.map(keep_finite, new, old)
   before = _states.list_skipped(old_opt_state)
   after = _states.list_skipped(opt_state)

@@ -298,7 +298,7 @@ class Replicated(Scheme):
   def update(
     self, workers: Workers, state: TrainState, grads: Any, results: StepResults
   ) -> tuple[PyTree, PyTree]:
-    """Exchanges the gradient and applies its mean."""
+    """Runs the chain, which exchanges the gradient, and applies its updates."""
     extra_args = results.extra_args
     if results.weight is not None:
       extra_args = extra_args | {"weight": results.weight}

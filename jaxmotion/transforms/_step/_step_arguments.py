@@ -136,7 +136,7 @@ def place_arguments(
 
 
 class StepParameters:
-  """Names of the parameters of a step that are split, static or donated."""
+  """Parameters of a step of one's own: which are split, static, donated."""
 
   def __init__(
     self, fun: Any, split: Sequence[str], options: Mapping[str, Sequence[Any]]
@@ -161,7 +161,7 @@ class StepParameters:
   def bind(
     self, args: Sequence[Any], kwargs: Mapping[str, Any]
   ) -> tuple[dict[str, PyTree], Static]:
-    """Returns the arguments that are traced by name, and the static ones."""
+    """Binds a call: traced arguments by name, and the values of static ones."""
     # Defaults of the step are left to it, as `jax.jit` leaves them.
     bound = self._signature.bind(*args, **kwargs)
     traced = dict(bound.arguments)
@@ -204,7 +204,7 @@ class StepParameters:
   def _choose(
     self, options: Mapping[str, Sequence[Any]], kind: str
   ) -> tuple[str, ...]:
-    """Returns names of parameters that names and positions choose."""
+    """Returns the parameters that `..._argnames` and `..._argnums` choose."""
     names = options[f"{kind}_argnames"]
     numbers = options[f"{kind}_argnums"]  # From the end if negative.
     self._check_names(f"{kind}_argnames", names)
@@ -225,7 +225,7 @@ def make_decorator(
   batch: str | Sequence[str],
   **options: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-  """Makes a decorator of steps by `map_step`, of options that it checks."""
+  """Makes the decorator `parallelize_step`, for functions or for modules."""
   # map_step: (step, its parameters, mesh, axis_name) -> jitted step.
   # options: static and donated parameters, as `jax.jit` takes them.
   axis_name = _init_state.check_mesh(mesh, axis_name)

@@ -271,7 +271,7 @@ def make_train_step(
 
 
 class _Driver:
-  """Steps of one scheme and one loss, over the workers of a mesh."""
+  """Runs the parts of a training step: `init`, `compute` and `update`."""
 
   def __init__(self, workers: Workers, scheme: Scheme, loss: LossOptions):
     self._workers, self._scheme, self._loss = workers, scheme, loss
@@ -280,7 +280,7 @@ class _Driver:
     self._model_spec = self._split if self._keeps_own else P()
 
   def init(self, params: PyTree, model_state: PyTree = None) -> TrainState:
-    """Makes the state before the first step."""
+    """Checks parameters and model state, and makes the state on the mesh."""
     kind = self._loss.model_state
     if (kind is None) != (model_state is None):
       wanted = "be None without" if kind is None else "go with"
@@ -336,7 +336,7 @@ class _Driver:
     key: Array | None = None,
     counts: Array | None = None,
   ) -> LocalWork:
-    """Computes the gradients of all workers, which exchange nothing here."""
+    """Computes all workers' gradients in a map that exchanges nothing."""
     workers, loss, model_spec = self._workers, self._loss, self._model_spec
     self._check_state(state)
     if counts is not None:  # Unequal work joins model states by their mean.
@@ -366,7 +366,7 @@ class _Driver:
     def compute_own(
       own: PyTree, model: PyTree, batch: PyTree, keys: PyTree, counts: PyTree
     ) -> LocalWork:
-      """Computes one worker's gradient, inside of a map."""
+      """Computes one worker's gradient from its part of the batch and keys."""
       inputs = batch, *jax.tree.map(lambda a: a[0], (keys, counts))
       if self._keeps_own:
         noun = "the PerWorker that `init` returned"
@@ -412,7 +412,7 @@ class _Driver:
   def update(
     self, state: TrainState, work: LocalWork, **extra_args: Any
   ) -> tuple[TrainState, PyTree]:
-    """Exchanges what the workers computed, and updates the state."""
+    """Exchanges gradients and updates the state, in a map of checked types."""
     workers, loss = self._workers, self._loss
     shardings, split = workers.shardings, self._split
     self._check_state(state)
@@ -474,7 +474,7 @@ class _Driver:
     return shardings.place(new, placed), metrics
 
   def _check_state(self, state: TrainState) -> None:
-    """Raises unless per-worker state is that of these workers."""
+    """Raises unless the state has rows for as many workers as there are."""
     core.check_instance(
       "state", state, TrainState, "the TrainState that `init` returned"
     )
