@@ -11,6 +11,8 @@ import jax
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Locations in programs would cost a tenth of the time of tests that trace much.
+jax.config.update("jax_traceback_in_locations_limit", 0)
 # What XLA has made is not made again: not in the other process of pytest, not
 # in the next run. An entry is named by the hash of program, flags and versions;
 # --cache-clear forgets them. Not in the environment: jobs that tests start

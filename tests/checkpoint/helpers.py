@@ -1,32 +1,44 @@
 """States of some numbers of workers, filled and resized."""
 
+import functools
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh
 
 from jaxmotion import checkpoint, core
 from jaxmotion.transforms.extend import trace_state
+from tests.meshes import mesh_of
 
 
-def make_mesh(workers):
-  return Mesh(np.array(jax.devices()[:workers]), ("data",))
-
-
-def mesh_of(workers):
+def abstract_mesh(workers):
   """A mesh without devices."""
   return AbstractMesh((workers,), ("data",))
 
 
-ONE = mesh_of(1)
+ONE = abstract_mesh(1)
+
+
+def describe(tx, params, workers):
+  """The layout of a state, and its shapes; each is traced once."""
+  shapes = tuple((name, a.shape) for name, a in params.items())
+  return trace_once(tx, shapes, workers)
+
+
+@functools.cache
+def trace_once(tx, shapes, workers):
+  mesh = abstract_mesh(workers)
+  params = {name: np.zeros(shape, np.float32) for name, shape in shapes}
+  layout = checkpoint.describe_state(tx, params, mesh)
+  return layout, trace_state(tx, params, mesh, "data")
 
 
 def saved_like(tx, params, workers):
-  """The layout of a state, and its shapes."""
-  layout = checkpoint.describe_state(tx, params, mesh_of(workers))
-  return layout, checkpoint.saved_like(tx, params, layout, make_mesh(1))
+  """The layout of a state, and its shapes on one device."""
+  layout, _ = describe(tx, params, workers)
+  return layout, checkpoint.saved_like(tx, params, layout, mesh_of(1))
 
 
 # Halves, then uneven parts: two workers and three.
@@ -67,10 +79,8 @@ def resize_all(tx, state, params, counts=COUNTS, into=None):
   """The states for each number of workers, one after another."""
   states, into = [state], into or tx
   for old, new in itertools.pairwise(counts):
-    layout = checkpoint.describe_state(tx, params, mesh_of(old))
-    state = checkpoint.resize(into, state, params, layout, mesh_of(new))
-    assert core.same_shapes(
-      state, trace_state(into, params, mesh_of(new), "data")
-    )
+    layout, _ = describe(tx, params, old)
+    state = checkpoint.resize(into, state, params, layout, abstract_mesh(new))
+    assert core.same_shapes(state, describe(into, params, new)[1])
     states.append(state)
   return states

@@ -19,8 +19,8 @@ from tests.checkpoint.helpers import (
   assert_equal,
   draw_gradients,
   fill_randomly,
-  make_mesh,
 )
+from tests.meshes import mesh_of
 
 PARAMS = {"w": np.zeros((12, 48), np.float32), "b": np.zeros(5, np.float32)}
 MEMORY = codecs.feedback(codecs.sign())
@@ -41,7 +41,7 @@ def loss_fn(params, batch):
 @functools.cache
 def make(kind, workers):
   """(init, step, what has the state) of one trainer."""
-  mesh = make_mesh(workers)
+  mesh = mesh_of(workers)
   if kind != "fully_sharded":
     return *jaxmotion.make_train_step(loss_fn, CHAINS[kind], mesh), CHAINS[kind]
   init, step = jaxmotion.make_train_step(
@@ -116,13 +116,13 @@ def read_errors(tx, state, layout):
 def test_fewer_workers_continue_what_is_to_be_sent(kind, tmp_path):
   (params, _, state), _ = trained(kind)
   _, _, tx = make(kind, 4)
-  layout = checkpoint.describe_state(tx, PARAMS, make_mesh(4))
+  layout = checkpoint.describe_state(tx, PARAMS, mesh_of(4))
   save(tmp_path / "state", state)
   save(tmp_path / "params", params)
   text = json.dumps(layout.to_dict())
 
   init, step, tx = make(kind, 3)
-  mesh = make_mesh(3)
+  mesh = mesh_of(3)
   start = init(PARAMS)
   layout = checkpoint.Layout.from_dict(json.loads(text))
   like = checkpoint.saved_like(tx, PARAMS, layout, mesh)
@@ -157,13 +157,13 @@ def test_a_state_of_other_workers_says_how_it_differs(kind):
     r"continue a state of other workers by `jaxmotion.checkpoint.resize`",
   ):
     step(host, batch_at(2))
-  layout = checkpoint.describe_state(tx, PARAMS, make_mesh(3))
+  layout = checkpoint.describe_state(tx, PARAMS, mesh_of(3))
   with pytest.raises(ValueError, match="`state` must be of `layout`"):
-    checkpoint.resize(tx, state, PARAMS, layout, make_mesh(3))
+    checkpoint.resize(tx, state, PARAMS, layout, mesh_of(3))
   with pytest.raises((TypeError, ValueError), match="`layout` must|`state` mu"):
     other = CHAINS["sharded" if kind == "exchange" else "exchange"]
-    four = checkpoint.describe_state(tx, PARAMS, make_mesh(4))
-    checkpoint.resize(other, state, PARAMS, four, make_mesh(4))
+    four = checkpoint.describe_state(tx, PARAMS, mesh_of(4))
+    checkpoint.resize(other, state, PARAMS, four, mesh_of(4))
 
 
 def test_devices_that_remember_parts_keep_their_hosts():

@@ -14,12 +14,8 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import checkpoint, codecs, core, transforms
-from tests.checkpoint.helpers import (
-  ONE,
-  assert_equal,
-  fill_randomly,
-  make_mesh,
-)
+from tests.checkpoint.helpers import ONE, assert_equal, fill_randomly
+from tests.meshes import mesh_of
 
 PARAMS = {
   "w": np.zeros((24, 24), np.float32),  # Two phases on 3 workers or more.
@@ -84,31 +80,17 @@ def read_means(tx, states, layouts, axes):
   ]
 
 
-def test_every_resize_keeps_the_mean_of_memories():
-  tx, axes = exchange_only(), ("data",)
-  layouts = make_layouts(tx, [(4,), (2,), (8,)], axes)
-  state = checkpoint.saved_like(tx, PARAMS, layouts[0], make_mesh(1))
-  states = [fill_randomly(state)]
-  states += resize_along(tx, states[0], layouts, axes)
-  four, two, eight = read_means(tx, states, layouts, axes)
-  # A mean of four errors; each of them may be some times as large.
-  scale = 4 * max(np.abs(a).max() for a in four)
-  for a, b, c in zip(four, two, eight, strict=True):
-    np.testing.assert_allclose(b, a, rtol=0, atol=scale * 2.0**-24)
-    np.testing.assert_array_equal(c, b)
-
-
 @functools.cache
 def make_filled():
   """A chain, and its state of four workers with the layout."""
-  tx, mesh = make_tx(), make_mesh(4)
+  tx, mesh = make_tx(), mesh_of(4)
   state = fill_randomly(transforms.init_state(tx, PARAMS, mesh))
   return tx, state, checkpoint.describe_state(tx, PARAMS, mesh)
 
 
 def test_the_same_layout_keeps_every_bit():
   tx, state, layout = make_filled()
-  again = checkpoint.resize(tx, state, PARAMS, layout, make_mesh(4))
+  again = checkpoint.resize(tx, state, PARAMS, layout, mesh_of(4))
   assert jax.tree.structure(again) == jax.tree.structure(state)
   assert_equal(again, state)
 
@@ -116,7 +98,7 @@ def test_the_same_layout_keeps_every_bit():
 def test_another_codec_continues_the_memory_or_says_what_is_lost():
   tx, state, layout = make_filled()
   signs = make_tx(codecs.feedback(codecs.sign()))
-  mesh = make_mesh(4)
+  mesh = mesh_of(4)
   moved = checkpoint.resize(signs, state, PARAMS, layout, mesh)
   today = checkpoint.describe_state(signs, PARAMS, mesh)
   assert_equal(
@@ -139,7 +121,7 @@ def test_hosts_change_their_number_and_their_devices():
   axes = jaxmotion.HostAxes("host", "device")
   tx = exchange_only(axis_name=axes)
   layouts = make_layouts(tx, [(2, 2), (4, 2), (1, 4)], axes)
-  mesh = make_mesh(1).devices.reshape(1, 1)
+  mesh = mesh_of(1).devices.reshape(1, 1)
   state = checkpoint.saved_like(
     tx, PARAMS, layouts[0], Mesh(mesh, axes.names), axis_name=axes
   )
@@ -177,7 +159,7 @@ def test_state_of_each_worker_is_mixed_or_taken_from_the_nearest():
     )
 
   tx = optax.GradientTransformation(init, lambda u, s, p=None: (u, s))
-  layout = checkpoint.describe_state(tx, PARAMS, make_mesh(4))
+  layout = checkpoint.describe_state(tx, PARAMS, mesh_of(4))
   keys = jax.random.split(jax.random.key(1), 4)
   state = jaxmotion.PerWorker(
     {
@@ -186,22 +168,22 @@ def test_state_of_each_worker_is_mixed_or_taken_from_the_nearest():
       "key": keys,
     }
   )
-  two = checkpoint.resize(tx, state, PARAMS, layout, make_mesh(2)).value
+  two = checkpoint.resize(tx, state, PARAMS, layout, mesh_of(2)).value
   np.testing.assert_array_equal(two["mean"], [[1, 2], [5, 6]])
   np.testing.assert_array_equal(two["count"], [0, 2])
-  eight = checkpoint.resize(tx, state, PARAMS, layout, make_mesh(8)).value
+  eight = checkpoint.resize(tx, state, PARAMS, layout, mesh_of(8)).value
   np.testing.assert_array_equal(eight["count"], np.repeat(np.arange(4), 2))
   data = np.asarray(jax.random.key_data(eight["key"]))
   assert len(np.unique(data, axis=0)) == 8
 
 
 def test_a_layout_of_other_code_is_refused_by_what_differs():
-  tx, mesh = make_tx(), make_mesh(2)
+  tx, mesh = make_tx(), mesh_of(2)
   layout = checkpoint.describe_state(tx, PARAMS, mesh)
   state = transforms.init_state(tx, PARAMS, mesh)
   wide = PARAMS | {"w": np.zeros((24, 25), np.float32)}
   parts = transforms.sharded("data", optax.adam(0.1))
-  four = checkpoint.describe_state(tx, PARAMS, make_mesh(4))
+  four = checkpoint.describe_state(tx, PARAMS, mesh_of(4))
   for chain, params, given, match in (
     (tx, wide, layout, r"'w' is float32\[24, 25\], got"),
     (make_tx(op="sum"), PARAMS, layout, "`op` of `tx`, 'sum', got 'mean'"),
@@ -256,11 +238,11 @@ def test_a_file_keeps_what_states_say_they_are_made_for():
 
 def test_a_list_of_one_codec_continues():
   tx = make_tx([codecs.feedback(codecs.sign())])
-  layout = checkpoint.describe_state(tx, PARAMS, make_mesh(4))
+  layout = checkpoint.describe_state(tx, PARAMS, mesh_of(4))
   layout = checkpoint.Layout.from_dict(layout.to_dict())
-  like = checkpoint.saved_like(tx, PARAMS, layout, make_mesh(1))
-  two = checkpoint.resize(tx, fill_randomly(like), PARAMS, layout, make_mesh(2))
-  fresh = transforms.init_state(tx, PARAMS, make_mesh(2))
+  like = checkpoint.saved_like(tx, PARAMS, layout, mesh_of(1))
+  two = checkpoint.resize(tx, fill_randomly(like), PARAMS, layout, mesh_of(2))
+  fresh = transforms.init_state(tx, PARAMS, mesh_of(2))
   assert jax.tree.structure(two) == jax.tree.structure(fresh)
   assert jax.tree.map(np.shape, two) == jax.tree.map(np.shape, fresh)
 

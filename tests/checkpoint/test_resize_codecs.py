@@ -17,13 +17,13 @@ from jaxmotion import checkpoint, codecs, core, presets, transforms
 from jaxmotion.codecs import MemoryPart
 from tests.checkpoint.helpers import (
   COUNTS,
+  abstract_mesh,
   assert_equal,
   fill_state,
-  make_mesh,
-  mesh_of,
   resize_all,
   saved_like,
 )
+from tests.meshes import mesh_of
 
 PARAMS = {
   "w": np.zeros((25, 26), np.float32),  # Two phases on 3 workers or more.
@@ -101,7 +101,6 @@ CASES = {
   "ef21": presets.ef21_sgdm("data", min_size=0),
   "onebit": transforms.exchange("data", codecs.onebit()),
   "own": transforms.exchange("data", halves()),
-  "around_own": transforms.exchange("data", AROUND_OWN),
   "own_rounds": transforms.exchange("data", drift()),
   "sharded": transforms.sharded(
     "data",
@@ -147,7 +146,7 @@ def test_a_codec_of_the_same_memory_goes_on_and_back():
     np.testing.assert_allclose(b, a, rtol=0, atol=4e-6)
   layout, _ = saved_like(signs, PARAMS, 3)
   fresh = checkpoint.resize(
-    own, there, PARAMS, layout, mesh_of(2), reset_memory=True
+    own, there, PARAMS, layout, abstract_mesh(2), reset_memory=True
   )
   assert not any(map(np.any, jax.tree.leaves(fresh.codec_state)))
 
@@ -188,8 +187,8 @@ def test_a_codec_that_does_not_say_what_it_remembers_is_refused():
   layout, _ = saved_like(tx, PARAMS, 4)
   state = fill_state(tx, PARAMS)
   with pytest.raises(ValueError, match=r"what it remembers .*got .*silent\(\)"):
-    checkpoint.resize(tx, state, PARAMS, layout, mesh_of(2))
-  same = checkpoint.resize(tx, state, PARAMS, layout, mesh_of(4))
+    checkpoint.resize(tx, state, PARAMS, layout, abstract_mesh(2))
+  same = checkpoint.resize(tx, state, PARAMS, layout, abstract_mesh(4))
   assert_equal(same, state)
 
 
@@ -229,7 +228,7 @@ def make_local(weighted):
   )
   weight_fn = jnp.sum if weighted else None
   return transforms.make_train_step(
-    abs, scheme, make_mesh(4), weight_fn=weight_fn
+    abs, scheme, mesh_of(4), weight_fn=weight_fn
   )[0]
 
 

@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec as P
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import checkpoint, codecs
 from jaxmotion.transforms import gather_params
 from tests.checkpoint.helpers import draw_gradients
+from tests.meshes import mesh_of
 
 SHAPES = {"p": (25, 26), "w1": (12, 32), "w2": (32, 10), "b": (8,)}
 SPECS = {"p": P(), "w1": P(None, "model"), "w2": P("model"), "b": P()}
@@ -37,7 +38,6 @@ def make_sharded(axes, weight_codec):
 
 # (chain or scheme, axes, lengths before and after, kind of the axes)
 CASES = {
-  "mean": (make_chain(MIXED), ("data",), [(4,), (3,)], AxisType.Auto),
   "sum": (make_chain(MIXED, op="sum"), ("data",), [(2,), (3,)], AxisType.Auto),
   "fully_sharded": (
     jaxmotion.fully_sharded(
@@ -74,11 +74,6 @@ def linear_loss(params, batch):
   return sum(jnp.sum(params[k] * jnp.mean(batch[k], 0)) for k in params)
 
 
-def make_mesh(lengths, names, kind):
-  devices = np.array(jax.devices()[: int(np.prod(lengths))])
-  return Mesh(devices.reshape(lengths), names, axis_types=(kind,) * len(names))
-
-
 def read_rest(one, shards, names):
   """What the only worker has still to send, of all shards of the model."""
   values = [
@@ -113,7 +108,7 @@ def test_what_is_sent_and_remembered_adds_up_through_resizes(name):
   rng, exact = np.random.default_rng(0), dict.fromkeys(leaves, 0.0)
   params, state, layout = start, None, None
   for lengths in meshes:
-    mesh = make_mesh(lengths, names, kind)
+    mesh = mesh_of(*lengths, names=names, kind=kind)
     with jax.set_mesh(mesh):
       init, step = jaxmotion.make_train_step(
         linear_loss, scheme, mesh, **options
@@ -157,6 +152,6 @@ def test_what_is_sent_and_remembered_adds_up_through_resizes(name):
       not is_kept or np.abs(rest[k]).max() > 1e-3
     )  # It is still to be sent.
   if specs:
-    other = make_mesh((2, 1), names, kind)
+    other = mesh_of(2, 1, names=names, kind=kind)
     with pytest.raises(ValueError, match="`specs` must shard the model .*'mod"):
       checkpoint.resize(init, state, params, layout, other, **options)

@@ -2,12 +2,9 @@
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec as P
+from jax.sharding import PartitionSpec as P
 
-
-def mesh(workers):
-  return Mesh(np.array(jax.devices()[:workers]), ("data",))
-
+from tests.meshes import mesh_of
 
 SPLIT, SAME = P("data"), P()
 
@@ -15,7 +12,7 @@ SPLIT, SAME = P("data"), P()
 def bind(fn, workers, in_specs=SPLIT, out_specs=SAME):
   """A program that runs `fn` on each worker."""
   specs = dict(in_specs=in_specs, out_specs=out_specs)
-  return jax.jit(jax.shard_map(fn, mesh=mesh(workers), **specs))
+  return jax.jit(jax.shard_map(fn, mesh=mesh_of(workers), **specs))
 
 
 def over(fn, workers, out_specs=SAME):

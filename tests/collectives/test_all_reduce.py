@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec as P
+from jax.sharding import PartitionSpec as P
 
 from jaxmotion import codecs, collectives, make_key, state_specs, wire
 from jaxmotion.collectives import extend
@@ -17,7 +17,8 @@ from jaxmotion.core import (
   unpack_worker,
 )
 from tests.codecs.table import CODECS, KINDS
-from tests.collectives.helpers import bind, copies, mesh, over, run
+from tests.collectives.helpers import bind, copies, over, run
+from tests.meshes import mesh_of
 
 RNG = np.random.default_rng(0)
 
@@ -129,7 +130,7 @@ def test_bytes_said_traced_and_compiled_are_equal(name):
       assert read.total_bytes == traced
 
 
-@pytest.mark.parametrize("workers", [2, 3, 8])
+@pytest.mark.parametrize("workers", [3, 8])
 def test_two_phases_add_one_quantization_for_any_number_of_workers(workers):
   # A matrix whose rows workers do not divide stays one.
   matrix = RNG.normal(size=(workers, 128, 64)).astype(np.float32)
@@ -162,7 +163,7 @@ def step_ledger(codec, x, workers=4, method=None):
 
 
 def test_only_words_of_a_lossy_codec_travel_in_one_collective_a_phase():
-  x = {f"leaf{i}": jnp.ones((4, 1000 + i)) for i in range(7)}
+  x = {f"leaf{i}": jnp.ones((4, 1000 + i)) for i in range(3)}
   codec = codecs.feedback(codecs.uniform(bits=4))
   for method, phases in dict(gather=1, two_phase=2).items():
     moves = step_ledger(codec, x, 4, method).moves
@@ -210,7 +211,7 @@ def stepper(codec, x, method="gather"):
       collectives.all_reduce_init(x, "data", codec, method=method)
     )
 
-  options = dict(mesh=mesh(4), in_specs=P("data"))
+  options = dict(mesh=mesh_of(4), in_specs=P("data"))
   like = eval_shape_in_map(lambda x: fresh(x[0]), options, x)
   specs = state_specs(like, "data")
   first = run(fresh, x, 4, specs)
@@ -250,7 +251,7 @@ def test_wrong_states_and_leaves_are_named():
 
 def test_works_over_two_axes_at_once_and_under_pmap():
   x, codec = tree(4)["w"], codecs.uniform(bits=8)
-  grid = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b"))
+  grid = mesh_of(2, 2, names="ab")
 
   def mean_over(axes, x):
     return collectives.all_reduce(x, axes, codec)[0]
@@ -314,9 +315,9 @@ def test_float16_gradients_near_the_greatest_float_stay_finite():
 
 def test_a_payload_of_another_array_is_refused():
   codec = codecs.uniform(bits=8)
-  payload, _ = codec.encode(jnp.ones((16, 64)))
+  payload, _ = jax.eval_shape(codec.encode, jnp.ones((16, 64)))
   with pytest.raises(ValueError, match="`payload` must be what uniform"):
-    codec.decode(payload, jnp.ones((16, 32)))
+    jax.eval_shape(codec.decode, payload, jnp.ones((16, 32)))
 
 
 @pytest.mark.parametrize("workers", [1, 40])

@@ -3,18 +3,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec as P
+from jax.sharding import PartitionSpec as P
 
 from jaxmotion import HostAxes, codecs, collectives, make_key, state_specs, wire
 from jaxmotion.core import eval_shape_in_map, pack_worker, unpack_worker
 from tests.collectives.helpers import copies
+from tests.meshes import mesh_of
 
 HOSTS, DEVICES = 2, 4
 WORKERS = HOSTS * DEVICES
 AXES = HostAxes("host", "device")
 BOTH = AXES.names
 SAME = P()
-MESH = Mesh(np.array(jax.devices()[:WORKERS]).reshape(HOSTS, DEVICES), BOTH)
+MESH = mesh_of(HOSTS, DEVICES, names=BOTH)
 RNG = np.random.default_rng(0)
 # A matrix whose rows the devices divide, one too small, one undivided.
 X = {

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec as P
+from jax.sharding import PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import codecs, collectives, wire
@@ -17,6 +17,7 @@ from jaxmotion.codecs import Laws, Message, MultiRoundCodec, Reduced
 from jaxmotion.collectives._rounds import Round, run_rounds, schedule_rounds
 from jaxmotion.core import make_key
 from tests.collectives.helpers import bind, copies, run
+from tests.meshes import mesh_of
 
 RNG = np.random.default_rng(0)
 
@@ -219,7 +220,7 @@ def test_training_keeps_shared_state_once_for_all_that_share_it(name):
   shape, names, axes, rows, options = LAYOUTS[name]
   exchange = jaxmotion.exchange(axes, CODEC, start=rows - 1, nonfinite="skip")
   tx = optax.chain(exchange, optax.sgd(0.1))
-  mesh = Mesh(np.array(jax.devices()[:4]).reshape(shape), names)
+  mesh = mesh_of(*shape, names=names)
   init, step = jaxmotion.make_train_step(loss_fn, tx, mesh, **options)
   rng = np.random.default_rng(0)
   normal = lambda *shape: rng.normal(size=shape).astype(np.float32)

@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 from jaxmotion import codecs, make_key, wire
 from jaxmotion.collectives import unshard
 from jaxmotion.collectives.extend import PACKED_WEIGHTS
-from tests.collectives.helpers import mesh, run
+from tests.collectives.helpers import run
+from tests.meshes import mesh_of
 
 WORKERS, LAYERS, WIDTH = 4, 3, 32
 RNG = np.random.default_rng(0)
@@ -60,7 +61,7 @@ def program(codec_pair, policy, memory=False):
   parts, split = P(None, "data"), P("data")
   mapped = jax.shard_map(
     step,
-    mesh=mesh(WORKERS),
+    mesh=mesh_of(WORKERS),
     in_specs=(parts, split, split, split),
     out_specs=(parts, split),
   )

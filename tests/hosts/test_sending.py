@@ -2,10 +2,9 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh, PartitionSpec as P
+from jax.sharding import PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import codecs, presets
@@ -15,8 +14,10 @@ from jaxmotion.program import (
   flatten,
   inner_jaxprs,
 )
+from tests.meshes import mesh_of
 
-MESH = Mesh(np.array(jax.devices()[:4]), ("data",))
+pytestmark = pytest.mark.unoptimized
+MESH = mesh_of(4)
 PARAMS = {"w": jnp.ones((8, 4)), "b": jnp.ones(4)}
 BATCH = jnp.ones((8, 8))
 INT8 = codecs.uniform(bits=8)
@@ -76,7 +77,7 @@ def freeze_bias():
   return optax.partition(parts, {"w": "late", "b": "frozen"})
 
 
-GRID = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
+GRID = mesh_of(2, 2)
 CASES = {
   "start": (start_late, {}),
   "level": (change_level, {}),
@@ -92,21 +93,19 @@ def test_branches_wait_for_the_loss(name):
   mesh = GRID if options else MESH
   for tx in (make(), jaxmotion.delayed(make())):
     init, step = jaxmotion.make_train_step(loss_fn, tx, mesh, **options)
-    assert not trace(step, init(PARAMS), BATCH)
+    assert not trace(step, jax.eval_shape(init, PARAMS), BATCH)
 
 
-def test_branches_wait_for_batch_statistics():
-  init, step = jaxmotion.make_train_step(
-    normalized_loss, start_late(), MESH, model_state="mean", mean_loss=False
-  )
-  assert not trace(step, init(PARAMS, jnp.zeros(8)), BATCH)
-
-
-def test_fragments_wait_for_the_loss():
+def test_branches_wait_for_batch_statistics_and_fragments_for_the_loss():
   outer = optax.chain(jaxmotion.exchange("data", INT8), optax.sgd(1.0))
-  scheme = jaxmotion.local_updates(optax.sgd(0.1), outer, every=2)
-  init, step = jaxmotion.make_train_step(loss_fn, scheme, MESH)
-  assert not trace(step, init(PARAMS), BATCH)
+  fragments = jaxmotion.local_updates(optax.sgd(0.1), outer, every=2)
+  stats = dict(model_state="mean", mean_loss=False)
+  for loss, tx, mean, options in (
+    (normalized_loss, start_late(), [jnp.zeros(8)], stats),
+    (loss_fn, fragments, [], {}),
+  ):
+    init, step = jaxmotion.make_train_step(loss, tx, MESH, **options)
+    assert not trace(step, jax.eval_shape(init, PARAMS, *mean), BATCH)
 
 
 def test_this_test_finds_a_sum_beside_a_branch():

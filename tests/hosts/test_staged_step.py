@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, Mesh, PartitionSpec as P
+from jax.sharding import AxisType, PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import codecs
@@ -15,6 +15,7 @@ from jaxmotion.hosts import Sending, StagedStep, _sending, mark_computed
 from jaxmotion.hosts._stages import cut_at_collectives
 from tests.hosts import staged_worker
 from tests.hosts.test_stages import run_cut
+from tests.meshes import mesh_of
 from tests.transforms.test_processes import run_in_processes
 
 RNG = np.random.default_rng(0)
@@ -37,8 +38,7 @@ def loss_fn(params, batch):
 
 
 def make_step(workers, scheme, kind=AxisType.Auto, loss_fn=loss_fn, **options):
-  devices = np.array(jax.devices()[:workers])
-  mesh = Mesh(devices, ("data",), axis_types=(kind,))
+  mesh = mesh_of(workers, kind=kind)
   options = {"donate": False} | options
   return mesh, *jaxmotion.make_train_step(loss_fn, scheme, mesh, **options)
 
@@ -160,7 +160,7 @@ def test_a_delayed_gradient_is_sent_before_the_next_one_is_computed(mean_loss):
 
 
 def test_what_the_next_step_needs_does_not_wait_for_a_flight():
-  mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+  mesh = mesh_of(1)
 
   def update(state, turns):
     own, shared, kept = state
@@ -193,7 +193,7 @@ def test_what_the_next_step_needs_does_not_wait_for_a_flight():
 
 
 def test_a_flight_with_effects_is_sent_whole():
-  mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+  mesh = mesh_of(1)
   seen = []
 
   def update(x):
@@ -217,9 +217,7 @@ def test_a_flight_with_effects_is_sent_whole():
 @pytest.mark.unoptimized
 @pytest.mark.parametrize("specs", [None, {"w": P(None, "model")}], ids=str)
 def test_a_mesh_may_have_axes_of_one_device(specs):
-  mesh = jax.make_mesh(
-    (1, 1), ("data", "model"), axis_types=(AxisType.Auto,) * 2
-  )
+  mesh = mesh_of(1, 1)
   chain = optax.chain(jaxmotion.exchange("data"), SGD)
   scheme = jaxmotion.local_updates(SGD, chain, every=2, delay=1)
   found = []

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import Mesh, PartitionSpec as P
+from jax.sharding import PartitionSpec as P
 
 from jaxmotion.hosts import mark_computed
 from jaxmotion.hosts._sending import RECEIVED
 from jaxmotion.hosts._stages import cut_at_collectives, cut_for_flight
+from tests.meshes import mesh_of
 
-MESH = Mesh(np.array(jax.devices()[:2]), ("data",))
+pytestmark = pytest.mark.unoptimized
+MESH = mesh_of(2)
 X = np.random.default_rng(0).normal(size=(2, 512)).astype(np.float32)
 LARGE = 1 << 15  # Elements of which a sum is sent alone.
 

@@ -9,7 +9,7 @@ from jax.sharding import AbstractDevice, AbstractMesh
 
 from jaxmotion.core import _compat, varying_axes
 from jaxmotion.hosts import schedule_after, update_in_place, write_apart
-from tests.collectives.helpers import mesh
+from tests.meshes import mesh_of
 
 X = np.random.default_rng(0).normal(size=(64, 512)).astype(np.float32)
 
@@ -137,7 +137,7 @@ def all_reduces(ordered):
     return a, lax.psum(schedule_after(y, a) if ordered else y, "data")
 
   specs = dict(in_specs=jax.P("data"), out_specs=jax.P())
-  program = jax.jit(jax.shard_map(f, mesh=mesh(2), **specs))
+  program = jax.jit(jax.shard_map(f, mesh=mesh_of(2), **specs))
   text = program.lower(jnp.ones((2, 8)), jnp.ones((2, 8))).compile().as_text()
   return text.count(" all-reduce(")
 
@@ -156,5 +156,5 @@ def test_the_type_is_that_of_the_value_and_not_of_the_token():
     return first
 
   specs = dict(in_specs=jax.P("data"), out_specs=jax.P())
-  mapped = jax.shard_map(f, mesh=mesh(2), **specs)
+  mapped = jax.shard_map(f, mesh=mesh_of(2), **specs)
   assert jax.eval_shape(mapped, jnp.ones(4), jnp.ones(4)).shape == (2,)

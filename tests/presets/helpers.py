@@ -3,13 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from jaxmotion import HostAxes, perfmodel
 from jaxmotion.perfmodel.extend import make_layout
+from tests.meshes import mesh_of
 
 AXES = HostAxes("host", "device")
-MESH = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), AXES.names)
+MESH = mesh_of(2, 2, names=AXES.names)
 PARAMS = {
   "matrix": np.zeros((64, 256), np.float32),
   "vector": np.zeros(4096, np.float32),

@@ -2,13 +2,14 @@
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec as P
+from jax.sharding import PartitionSpec as P
 
 import jaxmotion
+from tests.meshes import mesh_of
 
 SHAPES = {"a": (12, 20), "b": (20,), "c": (16, 8), "d": (9,)}
 PARAMS = {k: np.zeros(shape, np.float32) for k, shape in SHAPES.items()}
-MESH = Mesh(np.array(jax.devices()[:4]), ("data",))
+MESH = mesh_of(4)
 # Workers of tests at other settings.
 THREE = 3
 
@@ -58,5 +59,5 @@ def normal_gradients(seed, shapes):
 
 def run_on_three(tx, shapes):
   params = {name: np.zeros(s, np.float32) for name, s in shapes.items()}
-  mesh = Mesh(np.array(jax.devices()[:THREE]), ("data",))
+  mesh = mesh_of(THREE)
   return make_run(tx, params, mesh)

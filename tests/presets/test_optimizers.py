@@ -1,13 +1,3 @@
-"""Presets of optimizers compute what their papers or references do.
-
-`onebit.npz` holds outputs of DeepSpeed's `compressed_allreduce` on four
-workers, of 50 elements: the `mean`, each worker's `own` error and the error
-`of_mean` of the row that it reduces. `sparse_loco.npz` holds outputs of
-tplr-ai/CCLoco on four workers: parameters, which begin at one, and each
-worker's `error`, with 3 elements of each row and of each chunk of 4 of a
-vector, at a learning rate of 0.5 and a decay of 0.95.
-"""
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,9 +39,7 @@ def test_onebit_means_and_memories_are_those_of_the_reference():
     for r in range(4):
       for name in ("own", "of_mean"):
         np.testing.assert_allclose(
-          getattr(reduced.first, name)[r],
-          ONEBIT[f"{name}{r}"][step],
-          atol=5e-6,
+          getattr(reduced.first, name)[r], ONEBIT[f"{name}{r}"][step], atol=5e-6
         )
 
 
@@ -226,12 +214,7 @@ def demo_updates(name, steps):
 
 def test_demo_updates_are_those_of_the_definition():
   tx = presets.demo(
-    "data",
-    rate,
-    decay=DECAY,
-    count=COUNT,
-    chunk=CHUNK,
-    weight_decay=0.1,
+    "data", rate, decay=DECAY, count=COUNT, chunk=CHUNK, weight_decay=0.1
   )
   ones = {k: np.ones(a.shape, np.float32) for k, a in pick(PARAMS).items()}
   state, update = make_run(tx, ones)

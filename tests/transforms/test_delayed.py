@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh, PartitionSpec as P
+from jax.sharding import PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import checkpoint, codecs, wire
+from tests.meshes import mesh_of
 from tests.transforms.helpers import assert_close
 
 RNG = np.random.default_rng(0)
@@ -39,17 +40,13 @@ def masked_loss(params, batch):
   return jnp.sum(errors) / jnp.sum(batch["mask"])
 
 
-def make_mesh(workers):
-  return Mesh(np.array(jax.devices()[:workers]), ("data",))
-
-
 @functools.cache
 def make_steps(
   workers=4, codec=INT4, specs=None, loss_fn=loss_fn, delays=True, **options
 ):
-  mesh = make_mesh(workers)
+  mesh = mesh_of(workers)
   if specs is not None:
-    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
+    mesh = mesh_of(2, 2)
   scheme = optax.chain(jaxmotion.exchange("data", codec), optax.sgd(0.5, 0.9))
   if delays:
     is_weighted = "weight_fn" in options
@@ -121,14 +118,14 @@ def test_weights_of_other_workers_give_the_same_mean_gradient():
   )
   init, step = make_steps(**options)
   state, _ = step(init(PARAMS), BATCHES[0])
-  layout = checkpoint.describe_state(init, PARAMS, make_mesh(4))
+  layout = checkpoint.describe_state(init, PARAMS, mesh_of(4))
   grads, weights = state.opt_state.pending.value
   expected = np.average(grads["w"], axis=0, weights=weights)
   assert np.ptp(weights) > 0.1
   for workers in (3, 1, 2):
     init, step = make_steps(workers, **options)
     other = checkpoint.resize(
-      init, state.opt_state, PARAMS, layout, make_mesh(workers)
+      init, state.opt_state, PARAMS, layout, mesh_of(workers)
     )
     assert int(other.count) == 1
     grads, weights = other.pending.value
@@ -154,7 +151,7 @@ def test_an_unexpected_weight_is_refused():
     init, step = jaxmotion.make_train_step(
       loss_fn,
       jaxmotion.delayed(chain, is_weighted=is_weighted),
-      make_mesh(4),
+      mesh_of(4),
       weight_fn=None if is_weighted else lambda batch: batch["mask"].sum(),
     )
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""An exchange in steps of (emulated) workers, and of maps of one's own."""
+"""An exchange in steps of (emulated) workers and hosts, and in other maps."""
 
 import functools
 
@@ -8,28 +8,31 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
-from jax.sharding import AxisType, Mesh, PartitionSpec as P
+from jax.sharding import PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import codecs, wire
 from jaxmotion.testing import check_transform
 from tests.compilations import compilations
+from tests.meshes import mesh_of
 from tests.transforms import helpers
-from tests.transforms.helpers import bits
+from tests.transforms.helpers import assert_close, bits
 
-WORKERS = 4
-MESH = Mesh(np.array(jax.devices()[:WORKERS]), ("data",))
+WORKERS, HOSTS, DEVICES = 4, 2, 2
+AXES = jaxmotion.HostAxes("host", "device")
+BOTH = AXES.names
+MESHES = {"data": mesh_of(WORKERS), AXES: mesh_of(HOSTS, DEVICES, names=BOTH)}
+MESHES[BOTH], MESH = MESHES[AXES], MESHES["data"]
 RNG = np.random.default_rng(0)
 PARAMS = {
   "dense": {
     "kernel": jnp.asarray(RNG.normal(size=(16, 32)).astype(np.float32)),
     "bias": jnp.zeros(32),
-  },
-  "out": {"kernel": jnp.asarray(RNG.normal(size=(32, 4)), jnp.float32)},
+  }
 }
-BATCH = (
-  jnp.asarray(RNG.normal(size=(WORKERS * 8, 16)).astype(np.float32)),
-  jnp.asarray(RNG.normal(size=(WORKERS * 8, 4)).astype(np.float32)),
+BATCH = tuple(
+  jnp.asarray(RNG.normal(size=(WORKERS * 8, n)).astype(np.float32))
+  for n in (16, 32)
 )
 INT4 = codecs.feedback(codecs.uniform(bits=4, rounding="stochastic"))
 
@@ -37,39 +40,48 @@ INT4 = codecs.feedback(codecs.uniform(bits=4, rounding="stochastic"))
 def loss_fn(params, batch):
   x, y = batch
   h = jnp.tanh(x @ params["dense"]["kernel"] + params["dense"]["bias"][None])
-  return jnp.mean((h @ params["out"]["kernel"] - y) ** 2)
+  return jnp.mean((h - y) ** 2)
 
 
-def train(tx, params=PARAMS, steps=4, batch=BATCH, loss=loss_fn, **extra):
-  return helpers.train(loss, tx, MESH, params, batch, steps=steps, **extra)
+def chain(codec=None, axes="data", tail=None, **options):
+  exchange = jaxmotion.exchange(axes, codec, **options)
+  return optax.chain(exchange, tail or optax.sgd(0.1))
 
 
-def pmean_transform():
-  def update(updates, state, params=None):
-    return jax.tree.map(lambda g: lax.pmean(g, "data"), updates), state
-
-  return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+def make(tx, axes="data", loss=loss_fn, **options):
+  options |= dict(axis_name=axes, donate=False)
+  return jaxmotion.make_train_step(loss, tx, MESHES[axes], **options)
 
 
-def chain(codec=None, **options):
-  exchange = jaxmotion.exchange("data", codec, **options)
-  return optax.chain(exchange, optax.sgd(0.1))
+def train(tx, params=PARAMS, steps=4, axes="data", batch=BATCH, **extra):
+  options = dict(axis_name=axes, steps=steps, **extra)
+  return helpers.train(loss_fn, tx, MESHES[axes], params, batch, **options)
 
 
 @functools.cache
 def train_plainly():
   """The parameters after each of 4 steps of the mean gradient."""
-  tx = optax.chain(pmean_transform(), optax.sgd(0.1))
-  init, step = jaxmotion.make_train_step(loss_fn, tx, MESH, donate=False)
+
+  def update(updates, state, params=None):
+    return jax.tree.map(lambda g: lax.pmean(g, "data"), updates), state
+
+  mean = optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+  init, step = make(optax.chain(mean, optax.sgd(0.1)))
   state, found = init(PARAMS), []
   for _ in range(4):
     state, _ = step(state, BATCH)
-    found.append(bits(state.params))
+    found.append(state.params)
   return found
 
 
-def test_identity_trains_as_pmean_does_bit_for_bit():
-  assert bits(train(chain())[0]) == train_plainly()[-1]
+@pytest.mark.parametrize("axes", ["data", AXES, BOTH], ids=str)
+def test_identity_trains_as_pmean_does(axes):
+  params, _, _ = train(chain(axes=axes), axes=axes)
+  if axes == "data":
+    assert bits(params) == bits(train_plainly()[-1])
+  # Four gradients of at most 1 are added in another order at each step.
+  atol = 4 * 2 * WORKERS * np.finfo(np.float32).eps
+  assert_close(params, train_plainly()[-1], rtol=0, atol=atol)
 
 
 RULES = codecs.rules(
@@ -78,48 +90,67 @@ RULES = codecs.rules(
 
 
 @pytest.mark.parametrize(
-  "tx",
+  ("tx", "axes"),
   [
-    optax.inject_hyperparams(
-      lambda learning_rate: optax.chain(
-        optax.clip(1.0),
-        jaxmotion.exchange("data", INT4),
-        optax.MultiSteps(optax.adam(learning_rate), every_k_schedule=2),
-      )
-    )(learning_rate=0.1),
-    optax.partition(
-      {
-        "small": optax.chain(
-          jaxmotion.exchange("data", codecs.sign(), method="two_phase"),
-          optax.sgd(optax.cosine_decay_schedule(0.1, 10), momentum=0.9),
-        ),
-        "large": chain(INT4),
-      },
-      {"dense": {"kernel": "large", "bias": "small"}, "out": "large"},
+    (
+      optax.inject_hyperparams(
+        lambda learning_rate: optax.chain(
+          optax.clip(1.0),
+          jaxmotion.exchange("data", INT4),
+          optax.MultiSteps(optax.adam(learning_rate), every_k_schedule=2),
+        )
+      )(learning_rate=0.1),
+      "data",
     ),
-    jaxmotion.skip_nonfinite(
-      optax.chain(
-        jaxmotion.exchange("data", RULES, nonfinite="skip"), optax.lion(1e-3)
+    (
+      optax.partition(
+        {
+          "small": chain(
+            codecs.sign(),
+            tail=optax.sgd(optax.cosine_decay_schedule(0.1, 10), momentum=0.9),
+            method="two_phase",
+          ),
+          "large": chain(INT4),
+        },
+        {"dense": {"kernel": "large", "bias": "small"}},
       ),
       "data",
     ),
+    (
+      jaxmotion.skip_nonfinite(
+        chain(RULES, tail=optax.lion(1e-3), nonfinite="skip"), "data"
+      ),
+      "data",
+    ),
+    (chain(codecs.sign(), AXES, local_codec=codecs.cast("bfloat16")), AXES),
+    (
+      jaxmotion.skip_nonfinite(
+        chain(
+          codecs.rules([("bias", codecs.identity()), ("kernel", INT4)]),
+          AXES,
+          optax.lion(1e-3),
+          method="two_phase",
+          nonfinite="skip",
+        ),
+        AXES,
+      ),
+      AXES,
+    ),
   ],
-  ids=["clip_inject_accumulate", "partition_two_phase", "skip_rules_buckets"],
 )
-def test_properties_hold_in_any_optax_chain(tx):
-  check_transform(tx, MESH, PARAMS)
+def test_properties_hold_in_any_optax_chain(tx, axes):
+  check_transform(tx, MESHES[axes], PARAMS, axis_name=axes)
 
 
 @functools.cache
-def make_coded(seed=0):
-  tx = chain(INT4, seed=seed)
-  return jaxmotion.make_train_step(loss_fn, tx, MESH, donate=False)
+def make_coded(seed=0, axes="data"):
+  return make(chain(INT4, axes, seed=seed), axes)
 
 
 @functools.cache
-def train_coded(seed=0):
+def train_coded(seed=0, axes="data"):
   """The state after 2 steps."""
-  init, step = make_coded(seed)
+  init, step = make_coded(seed, axes)
   return step(step(init(PARAMS), BATCH)[0], BATCH)[0]
 
 
@@ -131,6 +162,20 @@ def test_no_float_all_reduce_of_gradients_is_left_in_a_compressed_step():
     floats = [m for m in ledger.moves if m.dtype.startswith(("f", "bf"))]
     assert sum(m.payload_bytes * m.count for m in floats) == 4  # the loss
   assert traced.total_bytes == compiled.total_bytes
+
+
+def test_hosts_exchange_words_alone_and_little_else_in_full():
+  codec = codecs.rules([(".*", codecs.uniform(bits=8, block=32))])
+  init, step = make(chain(codec, AXES, method="gather"), AXES)
+  args = jax.eval_shape(init, PARAMS), BATCH
+  traced = wire.step_bytes(step, *args)
+  compiled = wire.compiled_bytes(step.lower(*args).compile())
+  assert compiled.total_bytes == traced.total_bytes
+  (kernel, bias), loss = (4 * (128 + 16), 4 * (8 + 1)), 4
+  host = traced.select(axes=("host",))
+  assert {m.dtype for m in host.moves} == {"uint32"}
+  assert host.total_bytes == (HOSTS - 1) * (kernel / DEVICES + bias)
+  assert traced.select(axes=BOTH).total_bytes == 2 * 0.75 * loss
 
 
 def test_random_bits_depend_on_seed_step_path_and_worker_alone():
@@ -156,21 +201,32 @@ def test_random_bits_depend_on_seed_step_path_and_worker_alone():
 
 
 def test_narrow_gradients_keep_their_dtype_and_wide_error_memory():
-  params = jax.tree.map(lambda a: a.astype("bfloat16"), PARAMS)
-  out, state, _ = train(chain(INT4), params, steps=1)
-  assert {a.dtype.name for a in jax.tree.leaves(out)} == {"bfloat16"}
-  states = state[0].codec_state
+  narrow = jax.tree.map(lambda a: a.astype("bfloat16"), PARAMS)
+  init, step = make(chain(INT4))
+  state, _ = jax.eval_shape(step, jax.eval_shape(init, narrow), BATCH)
+  assert {a.dtype.name for a in jax.tree.leaves(state.params)} == {"bfloat16"}
+  states = state.opt_state[0].codec_state
   assert {s.first.memory.value.dtype.name for s in states.value} == {"float32"}
   assert {a.shape[0] for a in jax.tree.leaves(states)} == {WORKERS}
 
 
-def test_error_memory_differs_between_workers_and_is_marked_so():
-  states = train_coded().opt_state[0].codec_state
+@pytest.mark.parametrize("axes", ["data", AXES], ids=str)
+def test_error_memory_differs_between_workers_and_is_marked_so(axes):
+  states = train_coded(axes=axes).opt_state[0].codec_state
   for leaf in jax.tree.leaves(states):
-    assert leaf.sharding.spec == P("data")
-  for array in states.value:
-    value = np.asarray(array.first.memory.value)
+    assert leaf.sharding.spec == P("data" if axes == "data" else BOTH)
+  bias, kernel = (np.asarray(s.first.memory.value) for s in states.value)
+  for value in (bias, kernel):
     assert len({bits(row)[0] for row in value}) == WORKERS
+  assert bias.shape == (WORKERS, 32)
+  if axes == AXES:  # Devices remember the errors of their shards.
+    assert kernel.shape == (WORKERS, 16 // DEVICES, 32)
+
+
+@functools.cache
+def train_other():
+  """The parameters after 2 steps of nearest rounding."""
+  return train(chain(codecs.feedback(codecs.uniform(bits=4))), steps=2)[0]
 
 
 @pytest.mark.parametrize("kind", ["pmap", "vmap"])
@@ -194,15 +250,16 @@ def test_other_maps_train_as_shard_map_does(kind):
   split = jax.tree.map(lambda a: a.reshape(WORKERS, -1, a.shape[1]), BATCH)
   for _ in range(2):
     params, state = step(params, state, split)
-  ours, _, _ = train(tx, steps=2)
-  for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(ours), strict=True):
+  for a in jax.tree.leaves(params):
     assert len({bits(row)[0] for row in np.asarray(a)}) == 1
-    np.testing.assert_allclose(a[0], b, rtol=1e-4, atol=1e-5)
+  first = jax.tree.map(lambda a: a[0], params)
+  assert_close(first, train_other(), rtol=1e-4, atol=1e-5)
 
 
-def test_one_program_serves_every_level():
+@pytest.mark.parametrize("axes", ["data", AXES], ids=str)
+def test_one_program_serves_every_level(axes):
   levels = [codecs.feedback(codecs.uniform(bits=b)) for b in (2, 8)]
-  init, step = jaxmotion.make_train_step(loss_fn, chain(levels), MESH)
+  init, step = make(chain(levels, axes), axes)
   errors, compiled = [], []
   for level in (jnp.int32(0), jnp.int32(1)):
     state = init(PARAMS)
@@ -215,6 +272,8 @@ def test_one_program_serves_every_level():
     )
   assert errors[0] > 10 * errors[1]
   assert compiled == [1, 0]
+  # The codec of 8 bits changes parameters by little.
+  assert_close(state.params, train_plainly()[0], rtol=0, atol=1e-3)
 
 
 LEVELS = [codecs.identity(), codecs.uniform(bits=2)]
@@ -227,49 +286,75 @@ CHOOSE = lambda count: count // 2
   ids=["start", "schedule"],
 )
 def test_the_first_updates_are_plain_and_later_ones_coded(tx, remembers):
-  init, step = jaxmotion.make_train_step(loss_fn, tx, MESH, donate=False)
+  init, step = make(tx)
   state = init(PARAMS)
   for expected in train_plainly()[:2]:
     state, _ = step(state, BATCH)
-    assert bits(state.params) == expected
+    assert bits(state.params) == bits(expected)
   later, _ = step(state, BATCH)
-  assert bits(later.params) != train_plainly()[2]
+  assert bits(later.params) != bits(train_plainly()[2])
   # What is sent in full leaves error memory alone.
   for one, is_set in ((state, False), (later, remembers)):
     memory = jax.tree.leaves(one.opt_state[0].codec_state)
     assert any(np.asarray(a).any() for a in memory) == is_set
 
 
+def test_one_value_names_the_workers_of_every_function():
+  parts = jaxmotion.per_worker(optax.trace(0.5), AXES), chain(axes=AXES)
+  tx = jaxmotion.skip_nonfinite(optax.chain(*parts), AXES)
+  bound = jaxmotion.bind_mesh(tx, MESHES[AXES], axis_name=AXES)
+
+  @jaxmotion.parallelize_step(MESHES[AXES], axis_name=AXES)
+  def step(params, opt_state, batch):
+    grad_fn = jaxmotion.local_value_and_grad(loss_fn, AXES)
+    loss, grads = grad_fn(params, batch)
+    updates, opt_state = bound.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, loss
+
+  params, state = PARAMS, bound.init(PARAMS)
+  for _ in range(2):
+    params, state, _ = step(params, state, BATCH)
+  expected, held, _ = train(tx, steps=2, axes=AXES)
+  assert jaxmotion.state_specs(state, AXES) == jaxmotion.state_specs(held, BOTH)
+  assert_close((params, state), (expected, held), rtol=0, atol=1e-6)
+
+
+def train_shapes(*args, **extra):
+  """Traces a step; nothing is compiled."""
+  init, step = make(*args)
+  batch = extra.pop("batch", BATCH)
+  step.eval_shape(jax.eval_shape(init, PARAMS), batch, **extra)
+
+
+SCHEDULED = chain(LEVELS, schedule=CHOOSE)
 REFUSED = {
   r"`codec` must be a codec, such as .*bits=8.* got 'int8'": lambda: chain(
     "int8"
   ),
-  "`codec` must hold": lambda: chain([]),
-  "`nonfinite` must be one of 'propagate', 'skip', 'zero', got 'd": lambda: (
-    chain(nonfinite="drop")
-  ),
   "`schedule` must be None for one codec": lambda: chain(INT4, schedule=max),
-  "`schedule` must be a function": lambda: chain([INT4], schedule=0),
-  r"`tx` must exchange .*'data'.*got `params/.*begin the chain with": lambda: (
-    train(optax.adam(0.1))
+  "`local_codec` must be None without hosts, got feedback.*HostAxes": lambda: (
+    chain(axes=BOTH, local_codec=INT4)
   ),
-  "`tx` must exchange .* `opt_state/0/trace/dense/bias` that diff": lambda: (
-    train(optax.chain(optax.trace(0.9), chain(INT4)))
+  r"`tx` must exchange .*'data'.*got `params/.*begin the chain with": (
+    lambda: train_shapes(optax.adam(0.1))
+  ),
+  "`tx` must exchange .* `opt_state/0/trace/dense/bias` that diff": (
+    lambda: train_shapes(optax.chain(optax.trace(0.9), chain(INT4)))
   ),
   r"`batch` must have .* 4 workers divide, got shape \(31, 16\) at `0`": (
-    lambda: train(chain(), batch=tuple(a[:-1] for a in BATCH))
+    lambda: train_shapes(chain(), batch=tuple(a[:-1] for a in BATCH))
   ),
   "`axis_name` must name an axis of the enclosing shard_map or pmap, got "
-  "'data': train by jaxmotion.make_train_step, or .*bind_mesh": lambda: chain(
-    INT4
-  ).init(PARAMS),
-  "`axis_name` must name an axis.*got 'rows'": lambda: train(
-    jaxmotion.exchange("rows")
+  "'data': train by jaxmotion.make_train_step, or .*bind_mesh": (
+    lambda: chain(INT4).init(PARAMS)
   ),
-  "`level` must not be given to `update`": lambda: train(
-    chain(LEVELS, schedule=CHOOSE), level=1
+  "`axis_name` must name an axis.*got 'rows'": (
+    lambda: train_shapes(jaxmotion.exchange("rows"))
   ),
-  "`level` must be given if `codec` is a sequence": lambda: train(
+  "`level` must not be given to `update`": lambda: train_shapes(
+    SCHEDULED, level=1
+  ),
+  "`level` must be given if `codec` is a sequence": lambda: train_shapes(
     chain(INT4), level=1
   ),
 }
@@ -283,9 +368,6 @@ def test_bad_arguments_are_named(message):
 
 @pytest.mark.parametrize("own", ["", "model"])
 def test_a_gradient_that_jax_has_summed_is_refused_by_name(own):
-  mesh = jax.make_mesh(
-    (2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2
-  )
   tx = jaxmotion.exchange(("data", "model"))
 
   def local_update(w, x):
@@ -293,13 +375,14 @@ def test_a_gradient_that_jax_has_summed_is_refused_by_name(own):
     grads = {"w": jax.grad(lambda w: jnp.sum(x @ w))(w)}
     return tx.update(grads, tx.init(grads))[0]
 
+  mapped = jax.shard_map(
+    local_update,
+    mesh=mesh_of(2, 2),
+    in_specs=(P(), P(("data", "model"))),
+    out_specs=P(),
+  )
   with pytest.raises(ValueError, match="`updates/w` must .* of 'data'.*summed"):
-    jax.shard_map(
-      local_update,
-      mesh=mesh,
-      in_specs=(P(), P(("data", "model"))),
-      out_specs=P(),
-    )(jnp.ones(3), jnp.ones((4, 3)))
+    jax.eval_shape(mapped, jnp.ones(3), jnp.ones((4, 3)))
 
 
 def mean_loss(w, batch):
@@ -362,57 +445,53 @@ def linear_loss(params, batch):
 
 
 @functools.cache
-def make_guarded(tx, weighted=False):
-  weight_fn = (lambda batch: batch["weight"][0]) if weighted else None
-  return jaxmotion.make_train_step(
-    linear_loss, tx, MESH, weight_fn=weight_fn, donate=False
-  )
+def make_guarded(policy, axes="data"):
+  """(init, step) of a policy; batches have weights in flat steps only."""
+  if policy == "wrapped":
+    tx = jaxmotion.skip_nonfinite(chain(SHARP, tail=optax.adam(1e-2)), "data")
+  else:
+    tx = chain(SHARP, axes, nonfinite=policy)
+  weight_fn = (lambda batch: batch["weight"][0]) if axes == "data" else None
+  return make(tx, axes, linear_loss, weight_fn=weight_fn)
 
 
-def steps(tx, batches, weights=None):
-  init, step = make_guarded(tx, weights is not None)
+def steps(policy, batches, weights=None, axes="data"):
+  init, step = make_guarded(policy, axes)
   state = init(WEIGHTS)
   for x, weight in zip(batches, weights or [EVEN] * len(batches), strict=True):
     state, _ = step(state, {"x": x, "weight": weight})
   return state.params, state.opt_state
 
 
-POLICIES = {
-  **{
-    policy: chain(SHARP, nonfinite=policy)
-    for policy in ("propagate", "skip", "zero")
-  },
-  "wrapped": jaxmotion.skip_nonfinite(
-    optax.chain(jaxmotion.exchange("data", SHARP), optax.adam(1e-2)), "data"
-  ),
-}
-
-
 def test_one_workers_nonfinite_gradient_leaves_the_whole_state_as_it_was():
   bad = spoil(GOOD, (2, 3), np.inf)
-  p1, s1 = steps(POLICIES["wrapped"], [GOOD, GOOD])
-  p2, s2 = steps(POLICIES["wrapped"], [GOOD, bad, GOOD])
+  p1, s1 = steps("wrapped", [GOOD, GOOD])
+  p2, s2 = steps("wrapped", [GOOD, bad, GOOD])
   assert int(s1.skipped) == 0 and int(s2.skipped) == 1
   assert bits(p1) == bits(p2)
   assert bits(s1.inner) == bits(s2.inner)
 
 
+@pytest.mark.parametrize("axes", ["data", AXES], ids=str)
 @pytest.mark.parametrize("policy", ["skip", "zero", "propagate"])
-def test_no_policy_lets_a_nonfinite_element_into_the_error_memory(policy):
-  tx = POLICIES[policy]
-  _, (before, _) = steps(tx, [GOOD])
+def test_no_policy_lets_a_nonfinite_element_into_the_error_memory(policy, axes):
+  _, (before, _) = steps(policy, [GOOD], axes=axes)
   bad = spoil(GOOD, (2, 3))
-  params, (after, _) = steps(tx, [GOOD, bad])
-  for error in jax.tree.leaves(steps(tx, [GOOD, bad, GOOD])[1][0].codec_state):
+  params, (after, _) = steps(policy, [GOOD, bad], axes=axes)
+  last = steps(policy, [GOOD, bad, GOOD], axes=axes)[1][0]
+  for error in jax.tree.leaves(last.codec_state):
     assert np.isfinite(np.asarray(error)).all()
   is_kept = bits(before.codec_state) == bits(after.codec_state)
   assert is_kept == (policy == "skip") == bool(int(after.skipped))
   assert bool(jnp.isfinite(params["w"]).all()) == (policy != "propagate")
+  shards = params["w"].addressable_shards
+  assert len({bits(shard.data)[0] for shard in shards}) == 1
 
 
 def test_two_guards_agree_by_one_sum_once_compiled():
-  init, step = make_guarded(jaxmotion.skip_nonfinite(POLICIES["skip"], "data"))
-  args = (init(WEIGHTS), {"x": GOOD})
+  guard = jaxmotion.skip_nonfinite(chain(SHARP, nonfinite="skip"), "data")
+  init, step = make(guard, loss=linear_loss)
+  args = (jax.eval_shape(init, WEIGHTS), {"x": GOOD})
   traced = wire.step_bytes(step, *args).select(dtype="int32")
   compiled = wire.compiled_bytes(step.lower(*args).compile())
   assert [(m.payload_bytes, m.count) for m in traced.moves] == [(4, 2)]
@@ -420,17 +499,19 @@ def test_two_guards_agree_by_one_sum_once_compiled():
   assert [(m.payload_bytes, m.count) for m in merged] == [(4, 1)]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ["propagate", "skip", "zero", "wrapped"])
 def test_a_weight_that_is_not_finite_follows_the_policy(policy):
-  tx, bad = POLICIES[policy], spoil(EVEN, 1)
-  before = steps(tx, [GOOD], [EVEN])
-  params, after = found = steps(tx, [GOOD] * 2, [EVEN, bad])
-  for error in jax.tree.leaves(steps(tx, [GOOD] * 3, [EVEN, bad, EVEN])[1]):
+  bad = spoil(EVEN, 1)
+  before = steps(policy, [GOOD], [EVEN])
+  params, after = found = steps(policy, [GOOD] * 2, [EVEN, bad])
+  last = steps(policy, [GOOD] * 3, [EVEN, bad, EVEN])[1]
+  for error in jax.tree.leaves(last):
     assert np.isfinite(np.asarray(error, np.float64)).all()
   if policy == "propagate":
     assert np.isnan(params["w"]).all()
   elif policy == "zero":
-    assert bits(found) == bits(steps(tx, [GOOD] * 2, [EVEN, spoil(EVEN, 1, 0)]))
+    zero = spoil(EVEN, 1, 0)
+    assert bits(found) == bits(steps(policy, [GOOD] * 2, [EVEN, zero]))
     assert bits(params) != bits(before[0])
   else:
     assert bits(params) == bits(before[0])

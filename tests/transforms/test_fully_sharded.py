@@ -8,16 +8,16 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
-from jax.sharding import Mesh
 
 import jaxmotion
 from jaxmotion import codecs, wire
 from jaxmotion.transforms import gather_block
+from tests.meshes import mesh_of
 
 HOSTS, DEVICES, LAYERS, WIDTH = 2, 2, 6, 64
 WORKERS, AXES = HOSTS * DEVICES, jaxmotion.HostAxes("host", "device")
-FLAT = Mesh(np.array(jax.devices()[:WORKERS]), ("data",))
-MESH = Mesh(FLAT.devices.reshape(HOSTS, DEVICES), AXES.names)
+FLAT = mesh_of(WORKERS)
+MESH = mesh_of(HOSTS, DEVICES, names=AXES.names)
 RNG = np.random.default_rng(0)
 PARAMS = {
   "w": np.float32(RNG.normal(size=(LAYERS, WIDTH, WIDTH)) / 8),

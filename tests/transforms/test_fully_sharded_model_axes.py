@@ -8,16 +8,17 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
+from jax.sharding import AbstractMesh, PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import checkpoint, codecs, wire
 from jaxmotion.collectives import unshard
 from jaxmotion.transforms import gather_block, gather_params
 from tests.collectives.helpers import run
+from tests.meshes import mesh_of
 from tests.transforms.helpers import assert_close
 
-MESH = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
+MESH = mesh_of(2, 2)
 LAYERS, WIDTH, HIDDEN = 2, 32, 64
 RNG = np.random.default_rng(0)
 PARAMS = {

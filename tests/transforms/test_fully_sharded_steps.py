@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh
 
 import jaxmotion
 from jaxmotion import codecs
 from jaxmotion.transforms import gather_params
+from tests.meshes import mesh_of
 from tests.transforms.helpers import assert_close, bits
 
 WORKERS = 3
-MESH = Mesh(np.array(jax.devices()[:WORKERS]), ("data",))
+MESH = mesh_of(WORKERS)
 RNG = np.random.default_rng(0)
 PARAMS = {  # Cut, and whole.
   "w": np.float32(RNG.normal(size=(12, 18)) / 4),
@@ -49,35 +49,25 @@ def count_real(batch):
   return batch["real"].sum()
 
 
-OPTIONS = {
-  "mean": dict(model_state="mean"),
-  "parts": dict(model_state="local", microbatches=2),
-}
-SHARED = dict(has_aux=True, weight_fn=count_real, donate=False)
-
-
 @functools.cache
-def steps(name):
+def steps():
   """(init, step) of both schemes; nothing is compiled yet."""
   adam = optax.adam(1e-2)
-  plain = optax.chain(jaxmotion.exchange("data"), adam)
-  options = SHARED | OPTIONS[name]
-  nonfinite = "skip" if name == "mean" else "zero"
-  return (
+  options = dict(has_aux=True, weight_fn=count_real, donate=False)
+  return [
     jaxmotion.make_train_step(
-      loss_fn,
-      jaxmotion.fully_sharded(adam, nonfinite=nonfinite),
-      MESH,
-      **options,
-    ),
-    jaxmotion.make_train_step(loss_fn, plain, MESH, **options),
-  )
+      loss_fn, scheme, MESH, model_state="mean", **options
+    )
+    for scheme in (
+      jaxmotion.fully_sharded(adam, nonfinite="skip"),
+      optax.chain(jaxmotion.exchange("data"), adam),
+    )
+  ]
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_it_trains_as_data_parallel_does(name):
+def test_it_trains_as_data_parallel_does():
   results = []
-  for init, step in steps(name):
+  for init, step in steps():
     state = init(PARAMS, STATE)
     for i in range(2):
       state, metrics = step(state, batch_at(i), key=KEY)
@@ -86,7 +76,7 @@ def test_it_trains_as_data_parallel_does(name):
 
 
 def test_a_step_that_is_not_finite_on_one_worker_changes_nothing():
-  (init, step), _ = steps("mean")
+  (init, step), _ = steps()
   before = init(PARAMS, STATE)
   batch = batch_at(0)
   batch["x"][1] = np.nan

@@ -1,4 +1,4 @@
-"""Exchange beside tensor parallelism: axes of the model stay the model's."""
+"""Exchange and sharded optimizers beside tensor parallelism."""
 
 import functools
 import math
@@ -9,10 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import checkpoint, codecs, perfmodel, transforms, wire
+from jaxmotion.memory import compress_state
+from jaxmotion.transforms import _init_state
+from tests.checkpoint.helpers import fill_randomly
+from tests.meshes import mesh_of
 from tests.transforms.helpers import assert_close, assert_same
 
 RNG = np.random.default_rng(0)
@@ -26,10 +30,6 @@ BATCH = {
   "x": RNG.normal(size=(8, 8)).astype(np.float32),
   "y": RNG.normal(size=(8, 8)).astype(np.float32),
 }
-
-
-def make_mesh(kind=AxisType.Auto):
-  return jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind,) * 2)
 
 
 def loss_fn(params, batch):
@@ -52,7 +52,7 @@ def make_tx(codec=None, **options):
 @functools.cache
 def plain_step(kind=AxisType.Auto):
   """A step under `jit` alone: its results after 2 steps, and its program."""
-  mesh, tx = make_mesh(kind), optax.adam(0.05)
+  mesh, tx = mesh_of(2, 2, kind=kind), optax.adam(0.05)
 
   @jax.jit
   def step(params, opt_state, batch):
@@ -103,26 +103,15 @@ def list_collectives(compiled, axis):
   return sorted((op, a) for a, op, where in found if where in GROUPS[axis])
 
 
-def test_identity_is_the_plain_step_of_jit():
-  mesh = make_mesh()
-  init, step = jaxmotion.make_train_step(loss_fn, make_tx(), mesh, specs=SPECS)
-  state = init(place(PARAMS, mesh))
-  compiled = step.lower(state, BATCH).compile()
-  for _ in range(2):
-    state, loss = step(state, BATCH)
-  check_trained(state.params, loss, mesh)
-  check_placed(optax.tree.get(state.opt_state, "mu"), mesh)
-  plain = plain_step()[2]
-  assert list_collectives(compiled, "model") == list_collectives(plain, "model")
-
-
 INT4 = codecs.uniform(bits=4, block=32)
 
 
 def test_a_device_sends_its_own_shard_and_nothing_else():
   codec = codecs.feedback(INT4)
   tx = make_tx(codec, method="two_phase")
-  init, step = jaxmotion.make_train_step(loss_fn, tx, make_mesh(), specs=SPECS)
+  init, step = jaxmotion.make_train_step(
+    loss_fn, tx, mesh_of(2, 2), specs=SPECS
+  )
   state = init(PARAMS)
   traced = wire.step_bytes(step, state, BATCH)
   compiled = step.lower(state, BATCH).compile()
@@ -155,7 +144,7 @@ def explicit_loss(params, batch):
 
 
 def test_types_of_explicit_axes_tell_the_exchange_what_is_sharded():
-  mesh = make_mesh(AxisType.Explicit)
+  mesh = mesh_of(2, 2, kind=AxisType.Explicit)
   tx = make_tx()
   init, step = jaxmotion.make_train_step(explicit_loss, tx, mesh, specs=SPECS)
   state = init(place(PARAMS, mesh))
@@ -170,7 +159,7 @@ def test_devices_of_a_worker_agree_on_what_they_share():
     codecs.uniform(bits=4, block=32, rounding="stochastic")
   )
   tx = make_tx(codec, nonfinite="skip")
-  mesh = make_mesh()
+  mesh = mesh_of(2, 2)
   init, step = jaxmotion.make_train_step(
     lambda params, batch: (
       loss_fn(params, batch["ok"])
@@ -201,7 +190,7 @@ def test_devices_of_a_worker_agree_on_what_they_share():
 
 
 def test_a_state_for_ones_own_step_is_sharded_alike():
-  mesh, tx = make_mesh(), make_tx(codecs.feedback(INT4))
+  mesh, tx = mesh_of(2, 2), make_tx(codecs.feedback(INT4))
   init, _ = jaxmotion.make_train_step(loss_fn, tx, mesh, specs=SPECS)
   expected = init(PARAMS).opt_state
   state = transforms.init_state(tx, PARAMS, mesh, specs=SPECS)
@@ -224,13 +213,13 @@ BUCKETS = codecs.buckets(codecs.uniform(bits=8), max_leaf_size=1024)
 def test_specs_that_do_not_fit_are_refused(tx, specs, message):
   with pytest.raises(ValueError, match=message):
     init, step = jaxmotion.make_train_step(
-      loss_fn, tx, make_mesh(), specs=specs
+      loss_fn, tx, mesh_of(2, 2), specs=specs
     )
     jax.eval_shape(step, jax.eval_shape(init, PARAMS), BATCH)
 
 
 def test_a_state_of_whole_parameters_is_refused():
-  mesh, tx = make_mesh(), make_tx()
+  mesh, tx = mesh_of(2, 2), make_tx()
   _, step = jaxmotion.make_train_step(loss_fn, tx, mesh, specs=SPECS)
   opt_state = transforms.init_state(tx, PARAMS, mesh)
   state = transforms.TrainState(PARAMS, None, opt_state)
@@ -240,7 +229,7 @@ def test_a_state_of_whole_parameters_is_refused():
 
 
 def test_sharded_parameters_without_specs_are_refused():
-  mesh = make_mesh()
+  mesh = mesh_of(2, 2)
   tx = make_tx()
   init, _ = jaxmotion.make_train_step(loss_fn, tx, mesh)
   message = "`specs` must say .* got None for params/w1 of .*'model'"
@@ -254,7 +243,7 @@ def test_sharded_parameters_without_specs_are_refused():
 
 @pytest.mark.parametrize("specs", (SPECS, None))
 def test_a_step_on_every_worker_leaves_other_axes_to_the_model(specs):
-  mesh = make_mesh()
+  mesh = mesh_of(2, 2)
   tx = make_tx()
   tx = transforms.bind_mesh(tx, mesh, specs=specs)
 
@@ -308,22 +297,12 @@ MESHES = {
 }
 
 
-def mesh_of(lengths, kind=AxisType.Auto):
-  devices = np.array(jax.devices()[:4]).reshape(*lengths.values())
-  return Mesh(devices, tuple(lengths), axis_types=(kind,) * len(lengths))
-
-
-def train_named(scheme, mesh, specs, loss=loss_fn):
-  init, step = jaxmotion.make_train_step(
-    loss, SCHEMES[scheme], mesh, specs=specs
-  )
-  state = init(PARAMS)
-  layout = checkpoint.describe_state(init, PARAMS, mesh, specs=specs)
-  state, _ = step(state, BATCH)
-  resized = checkpoint.resize(
-    init, state.opt_state, PARAMS, layout, mesh, specs=specs
-  )
-  return jax.device_get((state, resized)), layout
+def make_named(scheme, lengths, specs, loss=loss_fn, kind=AxisType.Auto):
+  """Returns `init`, the step and its arguments, and the mesh."""
+  mesh = mesh_of(*lengths.values(), names=lengths, kind=kind)
+  tx = SCHEMES[scheme]
+  init, step = jaxmotion.make_train_step(loss, tx, mesh, specs=specs)
+  return init, step, (jax.eval_shape(init, PARAMS), BATCH), mesh
 
 
 @pytest.mark.parametrize(
@@ -336,18 +315,31 @@ def train_named(scheme, mesh, specs, loss=loss_fn):
   ],
 )
 def test_an_axis_of_one_device_is_as_if_it_were_not_named(scheme, name):
-  lengths, specs, short = MESHES[name]
-  mesh = mesh_of(lengths)
-  found = train_named(scheme, mesh, specs)
-  wanted = train_named(scheme, mesh, short)
-  jax.tree.map(np.testing.assert_array_equal, found, wanted)
+  lengths, *both = MESHES[name]
+  found = []
+  for specs in both:
+    init, step, args, mesh = make_named(scheme, lengths, specs)
+    layout = checkpoint.describe_state(init, PARAMS, mesh, specs=specs)
+    state = jax.device_get(init(PARAMS))
+    resized = checkpoint.resize(
+      *(init, fill_randomly(state.opt_state), PARAMS, layout, mesh),
+      specs=specs,
+    )
+    made = state, jax.device_get(resized), layout.to_dict()
+    found.append((made, step.lower(*args).as_text()))
+  (made, text), (wanted, expected) = found
+  jax.tree.map(np.testing.assert_array_equal, made, wanted)
+  assert text == expected
 
 
 def test_an_axis_of_one_device_may_be_explicit():
   lengths, specs, _ = MESHES["beside"]
-  mesh = mesh_of(lengths, AxisType.Explicit)
-  (state, _), _ = train_named("exchange", mesh, specs, explicit_loss)
-  assert all(np.isfinite(a).all() for a in jax.tree.leaves(state.params))
+  kind = AxisType.Explicit
+  *_, step, args, _ = make_named(
+    "exchange", lengths, specs, explicit_loss, kind
+  )
+  state, _ = step.eval_shape(*args)
+  assert jax.tree.map(jnp.shape, state) == jax.tree.map(jnp.shape, args[0])
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -356,9 +348,236 @@ def test_an_axis_that_the_mesh_does_not_have_is_refused_by_init(scheme):
     init, _ = jaxmotion.make_train_step(
       loss_fn,
       SCHEMES[scheme],
-      mesh_of(lengths),
+      mesh_of(*lengths.values(), names=lengths),
       specs={"b": P(), "w1": P("modle"), "w2": P()},
     )
     message = r"`specs` must name axes of the mesh .*, got \['modle'\] at 'w1'"
     with pytest.raises(ValueError, match=message):
       init(PARAMS)
+
+
+# Of 2 workers; the model's axis cuts the other dimension.
+CUTS = {"b": P(), "w1": P("data", "model"), "w2": P("model", "data")}
+ADAM = optax.adam(0.05)
+
+
+def make_sharded(**options):
+  options = {"weight_codec": codecs.identity()} | options
+  return jaxmotion.sharded("data", ADAM, **options)
+
+
+def check_state(state, mesh):
+  mu = optax.tree.get(state, "mu")
+  trees = [mu, state.master.value] if state.master.value else [mu]
+  for tree in trees:
+    assert jax.tree.map(np.shape, tree) == jax.tree.map(np.shape, PARAMS)
+    check_placed(tree, mesh, CUTS)
+
+
+@pytest.mark.parametrize("kind", ["exchange", "sharded"])
+def test_identity_is_the_plain_step_of_jit(kind):
+  mesh, is_sharded = mesh_of(2, 2), kind == "sharded"
+  tx = make_sharded(weight_codec=None) if is_sharded else make_tx()
+  init, step = jaxmotion.make_train_step(loss_fn, tx, mesh, specs=SPECS)
+  state = init(place(PARAMS, mesh))
+  compiled = step.lower(state, BATCH).compile()
+  for _ in range(2):
+    state, loss = step(state, BATCH)
+  check_trained(state.params, loss, mesh)
+  mu = optax.tree.get(state.opt_state, "mu")
+  check_placed(mu, mesh, CUTS if is_sharded else SPECS)
+  if is_sharded:
+    check_state(state.opt_state, mesh)
+  plain = plain_step()[2]
+  assert list_collectives(compiled, "model") == list_collectives(plain, "model")
+
+
+def draw_gradients(steps):
+  """Of every example, far from equal: its gradient is itself."""
+  rng = np.random.default_rng(1)
+  return [
+    {k: rng.normal(size=(4, *a.shape)).astype("f") for k, a in PARAMS.items()}
+    for _ in range(steps)
+  ]
+
+
+def linear_loss(params, batch):
+  return sum(jnp.sum(params[k] * jnp.mean(batch[k], 0)) for k in params)
+
+
+@functools.cache
+def train_coded():
+  """(state, compiled step, traced bytes, skipped state) through 4 bits."""
+  codec = codecs.uniform(bits=4, block=32, rounding="stochastic")
+  tx = jaxmotion.sharded(
+    "data",
+    optax.sgd(1.0),
+    gradient_codec=codecs.feedback(codec),
+    weight_codec=codec,
+    nonfinite="skip",
+  )
+  mesh, grads = mesh_of(2, 2), draw_gradients(3)
+  init, step = jaxmotion.make_train_step(
+    linear_loss, tx, mesh, specs=SPECS, donate=False
+  )
+  state = init(place(PARAMS, mesh))
+  traced = wire.step_bytes(step, state, grads[0])
+  compiled = step.lower(state, grads[0]).compile()
+  for batch in grads:
+    state, _ = step(state, batch)
+  # One element of one shard on one worker is not finite.
+  bad = grads[0] | {"w1": grads[0]["w1"].copy()}
+  bad["w1"][0, 0, 0] = np.nan
+  return state, compiled, traced, step(state, bad)[0]
+
+
+def test_codecs_conserve_what_came_in():
+  state = train_coded()[0].opt_state
+  exact = {
+    k: sum(g[k].astype(np.float64).mean(0) for g in draw_gradients(3))
+    for k in PARAMS
+  }
+  rows, ((whole, _),) = state.codec_state.value
+  codec = codecs.feedback(codecs.uniform(bits=4, block=32))
+  # Rows of devices, data major: the mean over workers, of each model's shard.
+  error = {"b": jax.jit(jax.vmap(codec.error))(whole)[::2].mean(0)}
+  errors = jax.jit(jax.vmap(jax.vmap(codec.error)))
+  for name, axis, memory in zip(("w1", "w2"), (0, 1), rows, strict=True):
+    own = np.asarray(errors(memory), np.float64)
+    shards = own.reshape(2, 2, *own.shape[1:]).mean(0)  # (model, part, ...)
+    error[name] = np.concatenate(
+      [np.concatenate(list(shard), axis) for shard in shards], 1 - axis
+    )
+  for name in PARAMS:
+    sent = PARAMS[name] - np.asarray(state.master.value[name], np.float64)
+    np.testing.assert_allclose(sent + error[name], exact[name], atol=1e-5)
+    assert np.abs(error[name]).max() > 1e-3
+
+
+def test_a_device_sends_its_own_part_and_nothing_else():
+  _, compiled, traced, _ = train_coded()
+  # Each of two workers sends one part of two, and then its own part.
+  parts = {"w1": jnp.zeros((4, 16)), "w2": jnp.zeros((16, 4))}
+  codec = codecs.uniform(bits=4, block=32)
+  expected = sum(2 * wire.payload_bytes(codec, part) for part in parts.values())
+  expected += wire.payload_bytes(codec, jnp.zeros(8)) + 4  # b, and the loss.
+  agreement = 6  # All four devices agree, by a sum, that all is finite.
+  assert traced.total_bytes == expected + agreement
+  own = 2 * 4  # The loss adds up the shards of w1, and those of w2.
+  assert wire.compiled_bytes(compiled).total_bytes == traced.total_bytes + own
+
+
+def test_devices_of_a_worker_agree_on_what_sharding_shares():
+  (params, _, state), _, _, (skipped, _, after) = train_coded()
+  first, *others = [np.asarray(s.data) for s in params["b"].addressable_shards]
+  for other in others:
+    np.testing.assert_array_equal(first, other)
+  assert int(after.skipped) == 1
+  jax.tree.map(np.testing.assert_array_equal, skipped, params)
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    (after.master, after.inner, after.codec_state),
+    (state.master, state.inner, state.codec_state),
+  )
+
+
+def test_types_of_explicit_axes_tell_what_is_sharded():
+  """In a step of one's own and in one that `make_train_step` makes."""
+  mesh, tx = mesh_of(2, 2, kind=AxisType.Explicit), make_sharded()
+  params = place(PARAMS, mesh)
+  bound = transforms.bind_mesh(tx, mesh, specs=SPECS)
+
+  @transforms.parallelize_step(mesh)
+  def step(params, state, batch):
+    loss, grads = jax.value_and_grad(explicit_loss)(params, batch)
+    updates, state = bound.update(grads, state, params)
+    return optax.apply_updates(params, updates), state, loss
+
+  state = params, bound.init(params)
+  check_state(state[-1], mesh)
+  with jax.set_mesh(mesh):
+    for _ in range(2):
+      *state, loss = step(*state, BATCH)
+  check_trained(state[0], loss, mesh)
+  check_state(state[-1], mesh)
+  init, step = jaxmotion.make_train_step(explicit_loss, tx, mesh, specs=SPECS)
+  made, _ = step.eval_shape(jax.eval_shape(init, params), BATCH)
+  typed = lambda tree: [
+    (a.shape, a.sharding.spec) for a in jax.tree.leaves(tree)
+  ]
+  assert typed(made.opt_state) == typed(state[-1])
+
+
+def trace_update(tx, specs=SPECS, params=PARAMS, axis_names=("data",)):
+  """Traces a state and an update of two workers; nothing is compiled."""
+
+  def update(params):
+    varying = tuple(sorted(set(axis_names) - {"model"}))
+    grads = jax.tree.map(
+      lambda a: jax.lax.pcast(a, varying, to="varying"), params
+    )
+    state = _init_state.shard_states(tx.init(params), params, specs)
+    return tx.update(grads, state, params)[0]
+
+  full = "model" in axis_names
+  own = SPECS if specs is None else specs
+  mapped = jax.shard_map(
+    update,
+    mesh=mesh_of(2, 2),
+    in_specs=(own if full else P(),),
+    out_specs=own if full else P(),
+    axis_names=set(axis_names),
+  )
+  return jax.eval_shape(mapped, jax.tree.map(jnp.asarray, params))
+
+
+def test_a_map_over_all_axes_wants_specs_too():
+  both = ("data", "model")
+  assert trace_update(make_sharded(), axis_names=both)["w1"].shape == (8, 32)
+  with pytest.raises(ValueError, match="`specs` must say .*'model'.* `w1`"):
+    trace_update(make_sharded(), None, axis_names=both)
+
+
+def test_updates_that_look_across_a_shard_of_the_model_are_refused():
+  # Workers do not cut the only dimension, which the model's axis shards.
+  params, specs = {"b": np.zeros(256, np.float32)}, {"b": P("model")}
+  for inner in (optax.lamb(1e-3), optax.clip_by_global_norm(1.0)):
+    tx = jaxmotion.sharded("data", inner)
+    with pytest.raises(ValueError, match="`tx` must treat every element"):
+      trace_update(tx, specs, params)
+  trace_update(jaxmotion.sharded("data", ADAM), specs, params)
+
+
+def test_encoded_moments_are_each_devices_own():
+  inner = compress_state(ADAM, min_leaf_size=64)
+  tx = jaxmotion.sharded("data", inner)
+  state = jax.eval_shape(
+    lambda: transforms.init_state(tx, PARAMS, mesh_of(2, 2), specs=SPECS)
+  )
+  leaves = jax.tree.leaves(state.inner.value)
+  specs = jax.tree.leaves(state.inner.specs().value)
+  encoded = [
+    spec
+    for a, spec in zip(leaves, specs, strict=True)
+    if a.shape and a.shape not in {x.shape for x in PARAMS.values()}
+  ]
+  assert encoded
+  for spec in encoded:
+    assert {n for e in spec for n in (e or ())} == {"data", "model"}, spec
+  trace_update(tx)
+
+
+def test_the_clip_takes_the_norm_over_workers_and_the_model():
+  clip = transforms.clip_by_global_norm(0.5, "data")
+  tx = jaxmotion.sharded("data", optax.chain(clip, optax.sgd(1.0)))
+  (grads,) = draw_gradients(1)
+  init, step = jaxmotion.make_train_step(
+    linear_loss, tx, mesh_of(2, 2), specs=SPECS
+  )
+  state, _ = step(init(PARAMS), grads)
+  means = {k: g.mean(0) for k, g in grads.items()}
+  norm = np.sqrt(sum(np.sum(g**2) for g in means.values()))
+  for name, mean in means.items():
+    np.testing.assert_allclose(
+      state.params[name], PARAMS[name] - 0.5 * mean / norm, atol=1e-6
+    )

@@ -13,6 +13,7 @@ from jax.sharding import AxisType
 
 import jaxmotion
 from jaxmotion import transforms, wire
+from tests.meshes import mesh_of
 from tests.transforms.helpers import assert_close
 
 WORKERS = 4
@@ -43,15 +44,11 @@ def loss_fn(params, batch_stats, batch):
   return jnp.mean((y - batch["y"]) ** 2), changed["batch_stats"]
 
 
-def make_mesh(kind=AxisType.Auto):
-  return jax.make_mesh((WORKERS,), ("data",), axis_types=(kind,))
-
-
 @functools.cache
 def trained(kind=AxisType.Auto):
   """State and loss after two steps, and the step."""
   init, step = jaxmotion.make_train_step(
-    loss_fn, TX, make_mesh(kind), model_state="mean", donate=False
+    loss_fn, TX, mesh_of(WORKERS, kind=kind), model_state="mean", donate=False
   )
   state = init(PARAMS, STATS)
   for _ in range(2):
@@ -100,7 +97,9 @@ def test_integers_and_keys_are_taken_as_equal_only_if_they_are():
     def loss(params, model_state, batch):
       return jnp.mean(batch["x"] @ params), new_state(model_state, batch)
 
-    return jaxmotion.make_train_step(loss, TX, make_mesh(), model_state="mean")
+    return jaxmotion.make_train_step(
+      loss, TX, mesh_of(WORKERS), model_state="mean"
+    )
 
   model = {"key": jax.random.key(0), "n": jnp.zeros((), int)}
 
@@ -137,7 +136,7 @@ def test_a_skipped_step_keeps_the_statistics():
   bad["x"][0] = np.nan
   for mode, tx in txs.items():
     init, step = jaxmotion.make_train_step(
-      loss_fn, tx, make_mesh(), model_state=mode, donate=False
+      loss_fn, tx, mesh_of(WORKERS), model_state=mode, donate=False
     )
     old = init(PARAMS, STATS)
     new, _ = step(old, bad)
@@ -161,7 +160,7 @@ def test_another_result_of_the_loss_is_refused(result, message):
   init, step = jaxmotion.make_train_step(
     lambda params, state, batch: result(jnp.mean(params), state),
     TX,
-    make_mesh(),
+    mesh_of(WORKERS),
     model_state="mean",
   )
   with pytest.raises(ValueError, match=message):

@@ -7,14 +7,14 @@ import optax
 import optax.contrib
 import pytest
 from jax import lax
-from jax.sharding import Mesh
 
 import jaxmotion
 from jaxmotion import codecs, transforms, wire
+from tests.meshes import mesh_of
 from tests.transforms.helpers import assert_close, bits, train
 
 WORKERS = 4
-MESH = Mesh(np.array(jax.devices()[:WORKERS]), ("data",))
+MESH = mesh_of(WORKERS)
 PARAMS = {"base": jnp.ones((8, 8)), "lora": jnp.full((8, 2), 0.1)}
 RNG = np.random.default_rng(0)
 BATCH = (

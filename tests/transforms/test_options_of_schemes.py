@@ -1,17 +1,15 @@
-"""Every option of `make_train_step` with every scheme, some at once."""
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh
 
 import jaxmotion
 from jaxmotion.transforms import gather_params
+from tests.meshes import mesh_of
 
 WORKERS = 2
-MESH = Mesh(np.array(jax.devices()[:WORKERS]), ("data",))
+MESH = mesh_of(WORKERS)
 PARAMS = {"w": np.float32([[1, -2], [3, 1], [0, 2], [-1, 1]])}
 BATCH = np.arange(32, dtype=np.float32).reshape(8, 4) / 16
 RATE = 0.125

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh, PartitionSpec as P
+from jax import lax
+from jax.sharding import PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import checkpoint, codecs, transforms, wire
@@ -13,6 +14,7 @@ from jaxmotion.core import to_varying
 from jaxmotion.memory import compress_state
 from jaxmotion.testing import check_transform
 from jaxmotion.transforms._shard_layout import find_across
+from tests.meshes import mesh_of
 from tests.transforms.helpers import bits
 
 STEPS = 3
@@ -23,10 +25,6 @@ PARAMS = {  # Of 3 workers: padded, padded, cut, whole.
   "scale": np.ones(5, np.float32),
 }
 INT4 = codecs.uniform(bits=4, block=128)
-
-
-def mesh_of(workers):
-  return Mesh(np.array(jax.devices()[:workers]), ("data",))
 
 
 def gradients(workers, steps=STEPS):
@@ -47,7 +45,7 @@ def train(tx, params, grads):
     return (optax.apply_updates(params, updates), state), None
 
   own = jax.tree.map(lambda g: g[:, 0], grads)
-  return jax.lax.scan(update, (params, tx.init(params)), own)[0]
+  return lax.scan(update, (params, tx.init(params)), own)[0]
 
 
 def trained(workers, txs):
@@ -175,7 +173,7 @@ def test_what_was_sent_and_what_is_remembered_is_what_came_in():
       return (optax.apply_updates(held, updates), state), before
 
     own = jax.tree.map(lambda g: g[:, 0], grads)
-    (held, state), before = jax.lax.scan(update, (params, tx.init(params)), own)
+    (held, state), before = lax.scan(update, (params, tx.init(params)), own)
     return held, state, jax.tree.map(lambda a: a[-1], before)
 
   held, state, before = jax.jit(
@@ -218,15 +216,14 @@ def test_it_keeps_the_properties_of_a_transform():
     nonfinite="skip",
     local_codec=codecs.uniform(bits=8, block=64),
   )
-  mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), axes.names)
+  mesh = mesh_of(2, 2, names=axes.names)
   params = {"w": jnp.ones((16, 32)), "b": jnp.ones(7)}
   check_transform(tx, mesh, params, axis_name=axes)
 
 
 def test_two_hops_make_the_same_mean_and_cross_hosts_once():
-  devices = np.array(jax.devices()[:6]).reshape(3, 2)
   axes = jaxmotion.HostAxes("host", "device")
-  mesh = Mesh(devices, axes.names)
+  mesh = mesh_of(3, 2, names=axes.names)
   params = {"w": np.float32(np.linspace(-1, 1, 48 * 24)).reshape(48, 24)}
   clip = transforms.clip_by_global_norm(0.5, axes)
   tx = jaxmotion.sharded(axes, clipped(clip), weight_codec=codecs.identity())
@@ -315,22 +312,23 @@ def test_it_may_not_be_inside_of_what_runs_it_at_some_steps():
 
 
 def test_wrong_uses_say_what_is_wrong():
-  memory = codecs.feedback(INT4)
-  adam = optax.adam(1e-3)
-  with pytest.raises(ValueError, match="`weight_codec` must be .* state"):
-    update_shape(jaxmotion.sharded("data", adam, weight_codec=memory))
-  with pytest.raises(ValueError, match="`gradient_codec` must have .* local"):
-    bad = codecs.feedback(INT4, form="global")
-    update_shape(jaxmotion.sharded("data", adam, gradient_codec=bad))
-  with pytest.raises(ValueError, match="`gradient_codec` must encode every"):
-    joined = codecs.buckets(INT4, max_leaf_size=10**6)
-    update_shape(jaxmotion.sharded("data", adam, gradient_codec=joined))
+  memory, adam = codecs.feedback(INT4), optax.adam(1e-3)
+  joined = codecs.buckets(INT4, max_leaf_size=10**6)
+  for options, message in (
+    (dict(weight_codec=memory), "`weight_codec` must be .* state"),
+    (
+      dict(gradient_codec=codecs.feedback(INT4, form="global")),
+      "`gradient_codec` must have .* local",
+    ),
+    (dict(gradient_codec=joined), "`gradient_codec` must encode every"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      update_shape(jaxmotion.sharded("data", adam, **options))
   tx = jaxmotion.sharded("data", adam, weight_codec=INT4)
   with pytest.raises(ValueError, match="`params` must be given"):
     update_shape(tx._replace(update=lambda g, s, p: tx.update(g, s)))
-  with pytest.raises(
-    ValueError, match="`state` must be made for the weight_codec"
-  ):
+  message = "`state` must be made for the weight_codec"
+  with pytest.raises(ValueError, match=message):
     update_shape(tx, jaxmotion.sharded("data", adam).init)
 
 
@@ -353,7 +351,7 @@ def test_a_gradient_that_is_not_finite_leaves_all_finite(policy):
     bad, after = tx.update({"w": grads[0]}, state, params)
     same = jax.tree.map(lambda a, b: (a == b).all(), state[2:], after[2:])
     kept = jnp.stack([x.all() for x in jax.tree.leaves(same)]).all()
-    everywhere = jax.lax.pmin(to_varying(kept.astype(int), "data"), "data")
+    everywhere = lax.pmin(to_varying(kept.astype(int), "data"), "data")
     return good, bad, everywhere, after.skipped
 
   mapped = jax.shard_map(
@@ -366,77 +364,47 @@ def test_a_gradient_that_is_not_finite_leaves_all_finite(policy):
 
 
 X = jnp.ones((4, 3))
-
-
-def branch(x):
-  return jax.lax.cond(x.shape[0] > 2, jnp.cumsum, lambda a: a, x[:, 0])
-
-
-def branch_by_sum(x):
-  return jax.lax.cond(x.sum() > 0, lambda a: a, lambda a: 2 * a, x)
-
-
-def loop(x):
-  return jax.lax.scan(lambda c, a: (c, a / jnp.linalg.norm(a)), 0.0, x)[1]
-
-
-def loop_until(x):
-  return jax.lax.while_loop(lambda a: a.sum() < 9, lambda a: a + 1, x)
-
-
-def loop_by_carry(x):
-  # Each row is scaled by the norm of the row before.
-  return jax.lax.scan(lambda c, a: (jnp.linalg.norm(a), c * a), 1.0, x)[1]
-
-
-def loop_beside(x):
-  def body(state):
-    counts, a = state
-    return counts + counts.sum(), 2 * a
-
-  return jax.lax.while_loop(lambda s: s[0].sum() < 9, body, (jnp.ones(2), x))[1]
-
-
+NORM = jnp.linalg.norm
 COMBINING = {
   "mean": lambda x: x - x.mean(),
   "matmul": lambda x: x @ x.T,
   "sort": lambda x: jnp.sort(x, 0),
-  "branch": branch,
-  "branch by sum": branch_by_sum,
-  "loop": loop,
-  "loop by carry": loop_by_carry,
-  "loop until": loop_until,
+  "branch": lambda x: lax.cond(X.size, jnp.cumsum, lambda a: a, x[:, 0]),
+  "branch by sum": lambda x: lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x),
+  "loop": lambda x: lax.scan(lambda c, a: (c, a / NORM(a)), 0.0, x)[1],
+  # Each row is scaled by the norm of the row before.
+  "loop by carry": lambda x: lax.scan(lambda c, a: (NORM(a), c * a), 1.0, x)[1],
+  "loop until": lambda x: lax.while_loop(lambda a: a.sum() < 9, jnp.exp, x),
   "jitted": jax.jit(lambda x: x / x.max()),
 }
 APART = {
   "scaled": lambda x: 2 * jnp.sqrt(x) + x,
-  "branch": lambda x: jax.lax.cond(True, lambda a: a, lambda a: 2 * a, x),
-  "loop": lambda x: jax.lax.scan(lambda c, a: (c, 2 * a), 0.0, x)[1],
-  "loop beside": loop_beside,
+  "branch": lambda x: lax.cond(True, lambda a: a, lambda a: 2 * a, x),
+  "loop": lambda x: lax.scan(lambda c, a: (c, 2 * a), 0.0, x)[1],
+  "loop beside": lambda x: lax.while_loop(
+    lambda s: s[0].sum() < 9,
+    lambda s: (s[0] + s[0].sum(), 2 * s[1]),
+    (jnp.ones(2), x),
+  )[1],
   "unused": lambda x: (x.sum(), 2 * x)[1],
-  "barrier": lambda x: jax.lax.optimization_barrier((x.sum(), x))[1],
+  "barrier": lambda x: lax.optimization_barrier((x.sum(), x))[1],
   "table": lambda x: jnp.arange(9.0)[x.astype(int)],
 }
 
 
-def test_what_combines_elements_of_a_part_is_found():
+def test_what_combines_elements_of_a_part_is_found_and_nothing_else():
   for name, fun in COMBINING.items():
     assert find_across(fun, (X,), [True], "data"), name
     assert not find_across(fun, (X,), [False], "data"), name
-
-
-def test_what_treats_elements_by_themselves_is_not():
   for name, fun in APART.items():
     assert not find_across(fun, (X,), [True], "data"), name
 
 
 def test_a_sum_over_the_workers_is_no_parts_own():
-  def scaled(x):
-    return x / jax.lax.psum(x.sum(), "data")
-
   found = []
 
   def program(x):
+    scaled = lambda x: x / lax.psum(x.sum(), "data")
     found.append(find_across(scaled, (x,), [True], "data"))
     return x
 

@@ -5,20 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from jaxmotion.wire import Move, compiled_bytes, step_bytes
+from tests.meshes import mesh_of
 
 PAYLOAD = 4 * 8 * 8
 
 
-def mesh_of(*shape):
-  axes = ("host", "chip") if len(shape) == 2 else ("data",)
-  devices = np.array(jax.devices()[: np.prod(shape)]).reshape(shape)
-  return Mesh(devices, axes, axis_types=(AxisType.Auto,) * len(shape))
-
-
-LINE, GRID = mesh_of(4), mesh_of(4, 2)
+LINE, GRID = mesh_of(4), mesh_of(4, 2, names=("host", "chip"))
 
 
 def lower(body, mesh, dtype="uint32"):
@@ -109,7 +104,7 @@ BODIES = {
     ("uint16", 4, 3 / 2, gather),
   ],
   "reduce_scatter": [
-    ("float32", 4, 0.75, lambda x: lax.psum_scatter(x, "data", tiled=True)),
+    ("float32", 4, 0.75, lambda x: lax.psum_scatter(x, "data", tiled=True))
   ],
   "all_to_all": [
     ("uint32", 4, 0.75, lambda x: lax.all_to_all(x, "data", 0, 0, tiled=True)),
@@ -133,17 +128,6 @@ def test_program_sends_what_the_trace_says(op):
     assert {move.workers for move in compiled.moves} <= {workers}
 
 
-@pytest.mark.skipif(
-  not hasattr(lax, "psum_scatter_start"), reason="Needs a newer JAX."
-)
-def test_asynchronous_collectives_are_counted_once():
-  def body(x):
-    start = getattr(lax, "psum_scatter_start")  # noqa: B009
-    return start(x, "data", tiled=True).done()
-
-  assert count_both(body)[0].total_bytes == 0.75 * PAYLOAD
-
-
 @pytest.mark.parametrize(
   ("axes", "received"), [("host", 3), ("chip", 1), (("host", "chip"), 7)]
 )
@@ -159,9 +143,8 @@ def test_each_axis_of_a_grid_is_counted(axes, received):
 
 
 def test_permuting_one_axis_of_a_grid_has_its_group_size():
-  compiled, step = count_both(
-    lambda x: lax.ppermute(x, "chip", [(0, 1), (1, 0)]), GRID
-  )
+  swap = lambda x: lax.ppermute(x, "chip", [(0, 1), (1, 0)])
+  compiled, step = count_both(swap, GRID)
   assert compiled.moves[0]._replace(axes=("chip",)) == step.moves[0]
   assert step.moves[0].workers == 2
 
@@ -253,33 +236,24 @@ def read(*entry, before="", **choices):
     ("mesh['a'=8] {'a':(2)4}", ("a",), 4),
     ("mesh['a'=2,'b'=4], device_ids=([8]<=[4,2]T(1,0)) {'a'}", ("a",), 2),
     ("mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", (), 4),
+    # A mesh names the axes of groups of devices.
+    ("{{0,2,4,6},{1,3,5,7}}", ("host",), GRID),
+    ("[2,4]<=[4,2]T(1,0)", ("host",), GRID),
+    ("[4,2]<=[8]", ("chip",), GRID),
+    ("{}", ("host", "chip"), GRID),
+    ("{{0,1,2,3},{4,5,6,7}}", (), GRID),
   ],
 )
 def test_every_spelling_of_groups_is_read(groups, axes, workers):
+  mesh, workers = (GRID, None) if workers is GRID else (None, workers)
   moves = read(
     "ROOT %psum.7 = f32[8,8]{1,0} all-reduce(%param.1), channel_id=1,"
     f" replica_groups={groups}, use_global_device_ids=true,"
-    ' to_apply=%sum, metadata={op_name="jit(f)/psum[axes={(}]"}'
+    ' to_apply=%sum, metadata={op_name="jit(f)/psum[axes={(}]"}',
+    mesh=mesh,
   )
+  workers = workers or moves[0].workers
   assert moves == (Move("all_reduce", axes, workers, "float32", 256, 1),)
-
-
-@pytest.mark.parametrize(
-  ("groups", "axes"),
-  [
-    ("{{0,2,4,6},{1,3,5,7}}", ("host",)),
-    ("[2,4]<=[4,2]T(1,0)", ("host",)),
-    ("[4,2]<=[8]", ("device",)),
-    ("{}", ("host", "device")),
-    ("{{0,1,2,3},{4,5,6,7}}", ()),
-  ],
-)
-def test_a_mesh_names_the_axes_of_groups_of_devices(groups, axes):
-  mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("host", "device"))
-  text = Text(
-    f"ROOT %a = f32[8,8]{{1,0}} all-reduce(%param.1), replica_groups={groups}"
-  )
-  assert compiled_bytes(text, mesh=mesh).moves[0].axes == axes
 
 
 def test_asynchronous_forms_are_counted_once():
@@ -323,9 +297,8 @@ def test_wrapped_asynchronous_computations_are_counted_once():
 
 
 def test_a_permutation_has_the_size_of_what_it_connects():
-  pairs = "{{0,1},{2,3},{1,2},{4,0},{6,7},{5,5}}"
   said = "%p = f32[8,8] collective-permute(%param.1), source_target_pairs="
-  assert read(said + pairs)[0].workers == 5
+  assert read(said + "{{0,1},{2,3},{1,2},{4,0},{6,7},{5,5}}")[0].workers == 5
 
 
 def test_tuples_typed_operands_and_comments_are_read():
@@ -367,6 +340,8 @@ def test_what_cannot_be_counted_is_an_error():
   for name in ("ragged-all-to-all", "collective-broadcast", "send"):
     with pytest.raises(ValueError, match=f"known size, got {name} in %x"):
       read(f"%x = f32[8,8]{{1,0}} {name}(%param.1, %token), channel_id=2")
+  with pytest.raises(ValueError, match="must state its replica groups"):
+    read("%x = f32[8,8] all-reduce(%param.1), to_apply=%sum")
   assert read("%x = f32[8,8] send(%param.1, %t), is_host_transfer=true") == ()
 
 
@@ -384,11 +359,6 @@ def test_two_way_conditionals_are_numbered_as_traced():
   dtypes = [read(line, before=branches, branch=i)[0].dtype for i in range(2)]
   assert dtypes == ["uint32", "uint8"]
   assert read(line, before=branches)[0].dtype == "uint32"
-
-
-def test_a_collective_without_groups_is_an_error():
-  with pytest.raises(ValueError, match="must state its replica groups"):
-    read("%x = f32[8,8] all-reduce(%param.1), to_apply=%sum")
 
 
 def test_a_program_that_is_not_compiled_or_has_no_text_is_refused():

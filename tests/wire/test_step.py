@@ -7,11 +7,18 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 
 from jaxmotion.wire import Move, step_bytes
+from tests.wire.test_compiled import (
+  PAYLOAD,
+  gather,
+  gather_bytes,
+  looped,
+  scanned,
+  switched,
+)
 
 # Tracing needs no devices, so a mesh of any shape will do.
 LINE = AbstractMesh((4,), ("data",), axis_types=(AxisType.Auto,))
 WORDS = jax.ShapeDtypeStruct((8, 8), "uint32")
-PAYLOAD = 4 * 8 * 8
 
 
 def on(mesh, body):
@@ -22,14 +29,6 @@ def on(mesh, body):
 
 def count(body, x=WORDS, mesh=LINE, **choices):
   return step_bytes(on(mesh, body), x, **choices)
-
-
-def gather(x):
-  return lax.all_gather(x, "data").sum(0, dtype=x.dtype)
-
-
-def gather_bytes(x):
-  return gather(x.astype(jnp.uint8)).astype(x.dtype)
 
 
 def test_invariant_collectives_of_checked_programs_are_counted():
@@ -122,29 +121,14 @@ def test_vmap_multiplies_the_payload_and_its_own_axis_moves_nothing():
 
 
 def test_loops_of_known_length_multiply():
-  def scanned(x):
-    return lax.scan(lambda c, _: (gather(c), None), x, None, length=3)[0]
-
-  def nested(x):
-    return lax.fori_loop(0, 5, lambda _, c: scanned(c), x)
-
+  nested = lambda x: lax.fori_loop(0, 5, lambda _, c: scanned(c), x)
   assert count(nested).moves[0].count == 15
 
 
-def counted_while(x):
-  def unbounded_body(c):
-    return gather(c)
-
-  def condition(c):
-    return lax.pmax(c[0, 0], "data") < 1000
-
-  return lax.while_loop(condition, unbounded_body, x)
-
-
 def test_a_loop_of_unknown_length_must_be_given_one():
-  with pytest.raises(ValueError, match=r"`while_trips`.*unbounded_body"):
-    count(counted_while)
-  ledger = count(counted_while, while_trips=6)
+  with pytest.raises(ValueError, match=r"`while_trips`.*gather"):
+    count(looped)
+  ledger = count(looped, while_trips=6)
   assert ledger.select(op="all_gather").moves[0].count == 6
   # The condition is also tested on the way out.
   assert ledger.select(op="all_reduce").moves[0].count == 7
@@ -154,11 +138,6 @@ def test_a_loop_of_unknown_length_must_be_given_one():
     return gather(x)
 
   assert count(quiet).total_bytes == 3 * PAYLOAD
-
-
-def switched(x):
-  branches = [lambda x: x, gather, gather_bytes]
-  return lax.switch(x[0, 0].astype(jnp.int32), branches, x)
 
 
 def test_a_branch_out_of_range_is_an_error_only_where_bytes_move():

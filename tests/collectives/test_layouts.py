@@ -1,4 +1,4 @@
-"""Small arrays of one shape are reduced as one array, with the same bits."""
+"""Rows of arrays, and small arrays of one shape that are reduced as one."""
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +8,12 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxmotion import codecs, collectives, make_key, wire
-from jaxmotion.collectives import _methods
+from jaxmotion.collectives import _layout, _methods
 from jaxmotion.collectives._layout import ArrayPlan
 from jaxmotion.collectives._methods import Reduction
 from jaxmotion.collectives._states import ReduceState
 from jaxmotion.hosts import Sending
-from tests.collectives.helpers import mesh
+from tests.meshes import mesh_of
 
 RNG = np.random.default_rng(0)
 SHAPE = (30, 9)
@@ -35,6 +35,13 @@ def make_tree(count):
   return {**tree, "wide": jnp.asarray(rows[-1].reshape(4, 10, 27))}
 
 
+def fill(a, i):
+  """Returns a part of a state as after some steps, each another."""
+  if not jnp.issubdtype(a.dtype, jnp.floating):
+    return a
+  return a + jnp.sin((i + 1.0) * jnp.arange(a.size).reshape(a.shape))
+
+
 def make_program(codec, method):
   """Returns a function of gradients to means and the state after them."""
 
@@ -42,17 +49,16 @@ def make_program(codec, method):
     tree = jax.tree.map(lambda x: x[0], tree)
     key = make_key(0, lax.axis_index("data"))
     state = collectives.all_reduce_init(tree, "data", codec, method=method)
-    means = []
-    for step in range(1 + codec.has_state):
-      mean, state = collectives.all_reduce(
-        tree, "data", codec, state=state, key=key.fold(step), method=method
-      )
-      means.append(mean)
-    return means, jax.tree.map(lambda x: x[None], state)
+    leaves, structure = jax.tree.flatten(state)
+    state = jax.tree.unflatten(structure, map(fill, leaves, range(len(leaves))))
+    mean, state = collectives.all_reduce(
+      tree, "data", codec, state=state, key=key, method=method
+    )
+    return mean, jax.tree.map(lambda x: x[None], state)
 
   return jax.shard_map(
     local,
-    mesh=mesh(4),
+    mesh=mesh_of(4),
     in_specs=P("data"),
     out_specs=(P(), P("data")),
     check_vma=False,
@@ -62,7 +68,6 @@ def make_program(codec, method):
 @pytest.mark.parametrize(
   ("name", "method"),
   [
-    ("int4_stochastic", "gather"),
     ("int4_stochastic", "two_phase"),
     ("sign_feedback", "two_phase"),
     ("topk_int8", "gather"),
@@ -129,6 +134,55 @@ def test_empty_arrays_and_scalars_are_stacked_too():
     f"leaf{i}": jnp.full((4, *shape), i, jnp.float32)
     for i, shape in enumerate(shapes)
   }
-  (mean,), _ = jax.jit(make_program(codecs.sign(), None))(tree)
+  mean, _ = jax.jit(make_program(codecs.sign(), None))(tree)
   for name, x in mean.items():
     np.testing.assert_array_equal(x, tree[name][0])
+
+
+ROW_CODECS = {
+  "int8": codecs.uniform(bits=8),
+  "stochastic": codecs.uniform(bits=4, rounding="stochastic"),
+  "sign": codecs.sign(),
+  "bfloat16": codecs.cast("bfloat16"),
+}
+
+
+@pytest.mark.parametrize(
+  ("name", "shape", "workers"),
+  # Rows that workers divide and do not, a vector, and more rows of padding
+  # than one worker has.
+  [
+    ("stochastic", (512, 256), 4),
+    ("stochastic", (512, 256), 3),
+    ("stochastic", (300, 257), 64),
+    ("int8", (131_101,), 4),
+    ("sign", (512, 256), 3),
+    ("bfloat16", (131_101,), 4),
+  ],
+)
+def test_shards_have_the_bits_of_padded_rows(name, shape, workers):
+  codec = ROW_CODECS[name]
+  key = make_key(3) if codec.needs_key else None
+  x = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+
+  @jax.jit
+  def encode(x):
+    rows = _layout.pad_to_rows(x, workers)
+    padded = _layout.encode_rows(codec, rows, (), key)[0]
+    return _layout.encode_shards(codec, x, workers, (), key)[0], padded
+
+  jax.tree.map(np.testing.assert_array_equal, *encode(x))
+
+
+def test_shards_of_a_codec_with_memory_remember_what_padded_rows_do():
+  codec = codecs.feedback(codecs.uniform(bits=4))
+  x = np.random.default_rng(1).normal(size=(512, 256)).astype(np.float32)
+
+  @jax.jit
+  def encode(x):
+    rows = _layout.pad_to_rows(x, 3)
+    state = jax.vmap(codec.init)(rows)
+    padded = _layout.encode_rows(codec, rows, state, None)
+    return _layout.encode_shards(codec, x, 3, state, None), padded
+
+  jax.tree.map(np.testing.assert_array_equal, *encode(x))
