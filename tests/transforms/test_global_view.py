@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from flax.training import train_state
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
@@ -143,6 +144,57 @@ def test_microbatches_are_exchanged_once():
   compiled = step.lower(params, tx.init(params), *batches).compile()
   size = sum(a.size for a in PARAMS.values())
   assert wire.compiled_bytes(compiled).total_bytes < 2 * 1.1 * size
+
+
+class Network(nnx.Module):
+  """A network with statistics of its batch and random bits of its own."""
+
+  def __init__(self, rngs):
+    self.first = nnx.Conv(1, 4, (3, 3), use_bias=False, rngs=rngs)
+    self.norm = nnx.BatchNorm(4, rngs=rngs)
+    self.dropout = nnx.Dropout(0.2, rngs=rngs)
+    self.last = nnx.Linear(64, 5, rngs=rngs)
+
+  def __call__(self, x):
+    h = nnx.relu(self.norm(self.first(x)))
+    return self.last(self.dropout(h.reshape(h.shape[0], -1)))
+
+
+def train_network(value_and_grad, tx):
+  mesh = MESHES["auto"]
+  state = nnx.split(Network(nnx.Rngs(0)), nnx.Param, ...)
+  network, params, rest = (
+    state[0],
+    *jax.device_put(state[1:], NamedSharding(mesh, P())),
+  )
+
+  @jax.jit
+  def step(params, rest, opt_state, x):
+    def loss_fn(params, rest, x):
+      model = nnx.merge(network, params, rest, copy=True)
+      loss = jnp.mean(model(x) ** 2)
+      return loss, nnx.state(model, nnx.Not(nnx.Param))
+
+    grad_fn = value_and_grad(loss_fn, has_aux=True)
+    (loss, rest), grads = grad_fn(params, rest, x)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), rest, opt_state, loss
+
+  x = np.random.default_rng(0).normal(size=(16, 4, 4, 1)).astype("float32")
+  x = jax.device_put(x, NamedSharding(mesh, P("data")))
+  opt_state = tx.init(params)
+  for _ in range(3):
+    params, rest, opt_state, loss = step(params, rest, opt_state, x)
+  _, statistics = nnx.split_state(rest, nnx.RngState, nnx.BatchStat)
+  return params, statistics, loss
+
+
+def test_statistics_of_a_batch_and_dropout_are_those_of_the_whole_batch():
+  plain = train_network(jax.value_and_grad, optax.sgd(0.1))
+  tx = optax.chain(jaxmotion.exchange("data"), optax.sgd(0.1))
+  own = train_network(jaxmotion.value_and_grad, tx)
+  for a, b in zip(*map(jax.tree.leaves, (own, plain)), strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-6 * float(np.abs(b).max()))
 
 
 def test_optimizer_state_may_be_sharded():
