@@ -33,7 +33,6 @@ _UNOPTIMIZED = (
 _OPTIMIZED = (
   *("codecs/test_contract.py", "codecs/test_frozen.py"),
   "collectives/test_compile_time.py",
-  "memory/residuals/test_compress_residuals.py",
 )
 _TESTS = pathlib.Path(__file__).parent
 
@@ -41,9 +40,9 @@ compile_fast.install()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-  config.addinivalue_line(
-    "markers", "unoptimized: compiles fast; see tests/compile_choice.py"
-  )
+  for name, how in (("unoptimized", "fast"), ("optimized", "as users do")):
+    line = f"{name}: compiles {how}; see tests/compile_choice.py"
+    config.addinivalue_line("markers", line)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -52,11 +51,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
   def is_in(names: tuple[str, ...]) -> bool:
     return any(item.path.is_relative_to(_TESTS / name) for name in names)
 
-  unoptimized = not is_in(_OPTIMIZED) and (
-    not item.path.is_relative_to(_TESTS)
-    or is_in(_UNOPTIMIZED)
-    or item.path.name.startswith("test_pallas_")
-    or item.get_closest_marker("unoptimized") is not None
-  )
+  def has_mark(name: str) -> bool:
+    return item.get_closest_marker(name) is not None
+
+  is_pallas = item.path.name.startswith("test_pallas_")
+  if has_mark("optimized") or is_in(_OPTIMIZED):
+    unoptimized = has_mark("unoptimized")
+  elif item.path.is_relative_to(_TESTS):
+    unoptimized = is_in(_UNOPTIMIZED) or is_pallas or has_mark("unoptimized")
+  else:
+    unoptimized = True
   if compile_fast.choose(unoptimized):
     jax.clear_caches()

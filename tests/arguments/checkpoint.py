@@ -1,5 +1,7 @@
 """Calls of what continues states on other workers."""
 
+import functools
+
 import jax
 import numpy as np
 
@@ -9,32 +11,33 @@ from tests.arguments.calls import Call, Lazy
 MESH = jax.sharding.Mesh(jax.devices()[:2], ("data",))
 PARAMS = {"w": np.zeros((4, 1), np.float32)}
 TX = transforms.exchange("data", codecs.feedback(codecs.uniform(bits=8)))
-LAYOUT = Lazy(lambda: checkpoint.describe_state(TX, PARAMS, MESH))
+LAYOUT = Lazy(
+  functools.cache(lambda: checkpoint.describe_state(TX, PARAMS, MESH))
+)
 
 
+@functools.cache
 def make_state():
   like = jax.eval_shape(lambda: transforms.init_state(TX, PARAMS, MESH))
   return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), like)
 
 
+GIVEN = {
+  "tx": TX,
+  "state": Lazy(make_state),
+  "params": PARAMS,
+  "layout": LAYOUT,
+  "mesh": MESH,
+}
 CALLS = {
-  "checkpoint.check_workers": Call(Lazy(make_state)),
-  "checkpoint.describe_state": Call(TX, PARAMS, MESH),
-  "checkpoint.saved_like": Call(TX, PARAMS, LAYOUT, MESH),
-  "checkpoint.resize": Call(
-    TX, Lazy(make_state), PARAMS, LAYOUT, MESH, traced=True
-  ),
-  "checkpoint.Layout.to_dict": Call(on=Lazy(lambda: LAYOUT.make().to_dict)),
+  "checkpoint.resize": Call(traced=True),
   "checkpoint.Layout.from_dict": Call(
     Lazy(lambda: LAYOUT.make().to_dict()), on=checkpoint.Layout.from_dict
   ),
 }
-UNCALLED = {
-  "checkpoint.extend.make_transformation": "it reads a layout",
-}
+UNCALLED = {"checkpoint.extend.make_transformation": "it reads a layout"}
 ACCEPTED = {
   ("checkpoint.check_workers", "state"): dict.fromkeys(
     ("wrapped", "reshaped"), "any tree may hold per-worker state"
   )
 }
-KNOWN_BAD = set()

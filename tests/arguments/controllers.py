@@ -12,48 +12,40 @@ SIGNAL = np.ones(3, np.float32)
 TIMES = Times(SIGNAL, SIGNAL)
 PARAMS = {"a": np.ones(3, np.float32), "b": np.ones(2, np.float32)}
 GROUPS = controllers.Groups(("first", "second"), (0, 1))
-TABLE = {
-  "awp": (controllers.awp(threshold=0.0, interval=2), SIGNAL),
-  "bandwidth": (controllers.bandwidth(level_bytes=(1, 2)), TIMES),
-  "error_budget": (controllers.error_budget(budget=0.1), SIGNAL),
-  "fixed": (controllers.fixed(1), SIGNAL),
+INSTANCES = {
+  "awp": controllers.awp(threshold=0.0, interval=2),
+  "bandwidth": controllers.bandwidth(level_bytes=(1, 2)),
+  "error_budget": controllers.error_budget(budget=0.1),
+  "fixed": controllers.fixed(1),
+  "Groups": GROUPS,
 }
-
-
-def initial(name):
-  controller, signal = TABLE[name]
-  return Lazy(lambda: controller.init(signal))
-
-
+GIVEN = {
+  "tree": PARAMS,
+  "params": PARAMS,
+  "groups": GROUPS,
+  "threshold": 0.0,
+  "interval": 2,
+  "level_bytes": (1, 2),
+  "budget": 0.1,
+  "at": 1,
+}
 CALLS = {
-  "controllers.awp": Call(threshold=0.0, interval=2),
   "controllers.awp_preset": Call("alexnet"),
-  "controllers.bandwidth": Call(level_bytes=(1, 2)),
-  "controllers.error_budget": Call(budget=0.1),
-  "controllers.fixed": Call(1),
   "controllers.Groups": Call(("first", "second"), (0, 1)),
-  "controllers.Groups.split": Call(PARAMS, on=GROUPS.split),
-  "controllers.Groups.merge": Call(
-    Lazy(lambda: GROUPS.split(PARAMS)), PARAMS, on=GROUPS.merge
-  ),
+  "controllers.Groups.merge": Call(Lazy(lambda: GROUPS.split(PARAMS))),
   "controllers.group_by": Call(PARAMS, [("a", "first"), ("b", None)]),
-  "controllers.group_norms": Call(PARAMS, GROUPS, traced=True),
+  "controllers.group_norms": Call(traced=True),
   "controllers.level_changes": Call(
     Lazy(lambda: controllers.fixed(1).init(jnp.ones(3)).history)
   ),
 }
-for _name, (_controller, _signal) in TABLE.items():
-  CALLS |= {
-    f"controllers.{_name}.init": Call(
-      _signal, on=_controller.init, traced=True
-    ),
-    f"controllers.{_name}.update": Call(
-      _signal, initial(_name), on=_controller.update, traced=True
-    ),
-    f"controllers.{_name}.level": Call(
-      initial(_name), on=_controller.level, traced=True
-    ),
-  }
+for _name in ("awp", "bandwidth", "error_budget", "fixed"):
+  _signal = TIMES if _name == "bandwidth" else SIGNAL
+  _state = Lazy(lambda c=INSTANCES[_name], signal=_signal: c.init(signal))
+  for _method in ("init", "update", "level"):
+    CALLS[f"controllers.{_name}.{_method}"] = Call(
+      given={"signal": _signal, "state": _state}
+    )
 UNCALLED = {"controllers.Controller*": "abstract: every controller defines it"}
 ACCEPTED = {
   ("controllers.awp", "threshold"): {
@@ -69,4 +61,3 @@ ACCEPTED = {
   ("controllers.fixed", "at"): {"zero": "the lowest level"},
   ("controllers.fixed.update", "signal"): dict.fromkeys(WRONG, "it is ignored"),
 }
-KNOWN_BAD = set()

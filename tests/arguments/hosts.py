@@ -1,6 +1,3 @@
 """What CPU hosts need: other rooms call it with what they have checked."""
 
-CALLS = {}
 UNCALLED = {"hosts.*": "other rooms check what they give to it"}
-ACCEPTED = {}
-KNOWN_BAD = set()

@@ -3,17 +3,15 @@
 import flax.linen as nn
 
 from jaxmotion import codecs
-from tests.arguments.calls import Call
 from tests.arguments.memory import BUDGETS, H100
 
-CALLS = {
-  "linen.compress_residuals": Call(
-    nn.Dense, codecs.uniform(bits=8), memory_budget=0.0, device=H100
-  ),
+GIVEN = {
+  "target": nn.Dense,
+  "codec": codecs.uniform(bits=8),
+  "memory_budget": 0.0,
+  "device": H100,
 }
-UNCALLED = {}
 ACCEPTED = {
   ("linen.compress_residuals", "memory_budget"): BUDGETS,
   ("linen.compress_residuals", "codec"): {"empty": "no rules: all as without"},
 }
-KNOWN_BAD = set()

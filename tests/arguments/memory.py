@@ -1,5 +1,7 @@
 """Calls of the memory savings."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,105 +35,69 @@ def distance(x, y):
 H100 = perfmodel.builtin_platform("h100_node").device
 HOST = memory.HostResident(loss_fn, optax.sgd(0.1), min_leaf_size=0)
 BACKWARD = memory.OptimizerInBackward([(layer, 2)], distance, optax.sgd(0.1))
-COMPRESSED = memory.compress_state(optax.adam(0.1), min_leaf_size=0)
+COMPRESSED = memory.compress_state(optax.lion(0.1), min_leaf_size=0)
 PARAMS = {"w": W}
 STACKED = np.ones((2, 4, 4), np.float32)
 
 
-def host_state():
-  return HOST.init({"w": jnp.ones((4, 4))})
-
-
-def compressed_state():
-  return COMPRESSED.init({"w": jnp.ones((4, 4))})
-
-
+RULES = ((".*", INT8),)
+compressed_state = Lazy(
+  functools.cache(lambda: COMPRESSED.init({"w": jnp.ones((4, 4))}))
+)
+GIVEN = {
+  "codec": INT8,
+  "device": H100,
+  "rules": RULES,
+  "learning_rate": 0.1,
+  "tx": optax.sgd(0.1),
+  "params": PARAMS,
+}
 CALLS = {
   "memory.calibrate_zero_value": Call(
-    lambda w, x: jnp.sum(jnp.sin(jax.nn.relu(x @ w))), [(W, X)]
+    lambda w, x: jnp.sum(jnp.sin(jax.nn.relu(x @ w))), [(W, X)], params=0
   ),
-  "memory.compress_residuals": Call(
-    loss, INT8, params=0, memory_budget=0.0, device=H100
-  ),
+  "memory.compress_residuals": Call(loss, params=0, memory_budget=0.0),
   "memory.compress_residuals -> fn": Call(
-    W, X, on=memory.compress_residuals(loss, INT8), traced=True
+    W, X, on=memory.compress_residuals(loss, INT8)
   ),
-  "memory.residuals_of": Call(
-    loss, W, X, codec=INT8, memory_budget=0.5, device=H100
-  ),
-  "memory.offload": Call(INT8),
-  "memory.recompute": Call(),
-  "memory.save": Call(INT8),
-  "memory.save_only_these_names": Call("hidden", codec=INT8),
+  "memory.residuals_of": Call(loss, W, X, params=0, memory_budget=0.5),
+  "memory.save_only_these_names": Call("hidden"),
   "memory.save_and_offload_only_these_names": Call(
-    names_which_can_be_saved=["a"],
-    names_which_can_be_offloaded=["b"],
-    codec=INT8,
+    names_which_can_be_saved=["a"], names_which_can_be_offloaded=["b"]
   ),
-  "memory.EncodedLeaf.decode": Call(
-    on=Lazy(
-      lambda: (
-        memory.EncodedLeaf(
-          INT8.encode(jnp.ones(4))[0], INT8, (4,), "float32"
-        ).decode
-      )
-    ),
-    traced=True,
-  ),
-  "memory.adamw_8bit": Call(
-    0.1, mask={"w": True}, rules=((".*", INT8),), memory_kind="pinned_host"
-  ),
-  "memory.compress_state": Call(optax.adam(0.1), rules=((".*", INT8),)),
-  "memory.compress_state -> init": Call(
-    PARAMS, on=COMPRESSED.init, traced=True
-  ),
+  "memory.adamw_8bit": Call(mask={"w": True}, memory_kind="pinned_host"),
+  "memory.compress_state": Call(optax.adam(0.1)),
+  "memory.compress_state -> init": Call(on=COMPRESSED.init),
   "memory.compress_state -> update": Call(
-    PARAMS,
-    Lazy(compressed_state),
-    PARAMS,
-    on=COMPRESSED.update,
-    traced=True,
+    PARAMS, compressed_state, on=COMPRESSED.update
   ),
-  "memory.decompress_state": Call(
-    Lazy(compressed_state),
-    traced=True,
-  ),
-  "memory.OptimizerInBackward": Call(
-    [(layer, 2)], distance, optax.sgd(0.1), codec=INT8, segment=1
-  ),
-  "memory.OptimizerInBackward.init": Call(
-    [STACKED], on=BACKWARD.init, traced=True
-  ),
+  "memory.decompress_state": Call(compressed_state, traced=True),
+  "memory.OptimizerInBackward": Call([(layer, 2)], distance, segment=1),
+  "memory.OptimizerInBackward.init": Call([STACKED], on=BACKWARD.init),
   "memory.OptimizerInBackward.step": Call(
     [STACKED],
-    Lazy(lambda: BACKWARD.init([jnp.asarray(STACKED)])),
+    Lazy(functools.cache(lambda: BACKWARD.init([jnp.asarray(STACKED)]))),
     X,
     X,
     on=BACKWARD.step,
-    traced=True,
   ),
   "memory.HostResident": Call(
-    [("loss", loss_fn)],
-    optax.sgd(0.1),
-    groups=[(".*", "all")],
-    device=jax.devices()[0],
+    [("loss", loss_fn)], groups=[(".*", "all")], device=jax.devices()[0]
   ),
-  "memory.HostResident.init": Call(PARAMS, on=HOST.init),
-  "memory.HostResident.place_state": Call(
-    Lazy(host_state), on=HOST.place_state
-  ),
-  "memory.HostResident.step": Call(Lazy(host_state), BATCH, 0, on=HOST.step),
-  "memory.HostResident.groups_of": Call(PARAMS, on=HOST.groups_of),
-  "memory.HostResident.norms": Call(Lazy(host_state), on=HOST.norms),
-  "memory.HostResident.errors": Call(Lazy(host_state), 0, on=HOST.errors),
-  "memory.HostResident.device_bytes": Call(
-    PARAMS,
-    BATCH,
-    measure_memory=lambda fn, *args: 0,
-    on=HOST.device_bytes,
-  ),
-  "memory.HostResident.plain_bytes": Call(PARAMS, on=HOST.plain_bytes),
 }
+for _method in """
+  init place_state step groups_of norms errors device_bytes plain_bytes
+  """.split():
+  _given = {
+    "params": PARAMS,
+    "state": Lazy(lambda: HOST.init({"w": jnp.ones((4, 4))})),
+    "batch": BATCH,
+    "level": 0,
+    "measure_memory": lambda fn, *args: 0,
+  }
+  CALLS[f"memory.HostResident.{_method}"] = Call(
+    on=getattr(HOST, _method), given=_given, traced=False
+  )
 UNCALLED = {
   "memory.EncodedLeaf": "a record that `compress_state` makes",
   "memory.HostState": "a record that `HostResident` makes",

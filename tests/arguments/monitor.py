@@ -3,18 +3,13 @@
 import numpy as np
 
 from jaxmotion import wire
-from tests.arguments.calls import Call, Lazy
+from tests.arguments.calls import Lazy
 from tests.arguments.checkpoint import MESH, make_state
 
-CALLS = {
-  "monitor.metrics": Call(
-    Lazy(make_state),
-    MESH,
-    level=np.int32(0),
-    sent=wire.Ledger(),
-    traced=True,
-  ),
+TRACED = True
+GIVEN = {
+  "opt_state": Lazy(make_state),
+  "mesh": MESH,
+  "level": np.int32(0),
+  "sent": wire.Ledger(),
 }
-UNCALLED = {}
-ACCEPTED = {}
-KNOWN_BAD = set()

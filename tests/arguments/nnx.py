@@ -11,6 +11,14 @@ from tests.arguments.memory import BUDGETS, H100, W
 from tests.arguments.transforms import MESH, accept_options, loss_fn
 
 FLAT = jaxmotion.nnx.flatten_state(optax.adam(0.1))
+GIVEN = {
+  "fn": loss_fn,
+  "codec": codecs.uniform(bits=8),
+  "memory_budget": 0.0,
+  "device": H100,
+  "tx": optax.adam(0.1),
+  "params": {"w": W},
+}
 CALLS = {
   "nnx.parallelize_step": Call(
     MESH,
@@ -21,26 +29,14 @@ CALLS = {
     donate_argnames=("model",),
     donate_argnums=(1,),
   ),
-  "nnx.compress_residuals": Call(
-    loss_fn,
-    codec=codecs.uniform(bits=8),
-    memory_budget=0.0,
-    device=H100,
-  ),
-  "nnx.flatten_state": Call(optax.adam(0.1)),
-  "nnx.flatten_state -> init": Call({"w": W}, on=FLAT.init, traced=True),
+  "nnx.flatten_state -> init": Call(on=FLAT.init),
   "nnx.flatten_state -> update": Call(
-    {"w": W},
-    Lazy(lambda: FLAT.init({"w": jnp.asarray(W)})),
-    {"w": W},
-    on=FLAT.update,
-    traced=True,
+    {"w": W}, Lazy(lambda: FLAT.init({"w": jnp.asarray(W)})), on=FLAT.update
   ),
   "nnx.parallelize_step -> decorate": Call(
     loss_fn, on=jaxmotion.nnx.parallelize_step(MESH)
   ),
 }
-UNCALLED = {}
 ACCEPTED = {
   **accept_options("nnx.parallelize_step"),
   ("nnx.compress_residuals", "memory_budget"): BUDGETS,
@@ -51,4 +47,3 @@ ACCEPTED = {
   },
   ("nnx.parallelize_step", "mean"): {"empty": "nothing is averaged"},
 }
-KNOWN_BAD = set()

@@ -5,38 +5,25 @@ import optax
 from jaxmotion import HostAxes, codecs
 from tests.arguments.calls import Call
 
-CALLS = {
-  "presets.demo": Call("host", 0.1, weight_decay=0.1, nonfinite="skip"),
-  "presets.diloco": Call(optax.sgd(0.1), codec=codecs.sign(), axis_name="host"),
-  "presets.streaming_diloco": Call(optax.sgd(0.1), axis_name="host"),
-  "presets.muloco": Call(0.1, axis_name="host"),
-  "presets.dgc": Call("host", density=0.1, clip_norm=1.0, nonfinite="skip"),
-  "presets.ef21_sgdm": Call(
-    "host",
-    codec=codecs.sign(),
-    momentum=0.5,
-    nonfinite="skip",
-  ),
-  "presets.lion": Call("host", 0.1, weight_decay=0.1, nonfinite="skip"),
-  "presets.onebit_adam": Call(
-    "host",
-    0.1,
-    weight_decay=0.1,
-    codec=codecs.onebit(),
-    nonfinite="skip",
-  ),
-  "presets.signum": Call("host", 0.1, weight_decay=0.1, nonfinite="skip"),
-  "presets.sparse_loco": Call("host", 0.1, weight_decay=0.1, nonfinite="skip"),
-  "presets.power_sgd": Call("host", rank=2, start=3, nonfinite="skip", seed=1),
-  "presets.sdp4bit": Call(
-    HostAxes("host", "device"),
-    optax.sgd(0.1),
-    nonfinite="skip",
-    seed=1,
-  ),
-  "presets.zeropp": Call(optax.sgd(0.1), nonfinite="skip"),
+TX = optax.sgd(0.1)
+GIVEN = {
+  "axis_name": "host",
+  "learning_rate": 0.1,
+  "weight_decay": 0.1,
+  "nonfinite": "skip",
+  "seed": 1,
+  "inner": TX,
+  "tx": TX,
 }
-UNCALLED = {}
+CALLS = {
+  "presets.diloco": Call(codec=codecs.sign()),
+  "presets.dgc": Call(density=0.1),
+  "presets.ef21_sgdm": Call(codec=codecs.sign(), momentum=0.5),
+  "presets.onebit_adam": Call(codec=codecs.onebit()),
+  "presets.power_sgd": Call(rank=2, start=3),
+  "presets.sdp4bit": Call(HostAxes("host", "device")),
+  "presets.zeropp": Call(nonfinite="skip"),
+}
 _LATER = {"misspelt": "no mesh is known here; a step names the axis"}
 _RATE = {
   "zero": "nothing is learned, as in optax",
@@ -64,4 +51,3 @@ ACCEPTED = {
   },
   ("presets.power_sgd", "start"): {"zero": "factors from the first update"},
 }
-KNOWN_BAD = set()

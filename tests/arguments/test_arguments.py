@@ -1,50 +1,39 @@
 """Every argument of every public function refuses wrong values by its name.
 
-Each table of this folder has valid calls of one room. `CALLS` says how a
-function is called; `UNCALLED` why it is not, by name or
-pattern; `ACCEPTED` which values that look
-wrong are right; `KNOWN_BAD` which arguments are still to be mended.
+Each table of this folder has valid calls of one room; see `Table`.
 """
 
 import fnmatch
-import importlib
 
 import pytest
 
-from tests.arguments.calls import public_names
+from tests.arguments.calls import public_names, read_table
 from tests.arguments.judge import find_defects
 from tests.test_architecture import PRESENT
 
-TABLES = {
-  room: importlib.import_module(f"tests.arguments.{room}") for room in PRESENT
-}
+TABLES = {room: read_table(room) for room in PRESENT}
 CALLS = {
   name: (table, call)
   for table in TABLES.values()
-  for name, call in table.CALLS.items()
+  for name, call in table.calls.items()
 }
 
 
 @pytest.mark.parametrize("room", PRESENT)
-def test_every_public_function_has_a_call_or_a_reason(room):
-  table = TABLES[room]
-  names = set(public_names(room))
-  called = {name.split("->")[0].strip() for name in table.CALLS}
-  matched = {
-    pattern: set(fnmatch.filter(names - called, pattern))
-    for pattern in table.UNCALLED
-  }
-  assert all(matched.values()), "a reason for no function"
-  assert names - called - set().union(*matched.values()) == set()
-  assert {name for name, _ in table.KNOWN_BAD} <= set(table.CALLS)
+def test_every_call_and_reason_is_of_a_public_function(room):
+  table, names = TABLES[room], set(public_names(room))
+  called = {name.split("->")[0].strip() for name in table.calls}
+  for pattern in table.uncalled:
+    assert fnmatch.filter(names - called, pattern), "a reason for no function"
+  assert {name for name, _ in table.known_bad} <= set(table.calls)
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_wrong_arguments_are_refused_by_name(name, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)  # A string is a path where files are written.
   table, call = CALLS[name]
-  known = {argument for n, argument in table.KNOWN_BAD if n == name}
-  defects = find_defects(name, call, table.ACCEPTED, known)
+  known = {argument for n, argument in table.known_bad if n == name}
+  defects = find_defects(name, call, table.accepted, known)
   report = [
     f"{argument}: {defect}"
     for argument, found in defects.items()

@@ -1,5 +1,7 @@
 """Calls of the optax transformations, schemes and training steps."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -58,6 +60,7 @@ def fill(like):
   return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), like)
 
 
+@functools.cache
 def state_of(training):
   """The state before the first step."""
   models = () if training != "model_state" else (jnp.asarray(STATS),)
@@ -65,12 +68,14 @@ def state_of(training):
   return fill(jax.eval_shape(TRAININGS[training]().init, params, *models))
 
 
+@functools.cache
 def opt_state_of(tx):
   """A state of an optax chain."""
   init, _ = transforms.make_train_step(loss_fn, tx, MESH)
   return fill(jax.eval_shape(init, {"w": jnp.zeros((4, 1))}).opt_state)
 
 
+@functools.cache
 def work_of(training):
   """What `step.compute` returns."""
   step = TRAININGS[training]().step
@@ -84,17 +89,13 @@ def calls_of(training, **options):
   models = () if training != "model_state" else (STATS,)
   return {
     f"transforms.make_train_step -> init {of}": Call(
-      PARAMS,
-      *models,
-      on=Lazy(lambda: TRAININGS[training]().init),
-      traced=True,
+      PARAMS, *models, on=Lazy(lambda: TRAININGS[training]().init)
     ),
     f"transforms.make_train_step -> step {of}": Call(
       Lazy(lambda: state_of(training)),
       BATCH,
       key=np.zeros(2, np.uint32),
       on=Lazy(lambda: TRAININGS[training]().step),
-      traced=True,
       **options,
     ),
   }
@@ -134,16 +135,26 @@ def train_step(params, opt_state, batch):
 
 BOUND = transforms.bind_mesh(exchange(), MESH)
 
+GIVEN = {
+  "axis_name": "data",
+  "block": loss_fn,
+  "codec": CODEC,
+  "fun": loss_fn,
+  "gradient_codec": CODEC,
+  "inner": optax.sgd(0.1),
+  "local_codec": codecs.uniform(bits=8),
+  "loss_fn": loss_fn,
+  "max_norm": 1.0,
+  "mesh": MESH,
+  "outer": exchange(),
+  "params": PARAMS,
+  "seed": 1,
+  "tx": exchange(),
+  "weight_codec": codecs.uniform(bits=4),
+}
+TWO_AXES = HostAxes("host", "device")
 CALLS = {
-  "transforms.sharded": Call(
-    HostAxes("host", "device"),
-    optax.sgd(0.1),
-    gradient_codec=CODEC,
-    weight_codec=codecs.uniform(bits=4),
-    nonfinite="skip",
-    seed=1,
-    local_codec=codecs.uniform(bits=8),
-  ),
+  "transforms.sharded": Call(TWO_AXES, optax.sgd(0.1), nonfinite="skip"),
   **calls_of_tx(
     "sharded",
     SHARDED,
@@ -151,28 +162,10 @@ CALLS = {
     PARAMS,
   ),
   "transforms.fully_sharded": Call(
-    optax.sgd(0.1),
-    weight_codec=codecs.uniform(bits=8),
-    gradient_codec=codecs.uniform(bits=4),
-    local_codec=codecs.uniform(bits=8),
-    regather="local",
-    stacked="layers/",
-    nonfinite="skip",
+    optax.sgd(0.1), regather="local", stacked="layers/", nonfinite="skip"
   ),
   "transforms.read_params": Call(Lazy(lambda: state_of("fully_sharded"))),
-  "transforms.gather_params": Call(PARAMS),
-  "transforms.gather_block": Call(loss_fn, regather=False),
-  "transforms.extend.WeightPart.gather_whole": Call(
-    on=transforms.extend.WeightPart(
-      np.ones((2, 4), np.float32),
-      None,
-      None,
-      transforms.extend.GradientGuard(None, None),
-      transforms.extend.GatherOptions("data", -2, None, None),
-    ).gather_whole,
-    mesh=["data"],
-  ),
-  "transforms.clip_by_global_norm": Call(1.0, "data"),
+  "transforms.gather_block": Call(regather=False),
   "transforms.clip_by_global_norm -> update": Call(
     PARAMS,
     optax.EmptyState(),
@@ -180,10 +173,8 @@ CALLS = {
     mesh=["data"],
     varying=["updates"],
   ),
-  "transforms.bind_mesh": Call(exchange(), MESH),
-  "transforms.bind_mesh -> init": Call(PARAMS, on=BOUND.init, traced=True),
+  "transforms.bind_mesh -> init": Call(on=BOUND.init),
   "transforms.parallelize_step": Call(
-    MESH,
     batch=("batch",),
     mean=("batch_stats",),
     static_argnames=("train",),
@@ -195,24 +186,14 @@ CALLS = {
     loss_fn, on=transforms.parallelize_step(MESH)
   ),
   "transforms.parallelize_step -> step": Call(
-    PARAMS,
-    Lazy(lambda: opt_state_of(exchange())),
-    BATCH,
-    on=train_step,
-    traced=True,
+    PARAMS, Lazy(lambda: opt_state_of(exchange())), BATCH, on=train_step
   ),
   "transforms.exchange": Call(
-    HostAxes("host", "device"),
-    CODEC,
-    method=None,
-    nonfinite="skip",
-    seed=1,
-    start=2,
+    TWO_AXES, local_codec=None, nonfinite="skip", start=2
   ),
   **calls_of_tx("exchange", CAST),
-  "transforms.skip_nonfinite": Call(optax.sgd(0.1), "data", wait=True),
+  "transforms.skip_nonfinite": Call(wait=True),
   **calls_of_tx("skip_nonfinite", SKIP),
-  "transforms.per_worker": Call(optax.trace(0.9), "data"),
   **calls_of_tx(
     "per_worker",
     OWN,
@@ -220,7 +201,6 @@ CALLS = {
       jaxmotion.PerWorker(optax.ScaleState())
     ),
   ),
-  "transforms.local_value_and_grad": Call(loss_fn, "data"),
   "transforms.local_value_and_grad -> grad": Call(
     PARAMS,
     BATCH,
@@ -228,26 +208,16 @@ CALLS = {
     mesh=["data"],
     varying=["args"],
   ),
-  "transforms.value_and_grad": Call(loss_fn),
   "transforms.value_and_grad -> grad": Call(
-    PARAMS,
-    ON_MESH,
-    on=transforms.value_and_grad(loss_fn),
+    PARAMS, ON_MESH, on=transforms.value_and_grad(loss_fn), traced=False
   ),
-  "transforms.grad": Call(loss_fn, argnums=(0, 1)),
-  "transforms.delayed": Call(exchange()),
+  "transforms.grad": Call(argnums=(0, 1)),
   **calls_of_tx("delayed", DELAYED, varying=["grads", "state"]),
   "transforms.local_updates": Call(
-    optax.sgd(0.1),
-    exchange(),
-    every=4,
-    fragments=2,
-    parts=lambda path, shape: 0,
+    every=4, fragments=2, parts=lambda path, shape: 0
   ),
   "transforms.make_train_step": Call(
-    loss_fn,
-    CHAIN,
-    MESH,
+    scheme=CHAIN,
     has_aux=True,
     model_state="mean",
     weight_fn=lambda batch: 1.0,
@@ -265,19 +235,15 @@ CALLS = {
     key=np.zeros(2, np.uint32),
     counts=np.ones(2, np.int32),
     on=Lazy(lambda: TRAININGS["chain"]().step.compute),
-    traced=True,
   ),
   "transforms.make_train_step -> step.update": Call(
     Lazy(lambda: state_of("chain")),
     Lazy(lambda: work_of("chain")),
     on=Lazy(lambda: TRAININGS["chain"]().step.update),
-    traced=True,
   ),
-  "transforms.init_state": Call(exchange(), PARAMS, MESH),
-  "transforms.extend.trace_state": Call(exchange(), PARAMS, MESH, "data"),
+  "transforms.extend.trace_state": Call(),
 }
 UNCALLED = {
-  "transforms.Scheme": "it has no arguments",
   "transforms.Scheme.*": "`make_train_step` calls them",
   "transforms.extend.*": "the steps of two rooms have checked the arguments",
 }
@@ -300,39 +266,39 @@ def accept_options(name):
 
 
 ACCEPTED = {
+  **{
+    (f"transforms.{name}", "axis_name"): _LATER
+    for name in """
+    exchange per_worker sharded delayed clip_by_global_norm skip_nonfinite
+    local_value_and_grad grad value_and_grad
+    """.split()
+  },
   ("transforms.local_updates", "mix"): {"zero": "nothing of a worker's own"},
   ("transforms.parallelize_step", "batch"): {
     "misspelt": "no step is known here"
   },
   ("transforms.parallelize_step", "mean"): {"empty": "nothing is averaged"},
   **accept_options("transforms.parallelize_step"),
-  ("transforms.exchange", "axis_name"): _LATER,
-  ("transforms.per_worker", "axis_name"): _LATER,
-  ("transforms.sharded", "axis_name"): _LATER,
   ("transforms.fully_sharded", "stacked"): {
     "misspelt": "no parameters are known here; `init` matches it"
   },
-  ("transforms.delayed", "axis_name"): _LATER,
-  ("transforms.clip_by_global_norm", "axis_name"): _LATER,
-  ("transforms.skip_nonfinite", "axis_name"): _LATER,
-  ("transforms.local_value_and_grad", "axis_name"): _LATER,
-  ("transforms.grad", "axis_name"): _LATER,
   ("transforms.grad", "argnums"): {"huge": "no call is known here"},
   ("transforms.value_and_grad", "argnums"): {"huge": "no call is known here"},
-  ("transforms.value_and_grad", "axis_name"): _LATER,
 }
 # Arguments that only the caller's loss function and optax look into.
 KNOWN_BAD = {
-  ("transforms.parallelize_step -> step", "params"),
-  ("transforms.parallelize_step -> step", "opt_state"),
-  ("transforms.parallelize_step -> step", "batch"),
-  ("transforms.local_value_and_grad -> grad", "params"),
-  ("transforms.local_value_and_grad -> grad", "args"),
-  ("transforms.value_and_grad -> grad", "params"),
-  ("transforms.value_and_grad -> grad", "batch"),
+  *(
+    (f"transforms.{name}", argument)
+    for name, arguments in {
+      "parallelize_step -> step": ("params", "opt_state", "batch"),
+      "local_value_and_grad -> grad": ("params", "args"),
+      "value_and_grad -> grad": ("params", "batch"),
+      "make_train_step -> step.compute": ("batch",),
+    }.items()
+    for argument in arguments
+  ),
   *(
     (f"transforms.make_train_step -> step of {training}", "batch")
     for training in TRAININGS
   ),
-  ("transforms.make_train_step -> step.compute", "batch"),
 }

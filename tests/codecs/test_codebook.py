@@ -15,9 +15,8 @@ def reference(x, bins, span):
   c = x - mean
   width = span * np.sqrt((c * c).sum() / (x.size - 1)) / bins
   q = np.clip(np.rint(c / width + bins // 2), 0, bins - 1).astype(int)
-  levels = np.array(
-    [c[q == b].mean() if (q == b).any() else 0 for b in range(bins)]
-  )
+  masks = [q == b for b in range(bins)]
+  levels = np.array([c[m].mean() if m.any() else 0 for m in masks])
   return levels[q] + mean
 
 

@@ -6,7 +6,7 @@ import pytest
 from jaxmotion import codecs, make_key
 
 RNG = np.random.default_rng(0)
-TOPK = codecs.topk(density=0.25, block=16)
+TOPK = codecs.topk(density=0.25, block=8)
 CASES = {
   "topk": TOPK,
   "threshold": codecs.threshold(value=1.0, capacity=0.9),
@@ -38,7 +38,7 @@ def test_an_element_is_averaged_over_those_who_sent_it(name):
 
 
 def test_a_chain_with_a_rotation_averages_in_the_domain_of_the_selection():
-  inner = codecs.contributors(codecs.topk(density=0.25, block=32))
+  inner = codecs.contributors(TOPK)
   rotate = codecs.rotate(block=32)
   codec = codecs.feedback(codecs.chain(rotate, inner))
   xs = RNG.normal(size=(2, 64)).astype(np.float32)
@@ -48,9 +48,8 @@ def test_a_chain_with_a_rotation_averages_in_the_domain_of_the_selection():
     payloads = jax.vmap(lambda x: codec.encode(x, codec.init(x))[0])(xs)
     values = jax.vmap(lambda x: rotate.encode(x)[0])(xs).values
     rotated = inner.sum_decoded(payloads.values, values[0])
-    both = rotate.decode(
-      rotate.encode(xs[0])[0]._replace(values=rotated), xs[0]
-    )
+    payload = rotate.encode(xs[0])[0]._replace(values=rotated)
+    both = rotate.decode(payload, xs[0])
     return codec.sum_decoded(payloads, xs[0]), both
 
   np.testing.assert_allclose(*run(xs), atol=1e-5)

@@ -19,7 +19,7 @@ CASES = [
   (codecs.sign(block=64), ROWS),
   (codecs.ternary(rounding="threshold", block=64), FLAT),
   (codecs.topk(density=0.01), ROWS),
-  (codecs.topk(density=0.1, block=64), FLAT),
+  (codecs.topk(density=0.1, block=20), FLAT),
   (codecs.feedback(codecs.sign(block=64)), FLAT),
   (
     codecs.momentum_correction(codecs.feedback(codecs.topk(density=0.01))),

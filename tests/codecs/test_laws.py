@@ -95,22 +95,11 @@ def test_a_non_finite_element_spoils_its_block_and_no_other(codec):
 def test_narrow_inputs_are_encoded_as_their_float32_values(name):
   for dtype in ("bfloat16", "float16"):
     x = jnp.asarray(10 * normal(77), dtype)
-    found, wanted = (
-      encode(CODECS[name], a)[0] for a in (x, x.astype("float32"))
-    )
+    both = x, x.astype("float32")
+    found, wanted = (encode(CODECS[name], a)[0] for a in both)
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
 
-@pytest.mark.parametrize(
-  ("make", "message"),
-  [
-    (lambda: Laws(nonfinite="never"), "`nonfinite` must be one of"),
-    (lambda: Laws(contraction=1.5), r"`contraction` must be a number in"),
-    (lambda: Laws(error=0.1), "`error` must be an ErrorBound or None"),
-    (lambda: Laws(lossless=1), "`lossless` must be True or False"),
-    (lambda: ErrorBound(peak=-1.0), "`peak` must be a number"),
-  ],
-)
-def test_bad_laws_are_named(make, message):
-  with pytest.raises((TypeError, ValueError), match=message):
-    make()
+def test_what_is_no_contraction_is_refused():
+  with pytest.raises(ValueError, match=r"`contraction` must be .* got 1.5"):
+    Laws(contraction=1.5)

@@ -1,7 +1,5 @@
 import jax
-import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from jaxmotion import codecs
 from jaxmotion.codecs._combinators._multi_round import orthonormalize
@@ -36,10 +34,12 @@ def test_columns_are_orthonormal_whatever_they_were():
     np.testing.assert_allclose(got, expected, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("shape", [(6, 5), (2, 3, 4), (7,), (), (0, 3)])
-def test_at_full_rank_nothing_is_lost(shape):
-  x = normal(*shape)
-  np.testing.assert_allclose(trip(codecs.low_rank(rank=9), x)[1], x, atol=1e-5)
+def test_at_full_rank_nothing_is_lost():
+  xs = [normal(*s) for s in ((6, 5), (2, 3, 4), (7,), (), (0, 3))]
+  codec = codecs.low_rank(rank=9)
+  trip = lambda x: codec.decode(codec.encode(x, codec.init(x))[0], x)
+  for x, y in zip(xs, jax.jit(lambda xs: list(map(trip, xs)))(xs), strict=True):
+    np.testing.assert_allclose(y, x, atol=1e-5)
 
 
 def test_the_power_iteration_survives_what_is_not_finite_or_zero():
@@ -59,19 +59,6 @@ def test_the_power_iteration_survives_what_is_not_finite_or_zero():
     assert np.isfinite(np.asarray(error)).all()
     if np.abs(bad).max() < 1e20:
       np.testing.assert_allclose(error, 0, atol=1e-3)
-
-
-def test_error_memory_stays_bounded():
-  codec = codecs.feedback(codecs.low_rank(rank=1))
-  xs = RNG.normal(size=(400, 8, 6)).astype(np.float32)
-
-  def step(state, x):
-    _, state = codec.encode(x, state)
-    return state, jnp.linalg.norm(codec.error(state))
-
-  _, norms = jax.jit(lambda xs: jax.lax.scan(step, codec.init(xs[0]), xs))(xs)
-  late, early = np.asarray(norms)[300:], np.asarray(norms)[50:150]
-  assert late.mean() < 1.2 * early.mean()
 
 
 def test_views_are_matrices_of_the_first_or_of_the_last_dimension():

@@ -9,7 +9,7 @@ from jaxmotion.codecs import random_k
 from jaxmotion.core import make_key
 from tests.codecs.jitted import normal
 
-DENSITIES = pytest.mark.parametrize("density", [0.01, 0.3, 0.6, 1.0])
+DENSITIES = pytest.mark.parametrize("density", [0.01, 0.3, 1.0])
 
 
 def decoded(codec, x, draws):
@@ -68,6 +68,5 @@ def test_summed_payloads_decode_to_the_sum():
     for row in x
   )
   # Four float32 additions in some order.
-  np.testing.assert_allclose(
-    jax.jit(spread)(x), one_by_one, rtol=1e-5, atol=1e-4
-  )
+  found = jax.jit(spread)(x)
+  np.testing.assert_allclose(found, one_by_one, rtol=1e-5, atol=1e-4)

@@ -69,15 +69,14 @@ def no_table(monkeypatch):
   monkeypatch.setattr(_algorithms, "weigh_algorithms", lambda *_: empty)
 
 
-def test_advise_says_what_to_write(capsys, model, no_table):
+def test_advise_says_what_to_write_and_reduces_within_hosts_first(
+  capsys, model, no_table
+):
   status, out, _ = run(capsys, "advise", model, "--platform=ethernet_1gbit")
   assert status == 0
   last = out.splitlines()[-1]
   assert re.match(r"jaxmotion.exchange\('data', \w+\(.*\)\)", last)
   assert "not measured" in out and "rarer exchange" in out
-
-
-def test_advise_reduces_within_hosts_first(capsys, model, no_table):
   _, out, _ = run(capsys, "advise", model, "--platform=h100_cluster")
   axes = "jaxmotion.HostAxes(hosts='host', devices='device')"
   assert f"jaxmotion.exchange({axes}, " in out.splitlines()[-1]
@@ -116,6 +115,11 @@ def test_a_platform_is_described_by_answers(capsys, tmp_path, model):
   assert told == "0.5 of the peak, as its user says"
   status, out, _ = run(capsys, "bytes", model, f"--platform={path}")
   assert status == 0 and "8 workers of lab" in out
+  # A device that is known needs no figures.
+  run(capsys, "platform", str(path), answers=("", "H100", "1", "1", "8", "450"))
+  found = perfmodel.load_platform(path)
+  assert found.device == perfmodel.builtin_platform("h100_node").device
+  assert found.axes[0].workers == 8
 
 
 def test_a_file_that_is_no_platform_is_named(capsys, tmp_path, model):
@@ -153,15 +157,6 @@ def test_an_interrupt_while_jax_is_imported_ends_with_one_line(tmp_path):
   assert done.stderr == "\njaxmotion: Stopped by an interrupt.\n"
 
 
-def test_a_known_device_needs_no_figures(capsys, tmp_path):
-  path = tmp_path / "one.json"
-  run(capsys, "platform", str(path), answers=("", "H100", "1", "1", "8", "450"))
-  found = perfmodel.load_platform(path)
-  like = perfmodel.builtin_platform("h100_node")
-  assert found.device == like.device
-  assert found.axes[0].workers == 8
-
-
 # The first word is the command; {} is the file of the tasks.
 WRONG_ARGUMENTS = [
   ("advise model", "`task` must be FILE.py:FUNCTION"),
@@ -171,24 +166,13 @@ WRONG_ARGUMENTS = [
   ("advise {}:make_error", "raises KeyError: 'nothing'"),
   (
     "advise {}:make_wrong_loss",
-    r"`loss_fn\(params, batch\)` of .* raises TypeError: .*; `batch` is a "
-    r"tuple of float32\[2\]",
+    r"raises TypeError: .*; `batch` is a tuple of float32\[2\]",
   ),
-  (
-    "advise {}:make_table",
-    r"`params/table/0` must be a floating-point array, got int32\[2\]",
-  ),
+  ("advise {}:make_table", r"`params/table/0` must be .*, got int32\[2\]"),
   ("advise {}:make_vector", "must return one floating-point number"),
-  (
-    "advise {}:make_loss --platform=lan",
-    "`--platform` must be one of .*'lan'.*json",
-  ),
+  ("advise {}:make_loss --platform=lan", "`--platform` must be one of .*json"),
   ("advise {}:make_loss --platform=no.json", "`--platform` .* exists.*no"),
-  (
-    "advise {}:make_loss --workers=0",
-    r"`--workers` must be an integer in \[1, 1048576\], got 0\.",
-  ),
-  ("bytes {}:make_loss --workers=99999999999", "`--workers` .*got 99999999999"),
+  ("advise {}:make_loss --workers=0", r"`--workers` .* in \[1, 1048576\]"),
   ("advise {}:make_loss --peak_share=2", "`--peak_share` must"),
   (
     "advise {}:make_loss --peak_share=1e-99",
@@ -197,10 +181,7 @@ WRONG_ARGUMENTS = [
   ("advise {}:make_loss --accuracy_budget=2", "`--accuracy_budget` must"),
   ("fit {}:make_loss --budget=much", "`--budget` must be bytes"),
   ("fit {}:make_small --budget=1KB", "`--budget` must be at least"),
-  (
-    "bytes {}:make_loss --codec=sign(",
-    "'sign\\(' raises SyntaxError: '\\(' was never closed$",
-  ),
+  ("bytes {}:make_loss --codec=sign(", "SyntaxError: '\\(' was never closed$"),
   ("bytes {}:make_loss --codec=topk(density=0)", "`--codec`: .*density"),
   ("bytes {}:make_loss --codec=3", "`--codec` must make a codec"),
   (

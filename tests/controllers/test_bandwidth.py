@@ -22,14 +22,11 @@ def drive(controller, paces, compute):
   return np.asarray(run(start)[1])
 
 
-def test_it_settles_on_the_most_bytes_that_hide():
+def test_it_settles_on_the_most_bytes_that_hide_on_any_link():
   controller = bandwidth(level_bytes=BYTES, patience=3)
   levels = drive(controller, np.full(30, 0.01), [0.5, 1.5, 2.5, 3.5, 99.0])
   assert not levels[:2].any()
   assert (levels[2:] == [0, 0, 1, 2, 3]).all()
-
-
-def test_a_slower_link_lowers_the_level_and_a_faster_one_raises_it():
   controller = bandwidth(level_bytes=BYTES, patience=5, decay=0.5)
   (levels,) = drive(controller, np.repeat([0.01, 0.03, 0.01], 40), [4.5]).T
   assert levels[39] == 3 and levels[79] == 0 and levels[119] == 3

@@ -173,33 +173,19 @@ def test_a_fixed_level_takes_any_signal_and_stays():
     assert int(state.history.step) == 1
 
 
-NUMBERS, INTEGERS = "`{}` must be a number in", "`{}` must be an integer"
-
-
 @pytest.mark.parametrize(
-  ("name", "options", "error", "message"),
+  ("name", "options", "message"),
   [
-    ("awp", {"threshold": "-1"}, TypeError, NUMBERS + r" \[-1,"),
-    ("awp", {"threshold": -2.0}, ValueError, "`{}` .* got -2.0"),
-    ("awp", {"interval": 0}, ValueError, INTEGERS + r" in \[1, "),
-    ("awp", {"levels": 0}, ValueError, INTEGERS + r" in \[1, "),
-    ("awp", {"window": 1.5}, TypeError, INTEGERS),
-    ("awp", {"counter": "c"}, ValueError, "`{}` must be one of 'cumulative'"),
-    ("awp", {"reference": "r"}, ValueError, "`{}` must be one of 'previous'"),
-    ("bandwidth", {"level_bytes": ()}, ValueError, r"`{}` must .* got \(\)"),
-    ("bandwidth", {"level_bytes": (2, 2)}, ValueError, "`{}` must rise"),
-    ("bandwidth", {"level_bytes": (1.5,)}, TypeError, "`{}.*` must be an int"),
-    ("bandwidth", {"decay": 1.0}, ValueError, NUMBERS + r" \[0, 1\)"),
-    ("bandwidth", {"margin": 1.1}, ValueError, NUMBERS + r" \(0, 1\]"),
-    ("error_budget", {"budget": -1.0}, ValueError, NUMBERS + r" .*got -1.0"),
-    ("error_budget", {"growth": 0.5}, ValueError, NUMBERS + r" \[1, "),
-    ("error_budget", {"patience": 0}, ValueError, INTEGERS + r" in \[1, "),
-    ("error_budget", {"history_size": 0}, ValueError, INTEGERS),
-    ("fixed", {"at": -1}, ValueError, INTEGERS + " .*got -1"),
+    ("awp", {"threshold": -2.0}, r"a number in \[-1, .*got -2.0"),
+    ("bandwidth", {"level_bytes": (2, 2)}, "rise"),
+    ("bandwidth", {"level_bytes": (1.5,)}, "an int"),
+    ("bandwidth", {"decay": 1.0}, r"a number in \[0, 1\)"),
+    ("bandwidth", {"margin": 1.1}, r"a number in \(0, 1\]"),
+    ("error_budget", {"growth": 0.5}, r"a number in \[1, "),
   ],
 )
-def test_bad_options_are_named(name, options, error, message):
-  controller = TABLE[name][0]
-  (argument,) = options
-  with pytest.raises(error, match=message.format(argument)):
-    dataclasses.replace(controller, **options)
+def test_bad_options_are_named(name, options, message):
+  # tests/arguments tries what is wrong for any number.
+  match = f"`{next(iter(options))}.*` must (be )?{message}"
+  with pytest.raises((TypeError, ValueError), match=match):
+    dataclasses.replace(TABLE[name][0], **options)

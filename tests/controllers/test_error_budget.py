@@ -46,9 +46,8 @@ def test_it_settles_on_the_fewest_bytes_of_a_real_codec():
 
 
 def test_the_oldest_switches_are_dropped_and_counted():
-  controller = error_budget(
-    budget=1.0, levels=2, growth=10.0, patience=1, history_size=3
-  )
+  options = dict(levels=2, growth=10.0, patience=1, history_size=3)
+  controller = error_budget(budget=1.0, **options)
   levels, state = levels_of(controller, [0.0, 2.0] * 5)
   assert levels == [0, 1] * 5
   assert [tuple(s) for s in controllers.level_changes(state.history)] == [

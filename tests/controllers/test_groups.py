@@ -46,9 +46,8 @@ def test_norms_are_those_of_all_values_of_a_group(rules):
     for part in groups.split(PARAMS)
   ]
   assert norms.shape == (3,) and norms.dtype == jnp.float32
-  np.testing.assert_allclose(
-    norms, [np.linalg.norm(x) for x in joined], rtol=1e-6
-  )
+  expected = [np.linalg.norm(x) for x in joined]
+  np.testing.assert_allclose(norms, expected, rtol=1e-6)
 
 
 def test_norms_are_of_float32_and_resolve_the_papers_least_threshold():
@@ -65,9 +64,11 @@ def test_norms_are_of_float32_and_resolve_the_papers_least_threshold():
     assert abs(float(norm(y) / norm(x)) - 1 - exact) < 5e-7
 
 
-def test_merge_inverts_split():
+def test_merge_inverts_split_and_another_tree_is_refused():
   for rules in (LAYERS, BLOCKS):
     groups = group_by(PARAMS, rules)
+    with pytest.raises(ValueError, match="`params` must have the 10 leaves"):
+      group_norms({"a": jnp.zeros(2)}, groups)
     doubled = [[2 * x for x in part] for part in groups.split(PARAMS)]
     merged = groups.merge(doubled, PARAMS)
     factors = [1 if g is None else 2 for g in groups.of_leaf]
@@ -89,11 +90,3 @@ def test_merge_inverts_split():
 def test_bad_rules_are_named(rules, message):
   with pytest.raises(ValueError, match=message):
     group_by(PARAMS, rules)
-
-
-def test_another_tree_is_refused():
-  groups = group_by(PARAMS, BLOCKS)
-  with pytest.raises(
-    ValueError, match="`(params|tree)` must have the 10 leaves"
-  ):
-    group_norms({"a": jnp.zeros(2)}, groups)

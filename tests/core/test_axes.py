@@ -38,19 +38,16 @@ def test_hosts_and_devices_share_no_axis(devices):
     HostAxes("host", devices)
 
 
-def test_equal_axes_compare_as_equal_and_no_tuple_does():
-  assert AXES == HostAxes(("host",), ("device",)) != HostAxes("device", "host")
-  assert hash(AXES) == hash(HostAxes(("host",), "device"))
-  assert AXES != ("host", "device") and AXES != AXES.names
-  assert pickle.loads(pickle.dumps(AXES)) == AXES == eval(repr(AXES))
-
-
-def test_names_are_those_of_hosts_and_then_of_devices():
+def test_names_are_those_of_hosts_then_devices_and_decide_equality():
   axes = HostAxes(("pod", "host"), "device")
   assert axes.names == core.axis_names(axes) == ("pod", "host", "device")
   assert core.flatten_axes("axis_name", axes) == axes.names
   assert core.split_axes(axes) == (("pod", "host"), "device")
   assert core.split_axes("data") == ("data", ())
+  assert AXES == HostAxes(("host",), ("device",)) != HostAxes("device", "host")
+  assert hash(AXES) == hash(HostAxes(("host",), "device"))
+  assert AXES != ("host", "device") and AXES != AXES.names
+  assert pickle.loads(pickle.dumps(AXES)) == AXES == eval(repr(AXES))
 
 
 def test_functions_of_axes_know_those_of_hosts_and_devices():

@@ -109,13 +109,6 @@ def test_arrays_become_varying_and_keep_their_elements(start, axis):
   np.testing.assert_array_equal(y.reshape(8, -1), np.repeat(parts, copies, 0))
 
 
-def test_a_value_varies_over_the_axes_of_its_spec_alone():
-  types = lambda x: tuple(is_varying(x, axis) for axis in (*BOTH, BOTH))
-  assert seen(types, X) == (False, False, False)
-  assert seen(types, X, in_specs=P("host")) == (True, False, True)
-  assert seen(types, X, in_specs=P(BOTH)) == (True, True, True)
-
-
 def test_asserted_arrays_are_typed_as_replicated():
   def total(x):
     # Each worker adds up both rows; nobody but the program knows it.
@@ -124,9 +117,8 @@ def test_asserted_arrays_are_typed_as_replicated():
 
   def types(x):
     both = to_varying(x, BOTH)
-    one, (all_of,) = (
-      assert_replicated(v, a) for v, a in ((both, "host"), ((both,), BOTH))
-    )
+    one = assert_replicated(both, "host")
+    (all_of,) = assert_replicated((both,), BOTH)
     return varying_axes(one), varying_axes(all_of)
 
   assert seen(types, X) == (frozenset({"device"}), frozenset())
@@ -150,7 +142,12 @@ def test_gradients_of_varying_parameters_stay_with_their_worker():
   np.testing.assert_array_equal(total, X.reshape(8, 2).sum(0))
 
 
-def test_types_are_tracked_only_where_check_vma_is_on():
+def test_a_value_varies_over_the_axes_of_its_spec_where_check_vma_is_on():
+  varies = lambda x: tuple(is_varying(x, axis) for axis in (*BOTH, BOTH))
+  assert seen(varies, X) == (False, False, False)
+  assert seen(varies, X, in_specs=P("host")) == (True, False, True)
+  assert seen(varies, X, in_specs=P(BOTH)) == (True, True, True)
+
   def types(x):
     cast = to_varying(x, BOTH)
     same = assert_replicated(cast, BOTH)

@@ -83,7 +83,7 @@ def test_keys_and_draws_have_the_same_bits_under_jit():
   np.testing.assert_array_equal(draws[2], draws[3].reshape(-1))
 
 
-def test_values_are_uniform_and_neighbors_are_not_correlated(drawn):
+def test_values_are_uniform_and_no_neighbors_are_correlated(drawn):
   # Standard errors of the mean and of the variance of SIZE uniform values.
   mean_sigma, var_sigma = (12 * SIZE) ** -0.5, (180 * SIZE) ** -0.5
   expected = SIZE / 64
@@ -103,9 +103,6 @@ def test_values_are_uniform_and_neighbors_are_not_correlated(drawn):
     assert np.abs(bits.mean(1) - 0.5).max() <= SIGMAS * 0.5 / SIZE**0.5
     # Chance alone: (8 SIZE)^2 / 2^33 = 8 words come twice, give or take 3.
     assert found.size - np.unique(found).size <= 8 + SIGMAS * 3
-
-
-def test_successive_values_are_not_correlated(drawn):
   u = drawn["seeds"] * 2.0**-32 - 0.5
   for lag in (1, 2, 3, 64):
     r = 12 * (u[:, lag:] * u[:, :-lag]).mean(1)

@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from jaxmotion.core import (
-  leaf_path,
-  named_leaves,
-  saturate_cast,
-  shape_dtype,
-)
+from jaxmotion.core import leaf_path, named_leaves, saturate_cast, shape_dtype
 
 
 class Layer(NamedTuple):
@@ -57,16 +52,14 @@ class Memory(NamedTuple):
 
 
 def _linen():
-  boxed = linen.Dense(
-    2, kernel_init=linen.with_partitioning(linen.initializers.ones, ("a", "b"))
-  )
+  ones = linen.initializers.ones
+  boxed = linen.Dense(2, kernel_init=linen.with_partitioning(ones, ("a", "b")))
   return jax.eval_shape(boxed.init, jax.random.key(0), jnp.ones((1, 2)))
 
 
 def _nnx():
-  model = nnx.eval_shape(
-    lambda: nnx.Sequential(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
-  )
+  make = lambda: nnx.Sequential(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+  model = nnx.eval_shape(make)
   return nnx.state(model, nnx.Param)
 
 

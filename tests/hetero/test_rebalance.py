@@ -3,11 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from jaxmotion.hetero import (
-  RebalanceState,
-  integer_shares,
-  rebalance,
-)
+from jaxmotion.hetero import RebalanceState, integer_shares, rebalance
 
 RNG = np.random.default_rng(0)
 
@@ -45,18 +41,15 @@ def test_a_change_of_speed_is_acted_on_after_most_of_a_window():
   assert recovered[2].counts == (7, 7, 7, 7)
 
 
-def test_noise_moves_nothing_to_and_fro():
+def test_noise_and_one_slow_step_move_nothing():
+  speeds = lambda step: (1.0, 1.0, 1.0, 0.1 if step == 10 else 1.0)
+  balance = rebalance(total=28, workers=4)
+  assert drive(balance, speeds, 30)[-1].changes == 0
   # Equal workers whose times scatter by 3 %.
   calm = drive(rebalance(total=64, workers=4), lambda _: (1.0,) * 4, 300, 0.03)
   assert calm[-1].changes <= 1
   eager = rebalance(total=64, workers=4, min_gain=1e-9, window=1)
   assert drive(eager, lambda _: (1.0,) * 4, 300, 0.03)[-1].changes > 30
-
-
-def test_one_slow_step_moves_nothing():
-  balance = rebalance(total=28, workers=4)
-  speeds = lambda step: (1.0, 1.0, 1.0, 0.1 if step == 10 else 1.0)
-  assert drive(balance, speeds, 30)[-1].changes == 0
 
 
 def test_fixed_times_are_no_part_of_the_speed():
@@ -68,13 +61,10 @@ def test_fixed_times_are_no_part_of_the_speed():
   assert state.counts == (6, 2)
 
 
-def test_caps_and_least_are_kept():
+def test_caps_and_least_are_kept_and_who_must_rest_needs_no_measurement():
   balance = rebalance(total=12, workers=3, caps=(4, 12, 12), window=1)
   state = balance.update((0.1, 4.0, 80.0), balance.init())
   assert state.counts == (4, 7, 1)
-
-
-def test_a_worker_that_must_not_work_needs_no_measurement():
   balance = rebalance(total=8, workers=3, caps=(8, 8, 0), window=1)
   state = balance.init()
   assert state.counts == (4, 4, 0)
@@ -95,9 +85,8 @@ def test_state_is_a_value():
   balance = rebalance(total=28, workers=4)
   state = drive(balance, lambda _: (1.0, 1.0, 1.0, 0.5), 8)[-1]
   saved = json.loads(json.dumps(state))
-  again = RebalanceState(
-    tuple(saved[0]), tuple(map(tuple, saved[1])), *saved[2:]
-  )
+  counts, units, *rest = saved
+  again = RebalanceState(tuple(counts), tuple(map(tuple, units)), *rest)
   assert again == state
   times = (1.0, 2.0, 3.0, 4.0)
   assert balance.update(times, again) == balance.update(times, state)
@@ -110,10 +99,7 @@ BALANCE = rebalance(total=8, workers=2)
   ("call", "message"),
   [
     ({"caps": (3, 4)}, r"`caps` must hold the 8 .*got \(3, 4\), which hold 7"),
-    ({"workers": 0}, "`workers` must be"),
     ({"total": 1}, "`min_microbatches` must be"),
-    ({"min_gain": 0.0}, r"`min_gain` must be a number in \(0, 1\], got 0.0"),
-    ({"window": 0}, r"`window` must be an integer in \[1, .*got 0"),
     ({"fixed_s": (0.1,) * 3}, "`fixed_s` must be seconds"),
     (lambda: BALANCE.init((1.0, -1.0)), "`speeds` must be positive"),
     (lambda: BALANCE.init((1.0,) * 3), r"`speeds` must be 2 numbers, got \(1"),

@@ -1,3 +1,4 @@
+import functools
 import itertools
 
 import numpy as np
@@ -11,9 +12,8 @@ from jaxmotion.hetero import fit_speed, ideal_shares, integer_shares, makespan_s
 def workers(draw, units=9):
   """Up to 4 workers and as many units as they have room for."""
   n = draw(st.integers(1, 4))
-  numbers = lambda low, high: draw(
-    st.lists(st.floats(low, high), min_size=n, max_size=n)
-  )
+  several = lambda kind: draw(st.lists(kind, min_size=n, max_size=n))
+  numbers = lambda low, high: several(st.floats(low, high))
   speeds, fixed_s = numbers(0.1, 10.0), numbers(0.0, 2.0)
   caps = draw(st.lists(st.integers(0, units), min_size=n, max_size=n))
   total = draw(st.integers(0, min(units, sum(caps))))
@@ -33,10 +33,8 @@ def test_no_split_into_whole_units_is_faster(case):
   ours = integer_shares(total, speeds, fixed_s=fixed_s, caps=caps)
   assert sum(ours) == total
   assert all(n <= c for n, c in zip(ours, caps, strict=True))
-  best = min(
-    makespan_s(n, speeds, fixed_s=fixed_s) for n in splits(total, caps)
-  )
-  assert makespan_s(ours, speeds, fixed_s=fixed_s) == best
+  last = functools.partial(makespan_s, speeds=speeds, fixed_s=fixed_s)
+  assert last(ours) == min(map(last, splits(total, caps)))
 
 
 @settings(max_examples=60, deadline=None)
@@ -54,32 +52,18 @@ def test_ideal_shares_sum_to_the_total_and_bound_the_whole_ones(case):
   assert bound <= makespan_s(whole, speeds, fixed_s=fixed_s) * (1 + 1e-6)
 
 
-def test_without_fixed_times_and_caps_shares_are_those_of_the_speeds():
+def test_without_fixed_times_shares_and_gain_are_those_of_the_speeds():
   speeds = (3.0, 1.0, 0.5, 7.5)
   shares = ideal_shares(480, speeds)
   np.testing.assert_allclose(shares, 480 * np.array(speeds) / sum(speeds))
   assert integer_shares(480, speeds) == (120, 40, 20, 300)
-
-
-def test_gain_over_an_even_split_is_the_closed_form():
-  for speeds, gain in (
-    ((1.0, 1.0, 0.5, 0.5), 1.5),
-    ((1.0,) * 3 + (0.5,), 1.75),
-  ):
+  for speeds, gain in (((1, 1, 0.5, 0.5), 1.5), ((1, 1, 1, 0.5), 1.75)):
     even = makespan_s((7,) * 4, speeds)
     ideal = makespan_s(ideal_shares(28, speeds), speeds)
     assert even / ideal == pytest.approx(gain)
 
 
-def test_a_worker_whose_fixed_time_is_too_long_gets_nothing():
-  assert ideal_shares(4, (1.0, 1.0), fixed_s=(0.0, 9.0)) == (4.0, 0.0)
-  assert integer_shares(4, (1.0, 1.0), fixed_s=(0.0, 9.0)) == (4, 0)
-  assert integer_shares(
-    4, (1.0, 1.0), fixed_s=(0.0, 9.0), min_microbatches=1
-  ) == (3, 1)
-
-
-def test_a_fit_finds_speed_and_fixed_time_through_noise():
+def test_a_fit_finds_fixed_times_and_too_long_ones_get_nothing():
   n = np.array([1, 2, 4, 8, 16, 32])
   noise = 1 + 0.01 * np.random.default_rng(0).normal(size=n.size)
   speed, fixed_s = fit_speed(n, (0.02 + n / 50) * noise)
@@ -89,6 +73,10 @@ def test_a_fit_finds_speed_and_fixed_time_through_noise():
   speed, fixed_s = fit_speed((1, 2, 4), (0.8, 2.0, 4.2))
   assert fixed_s == 0
   assert speed == pytest.approx(1, rel=0.1)
+  args, fixed = (4, (1.0, 1.0)), {"fixed_s": (0.0, 9.0)}
+  assert ideal_shares(*args, **fixed) == (4.0, 0.0)
+  assert integer_shares(*args, **fixed) == (4, 0)
+  assert integer_shares(*args, **fixed, min_microbatches=1) == (3, 1)
 
 
 @pytest.mark.parametrize(
@@ -97,28 +85,15 @@ def test_a_fit_finds_speed_and_fixed_time_through_noise():
     (integer_shares, (4, (1.0, -2.0)), {}, r"`speeds` .*got \(1.0, -2.0\)"),
     (ideal_shares, (4, (1.0, np.nan)), {}, "`speeds` must be positive"),
     (ideal_shares, (4, (1.0, 0.0)), {}, "`speeds` must be"),
-    (ideal_shares, (4, ()), {}, "`speeds` must be"),
     (ideal_shares, (4, ("fast",)), {}, "`speeds` .* got .'fast'"),
-    (integer_shares, (4.0, (1.0,)), {}, "`total` must be an int"),
     (
       integer_shares,
       (4, (1.0, 1.0)),
       {"caps": (1, 2)},
-      r"`caps` must hold the 4 .*, got \(1, 2\), which hold 3",
+      "`caps` .*which hold 3",
     ),
-    (
-      integer_shares,
-      (4, (1.0, 1.0)),
-      {"caps": (4,)},
-      r"`caps` must be 2 integers of at least 0, got \(4,\)",
-    ),
+    (integer_shares, (4, (1.0, 1.0)), {"caps": (4,)}, r"`caps` .*, got \(4,\)"),
     (integer_shares, (1, (1.0,)), {"caps": (1.5,)}, "`caps` must"),
-    (
-      ideal_shares,
-      (4, (1.0, 1.0)),
-      {"fixed_s": -1.0},
-      "`fixed_s` must be seconds of at least 0, one or 2 of them, got -1.0",
-    ),
     (ideal_shares, (4, (1.0,)), {"fixed_s": (0.0,) * 3}, "`fixed_s` must be"),
     (
       integer_shares,

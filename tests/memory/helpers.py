@@ -64,6 +64,18 @@ def whole_loss(params, batch):
   return x
 
 
+def make_update(tx):
+  """Returns a jitted update of parameters by float32 gradients."""
+
+  @jax.jit
+  def update(params, opt_state, grads):
+    grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state
+
+  return update
+
+
 def tree_bits(tree):
   return [np.asarray(a).tobytes() for a in jax.tree.leaves(tree)]
 

@@ -10,9 +10,8 @@ from jaxmotion.memory._check_separate import check_separate
 PARAMS = {"a": jnp.ones((4, 2)), "b": jnp.ones(3), "c": jnp.ones((2, 2))}
 LABELS = {"a": "clipped", "b": "plain", "c": "clipped"}
 CLIP = optax.clip_by_global_norm(1.0)
-CLIP_SOME = optax.multi_transform(
-  {"clipped": CLIP, "plain": optax.adam(0.1)}, LABELS
-)
+PARTS = {"clipped": CLIP, "plain": optax.adam(0.1)}
+CLIP_SOME = optax.multi_transform(PARTS, LABELS)
 REFUSED = {
   "clip": (optax.chain(CLIP, optax.adam(0.1)), "b"),
   "clip_some": (CLIP_SOME, "c"),
@@ -58,26 +57,19 @@ def mean_square(x):
   return jnp.mean(x**2)
 
 
-ROW = {"a": jnp.eye(3), "b": jnp.ones(3)}
-
-
-@pytest.mark.parametrize("repeats", [1, 2])
-def test_the_optimizer_in_the_backward_pass_refuses_them(repeats):
-  params = ROW
-  if repeats > 1:
-    params = {name: jnp.stack([x] * repeats) for name, x in ROW.items()}
-  blocks, tx = [(run_block, repeats)], REFUSED["clip"][0]
-  model = memory.OptimizerInBackward(blocks, mean_square, tx)
-  with pytest.raises(ValueError, match="gradients of one block are gone"):
-    model.init([params])
-
-
-def test_updates_of_one_stage_after_another_refuse_them():
+def test_blocks_and_stages_that_are_updated_one_after_another_refuse_them():
+  row, tx = {"a": jnp.eye(3), "b": jnp.ones(3)}, REFUSED["clip"][0]
+  for repeats in (1, 2):
+    params = {name: jnp.stack([x] * repeats) for name, x in row.items()}
+    blocks = [(run_block, repeats)]
+    model = memory.OptimizerInBackward(blocks, mean_square, tx)
+    with pytest.raises(ValueError, match="gradients of one block are gone"):
+      model.init([row if repeats == 1 else params])
   stages = [
     ("first", lambda params, x, batch: run_block(params, batch)),
     ("last", lambda params, x, batch: mean_square(run_block(params, x))),
   ]
-  params, tx = {"first": ROW, "last": ROW}, REFUSED["clip"][0]
+  params = {"first": row, "last": row}
   model = memory.HostResident(stages, tx, update="per_stage", min_leaf_size=0)
   with pytest.raises(ValueError, match="gradients of one stage are gone"):
     model.init(params)

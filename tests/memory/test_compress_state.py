@@ -25,7 +25,7 @@ PARAMS = {
   "bias": jnp.zeros(70),
   "kernel": jnp.asarray(RNG.normal(size=(64, 70)), jnp.float32),
 }
-SIGN = codecs.sign()
+SIGN, OF_TREES = codecs.sign(), codecs.buckets(codecs.sign())
 EXACT = dict(first=codecs.identity(), second=codecs.identity(), min_leaf_size=0)
 
 
@@ -278,51 +278,42 @@ def test_a_checkpoint_restores_the_state(tmp_path):
   assert tree_types(found) == tree_types(state)
 
 
-@pytest.mark.parametrize(
-  "tx",
-  [
-    optax.adam(1e-2),
-    optax.adagrad(1e-2),
-    optax.adafactor(1e-2, min_dim_size_to_factor=60, momentum=0.9),
-  ],
-  ids=["adam", "adagrad", "adafactor"],
-)
+FACTORED = optax.adafactor(1e-2, min_dim_size_to_factor=60, momentum=0.9)
+
+
+@pytest.mark.parametrize("tx", [optax.adam(1e-2), FACTORED], ids=["adam", ""])
 def test_parameters_move_as_with_plain_state(tx):
-  plain, found = (
-    train(tx, steps=20)[0]["kernel"]
-    for tx in (tx, compress_state(tx, min_leaf_size=60))
-  )
+  both = tx, compress_state(tx, min_leaf_size=60)
+  plain, found = (train(tx, steps=20)[0]["kernel"] for tx in both)
   moved = np.linalg.norm(plain - PARAMS["kernel"])
   assert 0 < np.linalg.norm(found - plain) < 0.06 * moved
 
 
-def test_invalid_codecs_are_refused():
-  for error, match, options in (
-    (TypeError, "`second` must be a codec", {"second": codecs.buckets(SIGN)}),
-    (ValueError, "`first` .* without state", {"first": codecs.feedback(SIGN)}),
-  ):
-    with pytest.raises(error, match=match):
-      compress_state(optax.adam(1e-2), **options)
-
-
 @pytest.mark.parametrize(
-  ("tx", "match"),
+  ("make", "match"),
   [
     (
-      compress_state(optax.adam(1e-2), rules=[("mu/kernle", None)]),
+      lambda tx: compress_state(tx, second=OF_TREES),
+      "`second` must be a codec",
+    ),
+    (
+      lambda tx: compress_state(tx, first=codecs.feedback(SIGN)),
+      "`first` .* without state",
+    ),
+    (
+      lambda tx: compress_state(tx, rules=[("mu/kernle", None)]),
       "'mu/kernle', which matches none of",
     ),
-    (compress_state(optax.adadelta(1e-2)), "got.*'1/e_g/bias'"),
+    (lambda tx: compress_state(optax.adadelta(1e-2)), "got.*'1/e_g/bias'"),
     (
-      compress_state(compress_state(optax.adam(0.1))),
+      lambda tx: compress_state(compress_state(tx)),
       "`tx` must have no encoded state",
     ),
   ],
-  ids=["rule", "field", "twice"],
 )
-def test_rules_or_states_without_effect_are_refused(tx, match):
-  with pytest.raises(ValueError, match=match):
-    jax.eval_shape(tx.init, PARAMS)
+def test_codecs_rules_or_states_without_effect_are_refused(make, match):
+  with pytest.raises((TypeError, ValueError), match=match):
+    jax.eval_shape(make(optax.adam(1e-2)).init, PARAMS)
   # An optimizer without state has nothing to encode.
   jax.eval_shape(compress_state(optax.sgd(1e-2)).init, PARAMS)
 
@@ -338,7 +329,7 @@ def encoded_codecs(tx, params):
   }
 
 
-def test_accumulators_of_adafactor_and_adagrad_are_encoded():
+def test_accumulators_are_encoded_but_no_v_of_another_optimizer():
   params = {
     "w": jax.ShapeDtypeStruct((5000, 128), jnp.float32),
     "b": jax.ShapeDtypeStruct((5000,), jnp.float32),
@@ -356,8 +347,6 @@ def test_accumulators_of_adafactor_and_adagrad_are_encoded():
   wide = codecs.nonnegative(bits=16, rounding="stochastic")
   assert adagrad == {f"0/sum_of_squares/{name}": wide for name in "bw"}
 
-
-def test_a_field_v_of_another_optimizer_is_no_second_moment():
   class Signed(NamedTuple):
     mu: Any
     v: Any

@@ -58,7 +58,7 @@ def test_statistics_and_dropout_advance_as_under_remat(name):
       np.testing.assert_allclose(a, b, atol=tolerance)
 
 
-def test_arguments_by_name_and_of_other_types_pass():
+def test_arguments_by_name_pass_and_new_variables_are_refused():
   def scale(param, x, mode="ones"):
     return param[...] * x + getattr(jnp, mode)(())
 
@@ -66,8 +66,6 @@ def test_arguments_by_name_and_of_other_types_pass():
   assert run(param, jnp.ones(()), mode="zeros") == 2
   assert run(param, x=jnp.ones(())) == 3
 
-
-def test_a_function_that_adds_variables_is_refused():
   def adds(block, x):
     block.more = nnx.Param(x)
     return jnp.sum(x)

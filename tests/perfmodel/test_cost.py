@@ -1,5 +1,7 @@
 """FLOPs and bytes of traced functions."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -119,9 +121,8 @@ def test_both_gradients_of_a_convolution_take_what_it_takes(groups, size):
   # By hand: every place of the input that a tap meets, in each dimension.
   out = -(-size // 2)
   padding = max((out - 1) * 2 + 5 - size, 0) // 2
-  meets = sum(
-    0 <= 2 * o + tap - padding < size for o in range(out) for tap in range(5)
-  )
+  places = itertools.product(range(out), range(5))
+  meets = sum(0 <= 2 * o + tap - padding < size for o, tap in places)
   assert forward.flops == 2 * 3 * 16 * (8 // groups) * meets**2
 
 
@@ -143,12 +144,7 @@ def test_matrix_products_are_exact_forward_and_backward():
   assert half.kernels[0].dtype == "bfloat16"
 
 
-def test_a_chain_is_read_and_written_once():
-  chain = predict_cost(lambda x: jnp.sqrt(x * 3 + 1), array(100))
-  assert (chain.bytes, chain.unfused_bytes) == (2 * F32 * 100, 6 * F32 * 100)
-
-
-def test_a_costly_value_with_several_readers_is_written():
+def test_a_chain_is_written_once_and_so_is_a_costly_value_with_many_readers():
   def three(y):
     return y.sum(-1), y.max(-1), y.min(-1)
 
@@ -158,6 +154,8 @@ def test_a_costly_value_with_several_readers_is_written():
   # Written once and read three times; else it were computed three times.
   costly = predict_cost(lambda x: three(jnp.exp(x)), x)
   assert costly.bytes == 5 * F32 * 8000 + results
+  chain = predict_cost(lambda x: jnp.sqrt(x * 3 + 1), array(100))
+  assert (chain.bytes, chain.unfused_bytes) == (2 * F32 * 100, 6 * F32 * 100)
 
 
 def test_scan_counts_its_body_as_often_as_it_runs():
@@ -185,16 +183,13 @@ def halved(x):
   return lax.while_loop(lambda x: x.sum() > 1, halve, x)
 
 
-def test_a_while_loop_without_a_number_is_named():
+def test_a_while_loop_without_a_number_is_named_and_the_library_has_none():
   x = array(100)
   with pytest.raises(ValueError, match=r"`while_trips`.*\(halve at .*got None"):
     predict_cost(halved, x)
   none, five = (predict_cost(halved, x, while_trips=n) for n in (0, 5))
   assert none.flops == 100 - 1 + 1  # the condition alone
   assert five.flops == 5 * 100 + 6 * none.flops
-
-
-def test_loops_that_the_library_makes_have_known_trips():
   codec = codecs.feedback(codecs.uniform(bits=8))
   x = array(64, 512)
   state = jax.eval_shape(codec.init, x)
@@ -212,17 +207,15 @@ def test_of_platforms_the_backends_branch_alone_counts():
   product = 2 * 16**3
 
   def products(backend):
-    return getattr(
-      predict_cost(fn, x, backend=backend).totals.get("matmul"), "flops", 0
-    )
+    totals = predict_cost(fn, x, backend=backend).totals
+    return getattr(totals.get("matmul"), "flops", 0)
 
   found = {name: products(name) for name in ("cpu", "cuda", "tpu")}
   assert found == {"cpu": product, "cuda": 2 * product, "tpu": 0}
   here = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
   assert products(None) == products(here)
-  looped = predict_cost(
-    lambda x: lax.map(fn, x), array(3, 16, 16), backend="cuda"
-  )
+  many = array(3, 16, 16)
+  looped = predict_cost(lambda x: lax.map(fn, x), many, backend="cuda")
   assert looped.totals["matmul"].flops == 3 * 2 * product
 
 
@@ -356,7 +349,7 @@ def test_results_are_ready_in_program_order():
   assert predict_cost(fn, array(8, 8)).written == (2, 1, 0)
 
 
-def test_the_peak_is_what_lives_at_once():
+def test_the_peak_is_what_lives_at_once_also_in_a_loop():
   def deep(x, w):
     for _ in range(5):
       x = x @ w
@@ -369,8 +362,6 @@ def test_the_peak_is_what_lives_at_once():
   kept = predict_cost(jax.grad(lambda w, x: deep(x, w).sum()), w, x)
   assert kept.peak_bytes >= F32 * (1000 + 100 + 4000)
 
-
-def test_a_loop_holds_what_it_reads_beside_what_it_stacks():
   def double(xs):
     def body(carry, x):
       return carry + x, 2 * x

@@ -111,9 +111,8 @@ def test_what_a_barrier_returns_is_in_memory_and_what_it_follows_from_is_not():
     bits = jnp.packbits(y > 0)
     z = (y @ w).sum()
     bits, z = lax.optimization_barrier((bits, z))
-    big = jnp.sin(
-      jnp.outer(jnp.arange(2.0 * ROWS) * z, jnp.arange(4.0 * WIDTH))
-    )
+    rows, columns = jnp.arange(2.0 * ROWS) * z, jnp.arange(4.0 * WIDTH)
+    big = jnp.sin(jnp.outer(rows, columns))
     total = (big @ big.T).sum()
     return total + (jnp.unpackbits(bits) * 3.0).sum()
 

@@ -24,17 +24,16 @@ from jaxmotion.perfmodel._step import (
 )
 
 WIDTHS = (784, 512, 256, 10)
+
+
+def like(*shape):
+  return jax.ShapeDtypeStruct(shape, "float32")
+
+
 PARAMS = [
-  {
-    "w": jax.ShapeDtypeStruct((a, b), "float32"),
-    "b": jax.ShapeDtypeStruct((b,), "float32"),
-  }
-  for a, b in itertools.pairwise(WIDTHS)
+  {"w": like(a, b), "b": like(b)} for a, b in itertools.pairwise(WIDTHS)
 ]
-BATCH = (
-  jax.ShapeDtypeStruct((32, 784), "float32"),
-  jax.ShapeDtypeStruct((32, 10), "float32"),
-)
+BATCH = (like(32, 784), like(32, 10))
 
 
 def loss(params, x, y):
@@ -56,15 +55,8 @@ CODECS = {
 
 
 def test_gradients_are_ready_from_the_last_layer_to_the_first():
-  place = {
-    path: n
-    for (path, _), n in zip(
-      jax.tree.leaves_with_path(PARAMS), STEP_COST.written, strict=True
-    )
-  }
-  layers = [
-    max(n for path, n in place.items() if path[0].idx == i) for i in range(3)
-  ]
+  places = jax.tree.unflatten(jax.tree.structure(PARAMS), STEP_COST.written)
+  layers = [max(layer.values()) for layer in places]
   assert layers == sorted(layers, reverse=True)
   assert max(STEP_COST.written) <= len(STEP_COST.gradient.kernels)
 
@@ -77,13 +69,8 @@ def test_a_step_is_between_its_bounds(name, bucket_bytes):
     return predict_step(STEP_COST, platform, "data", CODECS[name], **options)
 
   blocking, overlapped = step(False), step(True)
-  parts = (
-    blocking.compute_s,
-    blocking.encode_s,
-    blocking.link_s,
-    blocking.decode_s,
-    blocking.update_s,
-  )
+  names = ("compute_s", "encode_s", "link_s", "decode_s", "update_s")
+  parts = [getattr(blocking, name) for name in names]
   assert blocking.total_s == pytest.approx(sum(parts))
   assert overlapped.total_s <= blocking.total_s * (1 + 1e-12)
   assert overlapped.total_s >= max(
@@ -100,12 +87,7 @@ def test_a_step_is_between_its_bounds(name, bucket_bytes):
 
 
 def test_buckets_send_the_same_bytes_and_hide_some_of_their_time():
-  slow = dataclasses.replace(
-    CLUSTER,
-    device=dataclasses.replace(
-      CLUSTER.device, memory_rate=gbyte_per_s(1), kernel_s=0
-    ),
-  )
+  slow = on_device(CLUSTER, memory_rate=gbyte_per_s(1), kernel_s=0)
   one, many = (
     predict_step(STEP_COST, slow, "data", bucket_bytes=n)
     for n in (None, 1 << 18)
@@ -156,11 +138,8 @@ def test_no_step_gets_faster_on_a_worse_platform(name):
     on_device(CLUSTER, memory_rate=gbyte_per_s(5)),
     on_device(CLUSTER, kernel_s=1e-5),
   ]
-  for change in (
-    {"latency_s": 5e-4},
-    {"rate": gbit_per_s(0.1)},
-    {"shared_by": 2},
-  ):
+  slow = gbit_per_s(0.1)
+  for change in ({"latency_s": 5e-4}, {"rate": slow}, {"shared_by": 2}):
     link = dataclasses.replace(axis.link, **change)
     axes = (dataclasses.replace(axis, link=link),)
     worse.append(dataclasses.replace(CLUSTER, axes=axes))
@@ -175,9 +154,8 @@ def test_no_step_gets_faster_on_a_worse_platform(name):
 
 def test_the_call_counts_once_a_step():
   called = on_device(CLUSTER, call_s=1e-3)
-  before, after = (
-    predict_step(STEP_COST, p, "data") for p in (CLUSTER, called)
-  )
+  both = CLUSTER, called
+  before, after = (predict_step(STEP_COST, p, "data") for p in both)
   assert after.total_s == pytest.approx(before.total_s + 1e-3)
   assert after.exposed_s == pytest.approx(before.exposed_s)
 
@@ -197,9 +175,8 @@ def test_a_measured_base_step_scales_all_but_the_exchange(name):
   base_step_s = plain.compute_s + plain.update_s + plain.call_s
   assert found.total_s == pytest.approx(plain.total_s - base_step_s + 0.5)
   for part in ("compute_s", "update_s", "call_s"):
-    assert getattr(found, part) == pytest.approx(
-      getattr(plain, part) * 0.5 / base_step_s
-    )
+    expected = getattr(plain, part) * 0.5 / base_step_s
+    assert getattr(found, part) == pytest.approx(expected)
   same = step(base_step_s, True)
   assert same.total_s == pytest.approx(step(overlap=True).total_s)
 
@@ -214,20 +191,14 @@ def test_devices_of_a_host_reduce_the_bytes_between_hosts():
   assert ledger.per_axis()[("host",)] < flat.wire_bytes / 4
 
 
-def test_invalid_arguments_are_refused():
-  with pytest.raises(TypeError, match="`batch` must be a tuple .* got list"):
-    trace_step(loss, PARAMS, list(BATCH))
+def test_a_loop_of_an_unknown_length_is_refused():
+  def looped(w, x):
+    x = jax.lax.stop_gradient(x)
+    y = jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c + 1, x)
+    return y.sum() + w.sum()
+
   with pytest.raises(ValueError, match="`while_trips` must give"):
-    trace_step(
-      lambda w, x: (
-        jax.lax.while_loop(
-          lambda c: c.sum() < 9, lambda c: c + 1, jax.lax.stop_gradient(x)
-        ).sum()
-        + w.sum()
-      ),
-      PARAMS[0]["w"],
-      (BATCH[0],),
-    )
+    trace_step(looped, PARAMS[0]["w"], (BATCH[0],))
 
 
 SECONDS = st.floats(0, 10, allow_subnormal=False)
@@ -239,16 +210,13 @@ def simulate(messages):
 
   Each resource works on one task at a time, in the order of the list.
   """
-  n = len(messages)
   tasks = []  # (name, resource, seconds, names it waits for)
   for i, m in enumerate(messages):
     tasks.append((("compute", i), "device", m.compute_s, ()))
     tasks.append((("encode", i), "device", m.encode_s, (("compute", i),)))
     tasks.append((("link", i), "link", m.link_s, (("encode", i),)))
-  for i in range(n):
-    tasks.append(
-      (("decode", i), "device", messages[i].decode_s, (("link", i),))
-    )
+  for i, m in enumerate(messages):
+    tasks.append((("decode", i), "device", m.decode_s, (("link", i),)))
   queues = {r: [t for t in tasks if t[1] == r] for r in ("device", "link")}
   done, busy, events, clock = set(), set(), [], 0.0
   while any(queues.values()) or events:

@@ -34,9 +34,8 @@ def cluster(workers=8, gbit=1.0, latency_s=5e-5):
   platform = perfmodel.builtin_platform("ethernet_1gbit").resize(data=workers)
   (axis,) = platform.axes
   link = Link(latency_s=latency_s, rate=gbit_per_s(gbit))
-  return dataclasses.replace(
-    platform, axes=(dataclasses.replace(axis, link=link),)
-  )
+  axes = (dataclasses.replace(axis, link=link),)
+  return dataclasses.replace(platform, axes=axes)
 
 
 def problem_on(platform, mesh_axis="data", **options):

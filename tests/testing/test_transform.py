@@ -19,10 +19,7 @@ def after_pmean(update, init=lambda params: ()):
   """Returns a transformation of the exchanged gradients."""
   pmean = optax.GradientTransformation(
     lambda _: (),
-    lambda g, s, p=None: (
-      jax.tree.map(lambda a: lax.pmean(a, "data"), g),
-      s,
-    ),
+    lambda g, s, p=None: (jax.tree.map(lambda a: lax.pmean(a, "data"), g), s),
   )
   return optax.chain(pmean, optax.GradientTransformation(init, update), SGD)
 
@@ -32,9 +29,8 @@ def after_pmean(update, init=lambda params: ()):
   [None, codecs.feedback(codecs.uniform(bits=4, rounding="stochastic"))],
 )
 def test_an_exchange_passes(codec):
-  check_transform(
-    optax.chain(jaxmotion.exchange("data", codec), SGD), MESH, PARAMS, steps=2
-  )
+  tx = optax.chain(jaxmotion.exchange("data", codec), SGD)
+  check_transform(tx, MESH, PARAMS, steps=2)
 
 
 def test_extra_arguments_reach_the_chain():
@@ -46,42 +42,46 @@ def test_extra_arguments_reach_the_chain():
     check_transform(tx, MESH, PARAMS, steps=2)
 
 
-def test_a_chain_without_an_exchange_is_caught():
-  with pytest.raises(ValueError, match="`tx` must exchange"):
-    check_transform(SGD, MESH, PARAMS, steps=1)
+def change(fn):
+  """Returns a transformation that changes each gradient."""
+  return after_pmean(lambda g, s, params=None: (jax.tree.map(fn, g), s))
 
 
-def test_an_update_of_each_workers_own_is_caught():
-  def update(g, s, params=None):
-    own = lax.axis_index("data").astype(jnp.float32)
-    return jax.tree.map(lambda a: a + own, g), s
-
-  with pytest.raises(ValueError, match="`tx` must exchange"):
-    check_transform(after_pmean(update), MESH, PARAMS, steps=1)
+def add_half(g, s, params=None):
+  return g, s + jnp.float32(0.5)
 
 
-def test_a_parameter_that_is_not_finite_is_caught():
-  def update(g, s, params=None):
-    return jax.tree.map(lambda a: a / 0.0, g), s
-
-  with pytest.raises(AssertionError, match="a parameter is not finite"):
-    check_transform(after_pmean(update), MESH, PARAMS, steps=2)
+def keep(g, s, params=None):
+  return g, s
 
 
-def test_a_state_that_changes_its_dtype_is_caught():
-  def update(g, s, params=None):
-    return g, s + jnp.float32(0.5)
+CAUGHT = {
+  "no exchange": (SGD, ValueError, "`tx` must exchange"),
+  "an update of each worker's own": (
+    change(lambda a: a + lax.axis_index("data").astype(jnp.float32)),
+    ValueError,
+    "`tx` must exchange",
+  ),
+  "not finite": (
+    change(lambda a: a / 0.0),
+    AssertionError,
+    "a parameter is not finite",
+  ),
+  "another dtype": (
+    after_pmean(add_half, lambda params: jnp.zeros((), jnp.int32)),
+    AssertionError,
+    "traced 2 times|the state changed",
+  ),
+  "one array twice": (
+    after_pmean(keep, lambda params: [jnp.zeros(())] * 2),
+    AssertionError,
+    "holds one array twice",
+  ),
+}
 
-  tx = after_pmean(update, lambda params: jnp.zeros((), jnp.int32))
-  with pytest.raises(AssertionError, match="traced 2 times|the state changed"):
+
+@pytest.mark.parametrize("case", CAUGHT)
+def test_what_breaks_a_step_is_caught(case):
+  tx, error, message = CAUGHT[case]
+  with pytest.raises(error, match=message):
     check_transform(tx, MESH, PARAMS, steps=2)
-
-
-def test_a_state_that_holds_one_array_twice_is_caught():
-  def hold_twice(params):
-    zero = jnp.zeros(())
-    return {"count": zero, "skipped": zero}
-
-  tx = after_pmean(lambda g, s, params=None: (g, s), hold_twice)
-  with pytest.raises(AssertionError, match="holds one array twice"):
-    check_transform(tx, MESH, PARAMS, steps=1)

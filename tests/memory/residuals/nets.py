@@ -15,14 +15,17 @@ def norm(x, axes):
   return x * lax.rsqrt((x * x).mean(axes, keepdims=True) + 1e-5)
 
 
+def convolve(x, kernel):
+  return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", None, None, DIMS)
+
+
 def mlp_block(p, x):
   return x + jnp.tanh(jax.nn.gelu(x @ p["in"]) @ p["out"])
 
 
 def conv_block(p, x):
   for kernel in (p["in"], p["out"]):
-    x = lax.conv_general_dilated(x, kernel, (1, 1), "SAME", None, None, DIMS)
-    x = jax.nn.relu(norm(x, (0, 1, 2)))
+    x = jax.nn.relu(norm(convolve(x, kernel), (0, 1, 2)))
   return x
 
 
@@ -36,14 +39,10 @@ def attention_block(p, x):
 
 
 def pool_block(p, x):
-  x = jax.nn.relu(
-    lax.conv_general_dilated(x, p["in"], (1, 1), "SAME", None, None, DIMS)
-  )
+  x = jax.nn.relu(convolve(x, p["in"]))
   window, pads = (1, 3, 3, 1), ((0, 0), (1, 1), (1, 1), (0, 0))
   x = lax.reduce_window(x, -jnp.inf, lax.max, window, (1, 2, 2, 1), pads)
-  return jax.nn.relu(
-    lax.conv_general_dilated(x, p["out"], (1, 1), "SAME", None, None, DIMS)
-  )
+  return jax.nn.relu(convolve(x, p["out"]))
 
 
 def normal(seed, *shape):
@@ -81,9 +80,8 @@ def looped(block):
   """Returns the sum of squares of the output of a scan of blocks."""
 
   def run(params, x):
-    return jnp.sum(
-      lax.scan(lambda x, p: (block(p, x), None), x, params)[0] ** 2
-    )
+    y, _ = lax.scan(lambda x, p: (block(p, x), None), x, params)
+    return jnp.sum(y**2)
 
   return run
 

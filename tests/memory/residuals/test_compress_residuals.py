@@ -9,7 +9,6 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
-from jax.sharding import PartitionSpec as P
 
 from jaxmotion import codecs
 from jaxmotion.memory import (
@@ -26,6 +25,7 @@ from tests.memory.residuals.nets import (
   gradients,
   looped,
   make,
+  mlp_block,
   normal,
   plain_gradients,
   plain_relu_gradients,
@@ -42,33 +42,7 @@ INT4 = codecs.uniform(bits=4, block=64, rounding="stochastic")
 ORDER = 1e-6
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_lossless_gradients_are_those_of_plain_training(name):
-  block, p, x = make(name)
-  if name == "pool":  # It halves the image, so it is no loop's body.
-    expected = gradients(squared(block), p, x)
-    found = gradients(compress_residuals(squared(block)), p, x)
-  else:
-    expected = plain_gradients(name)
-    codec = offload() if name == "attention" else None
-    loss = looped(compress_residuals(block, codec))
-    found = gradients(loss, stacked(p, 3), x)
-  assert distance(expected, found) < ORDER
-
-
-@pytest.mark.parametrize(
-  ("name", "codec", "most"),
-  [("conv", INT8, 0.02), ("mlp", INT4, 0.4)],
-)
-def test_lossy_gradients_are_close_and_values_exact(name, codec, most):
-  block, p, x = make(name)
-  loss = looped(compress_residuals(block, codec))
-  value, grads = gradients(loss, stacked(p, 3), x)
-  expected, exact = plain_gradients(name)
-  assert abs(value - expected) < 1e-6 * abs(expected)
-  assert 0 < distance(exact, grads) < most
-
-
+@pytest.mark.optimized
 def test_the_compiled_loop_needs_less_memory():
   block, p, x = make("mlp")
   p, x = stacked(p, 8), jnp.concatenate([x] * 4)
@@ -84,12 +58,43 @@ def test_the_compiled_loop_needs_less_memory():
   assert eight < 0.6 * lossless
 
 
+@pytest.mark.parametrize(
+  "name",
+  [
+    *(pytest.param(n, marks=pytest.mark.optimized) for n in NAMES[::2]),
+    *NAMES[1::2],
+  ],
+)
+def test_lossless_gradients_are_those_of_plain_training(name):
+  block, p, x = make(name)
+  if name == "pool":  # It halves the image, so it is no loop's body.
+    expected = gradients(squared(block), p, x)
+    found = gradients(compress_residuals(squared(block)), p, x)
+  else:
+    expected = plain_gradients(name)
+    codec = offload() if name == "attention" else None
+    loss = looped(compress_residuals(block, codec))
+    found = gradients(loss, stacked(p, 3), x)
+  assert distance(expected, found) < ORDER
+
+
+@pytest.mark.parametrize(
+  ("name", "codec", "most"), [("conv", INT8, 0.02), ("mlp", INT4, 0.4)]
+)
+def test_lossy_gradients_are_close_and_values_exact(name, codec, most):
+  block, p, x = make(name)
+  loss = looped(compress_residuals(block, codec))
+  value, grads = gradients(loss, stacked(p, 3), x)
+  expected, exact = plain_gradients(name)
+  assert abs(value - expected) < 1e-6 * abs(expected)
+  assert 0 < distance(exact, grads) < most
+
+
 def test_listed_bytes_are_those_that_are_saved():
   block, p, x = make("attention")
   found = residuals_of(block, p, x, codec=INT8)
-  pullback = jax.eval_shape(
-    lambda p, x: jax.vjp(compress_residuals(block, INT8), p, x)[1], p, x
-  )
+  fn = compress_residuals(block, INT8)
+  pullback = jax.eval_shape(lambda p, x: jax.vjp(fn, p, x)[1], p, x)
   saved = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(pullback))
   weights = sum(a.nbytes for a in jax.tree.leaves(p))
   assert sum(r.encoded_bytes for r in found) == saved - weights
@@ -186,78 +191,59 @@ def test_random_rounding_is_reproducible_and_differs_between_arrays():
   assert not same(grad(p["in"], x), grad(p["in"], x + 1e-3))
 
 
-class TestComposition:
-  def check(self, fn, *args, argnums=0):
-    grad = functools.partial(jax.grad, argnums=argnums)
-    expected = jax.jit(grad(fn))(*args)
-    assert same(expected, jax.jit(grad(compress_residuals(fn)))(*args))
+def drop_elements(p, x, key, steps, nothing):
+  keep = jax.random.bernoulli(key, 0.5, x.shape)
+  y = jnp.where(keep, x @ p["in"] @ p["out"], 0)
+  return jnp.sum(y**2) * steps, None
 
-  def test_random_keys_integers_and_none(self):
-    def loss(p, x, key, steps, nothing):
-      keep = jax.random.bernoulli(key, 0.5, x.shape)
-      y = jnp.where(keep, x @ p["in"] @ p["out"], 0)
-      return jnp.sum(y**2) * steps
 
-    _, p, x = make("mlp")
-    self.check(loss, p, x, jax.random.key(0), 3, None)
+def return_other_dtypes(p, x):
+  y = x @ p["in"]
+  return jnp.sum(jnp.sin(y)), {"largest": jnp.argmax(y), "y": y}
 
-  def test_narrow_floats(self):
-    block, p, x = make("mlp")
-    self.check(
-      squared(block), *jax.tree.map(lambda a: a.astype("bfloat16"), (p, x))
-    )
 
-  def test_parameters_closed_over(self):
-    _, p, x = make("mlp")
+def run_checkpoint(p, x):
+  policy = jax.checkpoint_policies.dots_saveable
+  return squared(jax.checkpoint(mlp_block, policy=policy))(p, x), None
 
-    def loss(wrap, p):
-      return jnp.sum(wrap(lambda x: jnp.tanh(x @ p["in"]) @ p["out"])(x) ** 2)
 
-    expected = jax.jit(jax.grad(functools.partial(loss, lambda f: f)))(p)
-    wrap = functools.partial(compress_residuals, params=())
-    found = jax.jit(jax.grad(functools.partial(loss, wrap)))(p)
-    assert same(expected, found)
+COMPOSED = {
+  "random keys, integers, None": (drop_elements, jax.random.key(0), 3, None),
+  "results of other dtypes": (return_other_dtypes,),
+  "checkpoint inside": (run_checkpoint,),
+  "narrow floats": (lambda p, x: (squared(mlp_block)(p, x), None),),
+}
 
-  def test_checkpoint_inside(self):
-    block, p, x = make("mlp")
-    policy = jax.checkpoint_policies.dots_saveable
-    self.check(squared(jax.checkpoint(block, policy=policy)), p, x)
 
-  def test_itself(self):
-    block, p, x = make("mlp")
-    nested = compress_residuals(squared(compress_residuals(block, INT8)), INT8)
-    once = compress_residuals(squared(block), INT8)
-    a, b = (jax.jit(jax.grad(f))(p, x) for f in (nested, once))
-    assert distance(a, b) < 0.03
+@pytest.mark.parametrize("name", COMPOSED)
+def test_gradients_have_the_bits_of_plain_training(name):
+  fn, *more = COMPOSED[name]
+  args = make("mlp")[1:]
+  if name == "narrow floats":
+    args = jax.tree.map(lambda a: a.astype("bfloat16"), args)
+  grad = functools.partial(jax.grad, has_aux=True)
+  both = fn, compress_residuals(fn)
+  expected, found = (jax.jit(grad(f))(*args, *more) for f in both)
+  assert same(expected, found)
 
-  def test_shard_map(self):
-    block, p, x = make("mlp")
-    mesh = jax.make_mesh(
-      (2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,)
-    )
 
-    def run(block):
-      def local(p, x):
-        return lax.psum(jnp.sum(block(p, x) ** 2), "data")
+def test_parameters_that_are_closed_over_have_gradients():
+  _, p, x = make("mlp")
 
-      sharded = jax.shard_map(
-        local, mesh=mesh, in_specs=(P(), P("data")), out_specs=P()
-      )
-      return jax.jit(jax.grad(sharded))(p, x)
+  def loss(wrap, p):
+    return jnp.sum(wrap(lambda x: jnp.tanh(x @ p["in"]) @ p["out"])(x) ** 2)
 
-    expected = run(block)
-    for codec, most in ((offload(), 1e-6), (INT8, 0.03)):
-      assert distance(expected, run(compress_residuals(block, codec))) < most
+  expected = jax.jit(jax.grad(functools.partial(loss, lambda f: f)))(p)
+  wrap = functools.partial(compress_residuals, params=())
+  assert same(expected, jax.jit(jax.grad(functools.partial(loss, wrap)))(p))
 
-  def test_results_of_other_dtypes(self):
-    def fn(p, x):
-      y = x @ p["in"]
-      return jnp.sum(jnp.sin(y)), {"largest": jnp.argmax(y), "y": y}
 
-    _, p, x = make("mlp")
-    grad = functools.partial(jax.grad, has_aux=True)
-    expected = jax.jit(grad(fn))(p, x)
-    assert same(expected, jax.jit(grad(compress_residuals(fn)))(p, x))
+def test_a_compressed_function_is_compressed_again():
+  block, p, x = make("mlp")
+  nested = compress_residuals(squared(compress_residuals(block, INT8)), INT8)
+  once = compress_residuals(squared(block), INT8)
+  a, b = (jax.jit(jax.grad(f))(p, x) for f in (nested, once))
+  assert distance(a, b) < 0.03
 
 
 def run_counting(loss, codec, *args, params=(0, 1)):

@@ -275,9 +275,8 @@ def test_the_gradient_that_frees_a_factor_runs_first():
       for v, e in found
     }
 
-  weights = [
-    e for e in ops(eqns, "dot_general") if e.outvars[0].aval.shape == (64, 64)
-  ]
+  products = ops(eqns, "dot_general")
+  weights = [e for e in products if e.outvars[0].aval.shape == (64, 64)]
   # That of the gate follows from both factors, that of the other from one.
   sums = ["add_any" in name_operands(e) for e in weights]
   assert sums == [False, True, False]

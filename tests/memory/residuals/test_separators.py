@@ -92,19 +92,17 @@ def test_a_layer_is_left_to_the_compiler_where_a_cache_holds_no_less(block):
 
 
 @pytest.mark.parametrize("block", [block, gated_block])
-def test_inputs_of_layers_are_saved_and_the_output_of_the_last(block):
+def test_inputs_of_layers_and_the_last_output_are_saved_unless_rules_say_no(
+  block,
+):
   found = residuals_of(make_loss(block), *shapes(4), memory_budget=0)
   assert [r.shape for r in found] == [(ROWS, WIDTH)] * 5
   (params,), x = shapes(1)
   (whole,) = residuals_of(block, params, x, memory_budget=0)
   assert whole.shape == (ROWS, WIDTH)
-
-
-def test_rules_that_recompute_values_are_kept():
   rules = [("dense", recompute())]
-  found = residuals_of(
-    make_loss(block), *shapes(4), codec=rules, memory_budget=0
-  )
+  options = dict(codec=rules, memory_budget=0)
+  found = residuals_of(make_loss(block), *shapes(4), **options)
   assert [r.name for r in found] == ["dense/1"]
 
 

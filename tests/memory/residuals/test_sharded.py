@@ -48,9 +48,8 @@ def run_sharded(loss, spec, codec="plain"):
   mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
   x = jax.device_put(normal(1, 128, 64), NamedSharding(mesh, spec))
   fn = loss if codec == "plain" else compress_residuals(loss, codec)
-  found, moved_bytes = run_compiled(
-    jax.grad(fn, argnums=(0, 1)), normal(0, 64, 64), x
-  )
+  grad = jax.grad(fn, argnums=(0, 1))
+  found, moved_bytes = run_compiled(grad, normal(0, 64, 64), x)
   return found, moved_bytes.total()
 
 
@@ -150,9 +149,8 @@ def test_residuals_of_transformers_stay_on_their_devices(kind):
 def test_codecs_move_nothing_where_weights_lie_along_the_batch():
   """The weights are gathered again, as a stock policy does, and no more is."""
   policy = jax.checkpoint_policies.dots_saveable
-  run = functools.partial(
-    run_transformer, "fully_sharded", AxisType.Auto, unroll=True
-  )
+  layout = "fully_sharded", AxisType.Auto
+  run = functools.partial(run_transformer, *layout, unroll=True)
   _, stock = run(functools.partial(jax.checkpoint, policy=policy))
   int8 = codecs.uniform(bits=8)
   exact, expected = run(compress_residuals)

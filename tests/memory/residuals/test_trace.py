@@ -59,9 +59,8 @@ LOSSES = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_what_a_gradient_divides_by_is_not_rounded_to_zero(name):
   loss = LOSSES[name]
-  expected, found = (
-    gradients(fn, W, X)[1] for fn in (loss, compress_residuals(loss, INT4))
-  )
+  both = loss, compress_residuals(loss, INT4)
+  expected, found = (gradients(fn, W, X)[1] for fn in both)
   assert distance(expected, found) < 0.5
 
 
@@ -78,11 +77,17 @@ def test_codecs_that_keep_small_elements_encode_divisors():
   ("bits", "shape"), [(1, (4, 3, 64)), (2, (5, 4, 8)), (4, (7, 5)), (8, (1,))]
 )
 def test_codes_round_trip_through_the_fewest_words(bits, shape):
-  codes = np.random.default_rng(0).integers(0, 2**bits, shape)
-  words = pack_codes(jnp.asarray(codes, jnp.uint32), bits)
+  codes = np.random.default_rng(0).integers(0, 2**bits, shape, np.uint32)
+
+  @jax.jit
+  def run(codes):
+    words = pack_codes(codes, bits)
+    return words, unpack_codes(words, bits, shape)
+
+  words, found = run(codes)
   assert words.dtype == jnp.uint32
   assert words.size == -(-codes.size * bits // 32)
-  np.testing.assert_array_equal(unpack_codes(words, bits, shape), codes)
+  np.testing.assert_array_equal(found, codes)
 
 
 # Window, strides, padding, shape, and bits of a position in the window.
@@ -120,9 +125,8 @@ def test_its_gradient_is_that_of_reduce_window(case):
   wild = np.where(rng.random(shape) < 0.3, np.nan, tied).astype(np.float32)
   wild[rng.random(shape) < 0.3] = -np.inf
   for operand in (x, tied, wild, np.full_like(x, -np.inf)):
-    jax.tree.map(
-      np.testing.assert_array_equal, expected(operand, ct), found(operand, ct)
-    )
+    both = expected(operand, ct), found(operand, ct)
+    jax.tree.map(np.testing.assert_array_equal, *both)
   _, pull = jax.eval_shape(lambda x: jax.vjp(ours, x), x)
   saved = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(pull))
   assert saved == 4 * -(-ct.size * bits // 32)
@@ -132,7 +136,7 @@ def test_its_gradient_does_not_depend_on_fusion():
   # With the argmax found by equality with the maximum, XLA:CPU computed the
   # two in separate fusions here, and some windows had no argmax.
   rng = np.random.default_rng(0)
-  x = rng.normal(size=(4, 75, 75, 8))
+  x = rng.normal(size=(2, 75, 75, 8))
   kernel = 0.2 * rng.normal(size=(3, 3, 8, 8))
 
   pads = ((0, 0), (1, 1), (1, 1), (0, 0))

@@ -2,16 +2,20 @@
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 from jaxmotion import codecs
-from tests.memory.helpers import DEVICE, HOST, batch_of, model_of, params_of
+from tests.memory.helpers import (
+  DEVICE,
+  HOST,
+  SGD,
+  batch_of,
+  model_of,
+  params_of,
+)
 
 BLOCKS = 6
-BATCH = jax.tree.map(
-  lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), batch_of()
-)
+BATCH = jax.eval_shape(batch_of)
 STREAMED = {"stream_weights": True, "update": "per_stage"}
 
 
@@ -58,11 +62,15 @@ def test_the_prediction_bounds_the_live_arrays_from_above(options):
   assert live <= predict_bytes(model) <= 1.5 * live
 
 
-def test_differences_hold_all_weights_on_the_device():
+def test_differences_and_levels_of_more_bytes_take_more_memory():
   model = model_of(BLOCKS, send_difference=True)
   most = 1.1 * predict_bytes(model_of(BLOCKS))
   # The live arrays leave out the reference, which is there before the step too.
   assert peak_live_bytes(model) <= predict_bytes(model) <= most
+  levels = (codecs.uniform(bits=4), codecs.uniform(bits=8))
+  model = model_of(BLOCKS, tx=SGD, weights=levels, stream_weights=True)
+  low, high = (predict_bytes(model, level=i) for i in (0, 1))
+  assert low < high
 
 
 def test_streaming_holds_two_stages_of_any_number():
@@ -82,12 +90,3 @@ def test_streaming_holds_two_stages_of_any_number():
   # Each distinct program is measured once in a model: two passes of first,
   # block and last, and one program that decodes.
   assert len(seen) == 2 * (6 + 1)
-
-
-def test_a_level_of_more_bytes_takes_more_memory():
-  levels = (codecs.uniform(bits=4), codecs.uniform(bits=8))
-  model = model_of(
-    BLOCKS, tx=optax.sgd(0.1), weights=levels, stream_weights=True
-  )
-  low, high = (predict_bytes(model, level=i) for i in (0, 1))
-  assert low < high

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from jaxmotion import codecs, memory
@@ -12,6 +11,7 @@ from tests.memory.helpers import (
   PLAIN,
   WIDTH,
   batch_of,
+  make_update,
   model_of,
   params_of,
   record_step,
@@ -42,22 +42,13 @@ def train_masters(params, steps, tx):
   """Trains float32 parameters by gradients of their bfloat16 copies."""
   params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
   state = tx.init(params)
-  grad = jax.jit(jax.grad(half_loss))
-
-  @jax.jit
-  def update(params, state, grads):
-    grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
-    updates, state = tx.update(grads, state, params)
-    return optax.apply_updates(params, updates), state
-
+  grad, update = jax.jit(jax.grad(half_loss)), make_update(tx)
   for i in range(steps):
     params, state = update(params, state, grad(to_half(params), half_batch(i)))
   return params, state
 
 
-@pytest.mark.parametrize(
-  "given", [params_of(), to_half(params_of())], ids=dtypes
-)
+@pytest.mark.parametrize("given", [params_of(), to_half(params_of())])
 def test_masters_are_those_of_mixed_precision_bit_for_bit(given):
   model = memory.HostResident(half_loss, ADAM, **PLAIN, **HALF)
   state = model.init(given)

@@ -41,7 +41,7 @@ STEPS = 3
 
 
 class Interrupt(BaseException):
-  """What a signal's handler or a hook raises, like KeyboardInterrupt."""
+  """An exception of a signal's handler or a hook, like KeyboardInterrupt."""
 
 
 @contextlib.contextmanager

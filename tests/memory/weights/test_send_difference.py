@@ -94,9 +94,8 @@ def test_the_device_computes_with_its_reference():
 @pytest.mark.parametrize("codec", LEVELS[1:3])
 def test_a_nonfinite_weight_leaves_its_reference_unchanged(codec):
   def send(w, reference):
-    payloads = programs.encode(
-      codec, "float32", [w], [reference], np.zeros(3, np.uint32)
-    )
+    key = np.zeros(3, np.uint32)
+    payloads = programs.encode(codec, "float32", [w], [reference], key)
     likes = (jax.ShapeDtypeStruct(w.shape, jnp.float32),)
     return programs.decode(codec, likes, payloads, [reference])[0]
 

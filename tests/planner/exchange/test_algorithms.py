@@ -45,7 +45,7 @@ def find(table, name):
   return found
 
 
-def test_the_fastest_is_first_and_what_is_refused_last():
+def test_the_fastest_is_first_what_is_refused_last_and_hosts_are_known():
   table = plan_on_ethernet().algorithms
   seconds = [choice.step_s for choice in table if choice.is_offered]
   assert seconds == sorted(seconds) and len(seconds) > 5
@@ -57,6 +57,11 @@ def test_the_fastest_is_first_and_what_is_refused_last():
   assert names and all(find(table, f"presets.{name}(") for name in names)
   for name in ("dgc", "ef21_sgdm", "onebit_adam", "muloco", "sdp4bit"):
     assert find(table, name).is_offered
+  axes = jaxmotion.HostAxes("host", "device")
+  platform = builtin_platform("h100_cluster")
+  plan = compare(platform, mesh_axis=axes, candidates=())
+  for name in ("lion", "sdp4bit", "diloco", "streaming_diloco", "muloco"):
+    assert find(plan.algorithms, f"presets.{name}").is_offered
 
 
 def test_a_plan_prints_every_choice_and_reason():
@@ -123,12 +128,6 @@ def test_a_preset_sends_what_its_program_asks_for():
   assert found.wire_bytes == pytest.approx(traced.total_bytes, rel=1e-6)
 
 
-def test_vectors_have_no_factors_and_no_directions():
-  plan = planner.advise(vector_loss, VECTORS, (), ETHERNET, candidates=())
-  assert "no fewer bytes" in refusal(plan, "power_sgd")
-  assert "`params` has none" in refusal(plan, "muloco")
-
-
 def refusal(plan, name):
   """Says why a plan does not offer an algorithm."""
   found = find(plan.algorithms, name)
@@ -151,12 +150,11 @@ def plan_model(optimizer, **more):
     **more,
   }
   ids = jax.ShapeDtypeStruct((8,), "int32")
-  return planner.advise(
-    model_loss, params, (ids,), ETHERNET, optimizer=optimizer, candidates=()
-  )
+  options = dict(optimizer=optimizer, candidates=())
+  return planner.advise(model_loss, params, (ids,), ETHERNET, **options)
 
 
-def test_what_the_loss_or_the_optimizer_breaks_is_not_offered():
+def test_what_the_loss_the_optimizer_or_vectors_break_is_not_offered():
   norm = optax.clip_by_global_norm(1.0)
   plan = plan_model(optax.chain(norm, optax.adam(0.1)))
   for name in ("dgc", "ef21_sgdm"):
@@ -173,6 +171,9 @@ def test_what_the_loss_or_the_optimizer_breaks_is_not_offered():
   pricing = _algorithms._Pricing(plan.problem, plan.uncompressed)
   for assumption in ("no_moments", "no_lookups", "elementwise"):
     assert not pricing._find_break(assumption)
+  plan = planner.advise(vector_loss, VECTORS, (), ETHERNET, candidates=())
+  assert "no fewer bytes" in refusal(plan, "power_sgd")
+  assert "`params` has none" in refusal(plan, "muloco")
 
 
 def test_sharded_bytes_of_all_leaves_are_those_of_a_traced_update():
@@ -185,11 +186,3 @@ def test_sharded_bytes_of_all_leaves_are_those_of_a_traced_update():
   _, found = pricing._trace_distinct(tx)
   _, ledger = pricing._trace_moves(tx, params)
   assert found.total_bytes == pytest.approx(ledger.total_bytes)
-
-
-def test_hosts_with_several_devices_reduce_within_first():
-  axes = jaxmotion.HostAxes("host", "device")
-  platform = builtin_platform("h100_cluster")
-  plan = compare(platform, mesh_axis=axes, candidates=())
-  for name in ("lion", "sdp4bit", "diloco", "streaming_diloco", "muloco"):
-    assert find(plan.algorithms, f"presets.{name}").is_offered

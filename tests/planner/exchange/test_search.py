@@ -9,11 +9,7 @@ import pytest
 from jaxmotion.planner.exchange import _search
 from jaxmotion.planner.exchange._problem import BucketSchedule
 from jaxmotion.planner.exchange._search import search_choice
-from jaxmotion.planner.exchange._table import (
-  StepTable,
-  TensorCosts,
-  make_table,
-)
+from jaxmotion.planner.exchange._table import StepTable, TensorCosts, make_table
 from tests.planner.problems import THREE, cluster, every_choice, problem_on
 
 TIMES = np.geomspace(1, 1e9, 200)
@@ -64,9 +60,8 @@ def cases(count, tensors, seed=0):
   rng = np.random.default_rng(seed)
   for _ in range(count):
     buckets = int(rng.integers(1, 4))
-    table, errors = random_table(
-      rng, tensors, 3, buckets, bool(rng.integers(2))
-    )
+    overlap = bool(rng.integers(2))
+    table, errors = random_table(rng, tensors, 3, buckets, overlap)
     yield table, errors, float(errors.max(1).sum() * rng.uniform(0, 0.7))
 
 
@@ -77,9 +72,8 @@ def test_the_shortest_step_of_three_tensors_and_codecs_is_found():
     reference = np.array(next(references))
     found = search_choice(table, errors, budget, reference)
     assert errors[np.arange(3), found].sum() <= budget
-    assert table.total_seconds(found) == pytest.approx(
-      shortest(table, errors, budget), rel=1e-8
-    )
+    best = pytest.approx(shortest(table, errors, budget), rel=1e-8)
+    assert table.total_seconds(found) == best
 
 
 def test_pruned_labels_lose_little(monkeypatch):

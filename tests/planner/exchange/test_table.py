@@ -25,9 +25,8 @@ MIXED = (CHOICES == 2).any(1)  # Some payload is not summed.
 
 
 def table_for(problem, method, *, mixed=True, candidates=THREE):
-  return _table.make_table(
-    _table.TensorCosts(problem), candidates, method, mixed=mixed
-  )
+  costs = _table.TensorCosts(problem)
+  return _table.make_table(costs, candidates, method, mixed=mixed)
 
 
 def predicted(problem, choice, method, candidates=THREE):
@@ -90,9 +89,8 @@ def test_sums_between_two_workers_join_payloads_that_are_not_summed():
 def test_measured_collectives_are_followed_within_a_thousandth():
   platform = cluster(8)
   (axis,) = platform.axes
-  curve = Curve(
-    sizes=(1e2, 1e4, 1e5, 1e7), seconds=(1e-4, 5e-4, 1e-2, 0.4), noise=0.1
-  )
+  sizes, seconds = (1e2, 1e4, 1e5, 1e7), (1e-4, 5e-4, 1e-2, 0.4)
+  curve = Curve(sizes=sizes, seconds=seconds, noise=0.1)
   link = dataclasses.replace(
     axis.link,
     measured={f"{op} 8": curve for op in ("all_reduce", "all_to_all")},
