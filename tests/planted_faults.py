@@ -45,9 +45,7 @@ FAULTS = {
   "a mean is a sum": Fault(
     "mean = total / plan.workers", "mean = total", "collectives"
   ),
-  "a key is used twice": Fault(
-    "key.fold(plan.workers)", "key", "collectives codecs"
-  ),
+  "a key is used twice": Fault("key.fold(plan.workers)", "key", "collectives"),
   "a sum is a mean": Fault(
     "jnp.promote_types(y.dtype, jnp.float32)) * plan.workers",
     "jnp.promote_types(y.dtype, jnp.float32))",

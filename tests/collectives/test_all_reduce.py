@@ -364,6 +364,17 @@ def test_empty_leaves_stand_beside_sums_that_are_sent_in_halves(place, workers):
   assert sent == 2 * (workers - 1) / workers * 3 * 4 * large.size
 
 
+def test_a_mean_is_rounded_by_other_random_bits_than_its_terms():
+  # A quarter of all elements rounds up. With the bits of the first rounding in
+  # the second, 0.31 of those would that stand where they stood: the first of 16
+  # planes, in worker 0's half.
+  x = np.full((2, 256, 512), 0.25, np.float32)
+  x[:, :, 0] = 1.0  # The scale of a block.
+  codec = codecs.uniform(bits=2, rounding="stochastic", block=512)
+  y = run(lambda x: reduce(x, codec, method="two_phase"), jnp.asarray(x), 2)
+  assert np.asarray(y)[:8, 1:].mean() == pytest.approx(0.25, abs=0.03)
+
+
 @pytest.mark.parametrize("x", [{}, {"a": np.zeros((4, 0), np.float32)}])
 def test_nothing_to_reduce_is_nothing_sent(x):
   assert step_ledger(codecs.identity(), x).total_bytes == 0
