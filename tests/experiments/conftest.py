@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import importlib.util
 from collections.abc import Callable, Iterator
 
@@ -7,6 +8,7 @@ import pytest
 from absl import flags
 from ml_collections import ConfigDict
 
+from experiments.data import images
 from experiments.models import staged
 from tests.paths import ROOT
 
@@ -62,13 +64,13 @@ def _load_config(name: str) -> ConfigDict:
   return module.get_config()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def load_config() -> Callable[[str], ConfigDict]:
   """Loads the configuration of `configs/NAME.py`."""
   return _load_config
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny() -> Callable[..., ConfigDict]:
   """Makes a small form of a configuration: tiny("digits", steps=5)."""
 
@@ -108,6 +110,15 @@ def tiny_hosted() -> Iterator[Callable[..., ConfigDict]]:
 @pytest.fixture(scope="session", autouse=True)
 def enough_devices() -> None:
   assert jax.device_count() >= TINY["workers"], "see tests/conftest.py"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cached_images() -> Iterator[None]:
+  """Lets each process read scikit-learn's images once."""
+  with pytest.MonkeyPatch.context() as patch:
+    for name in ("load_digits", "load_photographs"):
+      patch.setattr(images, name, functools.cache(getattr(images, name)))
+    yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -46,15 +46,15 @@ def imagefolder(tmp_path):
 def test_small_form_runs(tiny, request, name):
   of_files = name in ("cifar10", "imagefolder")
   config = tiny(name, **(request.getfixturevalue(name) if of_files else {}))
-  config.exchanges = config.exchanges[:: len(config.exchanges) - 1]
+  config.exchanges = config.exchanges[-1:]
   task = tasks.load_task(config)
-  runs = train_all(config, task, make_mesh(config.workers))
-  assert len(runs) == 2
-  assert all(np.isfinite([run.score, run.loss]).all() for run in runs)
-  assert runs[0].wire_bytes > runs[1].wire_bytes > 0
+  (run,) = train_all(config, task, make_mesh(config.workers))
+  assert np.isfinite([run.score, run.loss]).all()
+  assert run.wire_bytes > 0
 
 
-@pytest.mark.parametrize("name", HOSTED)
+# AlexNet is trained in weights/test_weights.py.
+@pytest.mark.parametrize("name", [n for n in HOSTED if "alexnet" not in n])
 def test_small_form_of_hosted_weights_runs(tiny_hosted, name):
   context = load_context(tiny_hosted(name, cases=("truncate1",)))
   (run,) = weights_run.train_all(context)

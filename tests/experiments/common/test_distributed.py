@@ -31,12 +31,7 @@ STALLED = 3  # Seconds that a stalled process is waited for, in these tests.
 # Enough steps to be hit between two checkpoints, and two kernels that are large
 # enough to be cut between the devices of a process. Every process compiles for
 # itself: one convolution is enough.
-LONG = {
-  "steps": 120,
-  "checkpoint_every": 60,
-  "channels": (4,),
-  "hidden": 64,
-}
+LONG = {"steps": 120, "checkpoint_every": 60, "channels": (4,), "hidden": 64}
 LOST = "another process died, stalled or was cut off"
 # The transport's threads report their peers in pieces, which may mix.
 GLOO = re.compile(
@@ -162,7 +157,7 @@ def test_a_stalled_process_ends_the_job_in_the_time_it_is_given(tmp_path, tiny):
 
 
 def test_two_processes_of_two_devices_train_as_four_workers_do(tiny):
-  config = tiny("digits", workers=4, steps=3, hidden=64)
+  config = tiny("digits", workers=4, steps=2, hidden=64, channels=(4,))
   task = tasks.load_task(config)
   sent = {}
   for name in ("fp32", "int8"):

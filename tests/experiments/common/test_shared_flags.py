@@ -1,8 +1,11 @@
 """Tests of the flags that several runners define."""
 
 import json
+import re
 import subprocess
 import sys
+
+import pytest
 
 from experiments.common import shared_flags
 from tests.paths import ROOT
@@ -13,59 +16,90 @@ RUNNERS = sorted(
   for path in (ROOT / "experiments").rglob("*.py")
   if "shared_flags.run_main(main)" in path.read_text()
 )
-# What runners share without flags is imported once, for both orders.
-IMPORT_ALL = """
-import importlib, json, os, sys
+# One process imports what takes long, and forks for each check.
+FORK_ALL = """
+import importlib, json, os, sys, traceback
+import matplotlib.backends.backend_agg
 from absl import flags
-import flax.nnx, jaxmotion, matplotlib.pyplot, optax, rich.table
-from experiments.common import list_flags
+from ml_collections import config_flags
+from experiments.common import files, list_flags, shared_flags
 
-bad, wrong, free, *names = sys.argv[1:]
-BAD, WRONG, FREE = json.loads(bad), json.loads(wrong), json.loads(free)
-sys.argv = ["run"]
-child = os.fork()
-for name in names if child else names[::-1]:
-  runner = importlib.import_module(name)
-  of_runner = [f.name for f in flags.FLAGS.get_key_flags_for_module(name)]
-  assert "json" in of_runner, f"{name} does not show --json in its --help"
-  for flag, bad in BAD.items():
-    if flag in of_runner:
-      try:
-        flags.FLAGS(["run", f"--{flag}={bad}"])
-      except flags.IllegalFlagValueError as error:
-        assert bad in str(error) and "\\n" not in str(error), error
-      else:
-        raise AssertionError(f"{name} accepts --{flag}={bad}")
-      flags.FLAGS[flag].unparse()
-  lists = {}
-  for flag in flags.FLAGS.get_key_flags_for_module(name):
-    absl_lists = flags.MultiFlag, flags.MultiEnumClassFlag
-    assert not isinstance(flag, absl_lists), f"{name} --{flag.name}"
-    assert type(flag.parser) is not flags.ListParser, f"{name} --{flag.name}"
-    if isinstance(flag.parser, list_flags._ItemsParser):
-      lists[flag.name] = flag
-  own = WRONG.get(name, {})
-  assert set(own) <= set(lists), name
-  for flag_name in set(lists) - set(FREE):
-    flag = lists[flag_name]
-    for bad in ("@", *own.get(flag_name, []), f"{flag.default_unparsed},,"):
-      try:
-        flags.FLAGS(["run", f"--{flag_name}={bad}"])
-      except flags.IllegalFlagValueError as error:
-        text = str(error)
+BAD, WRONG, FREE, NAMES, LINES = json.loads(sys.stdin.read())
+
+def fork(run, *arguments):
+  child = os.fork()
+  if not child:
+    code = 0
+    try:
+      run(*arguments)
+    except SystemExit as end:
+      code = end.code
+      if isinstance(code, str):
+        code = print(code) or 1
+    except BaseException:
+      code = traceback.print_exc() or 2
+    sys.stdout.flush()
+    os._exit(code)  # An ordinary exit frees all modules, which takes longer.
+  _, status = os.waitpid(child, 0)
+  print("exit", os.waitstatus_to_exitcode(status), flush=True)
+
+def main():
+  if config.value.steps == 2:
+    config.value.step
+  files.read_text("/".join(("/nowhere", *config.value.names)))
+
+def run_line(line):
+  global config
+  sys.argv = ["run", *line.split()]
+  os.dup2(1, 2)
+  config = shared_flags.define_config("digits")
+  shared_flags.define_rows()
+  shared_flags.define_plot()
+  shared_flags.run_main(main)
+
+def refuse(name, flag, bad):
+  try:
+    flags.FLAGS(["run", f"--{flag.name}={bad}"])
+  except flags.IllegalFlagValueError as error:
+    flag.unparse()
+    return str(error)
+  raise AssertionError(f"{name} accepts --{flag.name}={bad}")
+
+def import_all(names):
+  for name in names:
+    runner = importlib.import_module(name)
+    known = {f.name: f for f in flags.FLAGS.get_key_flags_for_module(name)}
+    assert "json" in known, f"{name} does not show --json in its --help"
+    for flag, bad in BAD.items():
+      if flag in known:
+        text = refuse(name, known[flag], bad)
+        assert bad in text and "\\n" not in text, text
+    lists = {}
+    for flag in known.values():
+      absl_lists = flags.MultiFlag, flags.MultiEnumClassFlag
+      assert not isinstance(flag, absl_lists), f"{name} --{flag.name}"
+      assert type(flag.parser) is not flags.ListParser, f"{name} --{flag.name}"
+      if isinstance(flag.parser, list_flags._ItemsParser):
+        lists[flag.name] = flag
+    own = WRONG.get(name, {})
+    assert set(own) <= set(lists), name
+    for flag_name in set(lists) - set(FREE):
+      flag = lists[flag_name]
+      for bad in ("@", *own.get(flag_name, []), f"{flag.default_unparsed},,"):
+        text = refuse(name, flag, bad)
         assert text.startswith(f"flag --{flag_name}={bad}: "), text
         assert " must " in text and "\\n" not in text, text
-      else:
-        raise AssertionError(f"{name} accepts --{flag_name}={bad}")
-      flag.unparse()
-train = flags.FLAGS.get_key_flags_for_module("experiments.train.__main__")
-shown = {"coordinator_address", "num_processes", "process_id", "distributed"}
-assert shown <= {f.name for f in train}, "its --help lacks flags of hosts"
-flags.FLAGS(["run", "--json=rows"])
-print(flags.FLAGS.json, flush=True)
-if child:
-  _, status = os.waitpid(child, 0)
-  assert status == 0, "runners fail if the last one is imported first"
+  train = flags.FLAGS.get_key_flags_for_module("experiments.train.__main__")
+  shown = {"coordinator_address", "num_processes", "process_id", "distributed"}
+  assert shown <= {f.name for f in train}, "its --help lacks flags of hosts"
+  flags.FLAGS(["run", "--json=rows"])
+  assert flags.FLAGS.json == "rows"
+
+for line in LINES:
+  fork(run_line, line)
+import flax.nnx, jaxmotion, matplotlib.pyplot, optax, rich.table
+for names in (NAMES, NAMES[::-1]):
+  fork(import_all, names)
 """
 # Files that cannot be read or written, of flags that runners share.
 REFUSED = {
@@ -104,50 +138,6 @@ WRONG = {
 }
 # Flags whose items only the work itself can check.
 FREE = ["file", "policies"]
-# What takes long to import is there before the forks.
-RUN_ALL = """
-import os, sys
-import matplotlib.backends.backend_agg
-from ml_collections import config_flags
-from experiments.common import files, shared_flags
-
-def main():
-  if config.value.steps == 2:
-    config.value.step
-  files.read_text("/".join(("/nowhere", *config.value.names)))
-
-for line in sys.stdin.read().splitlines():
-  sys.argv = ["run", *line.split()]
-  child = os.fork()
-  if not child:
-    os.dup2(1, 2)
-    config = shared_flags.define_config("digits")
-    shared_flags.define_rows()
-    shared_flags.define_plot()
-    shared_flags.run_main(main)
-  _, status = os.waitpid(child, 0)
-  print("exit", os.waitstatus_to_exitcode(status), flush=True)
-"""
-
-
-def run_python(*arguments, text=""):
-  return subprocess.run(
-    [sys.executable, *arguments],
-    input=text,
-    check=False,
-    capture_output=True,
-    cwd=ROOT,
-    env=environment(),
-    text=True,
-  )
-
-
-def test_a_process_may_import_all_runners_in_either_order():
-  assert "experiments.train.__main__" in RUNNERS and len(RUNNERS) >= 15
-  tables = map(json.dumps, (REFUSED, WRONG, FREE))
-  found = run_python("-c", IMPORT_ALL, *tables, *RUNNERS)
-  assert found.returncode == 0, found.stderr[-2000:]
-  assert found.stdout.split() == ["rows", "rows"]
 
 
 # What a command line must be answered with, in a line of its own.
@@ -190,23 +180,41 @@ FILES = {
 }
 
 
-def test_bad_files_are_refused_in_one_line_before_any_work(tmp_path):
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+  """Folder of configurations, and what each fork has printed."""
+  folder = tmp_path_factory.mktemp("files")
   for name, text in FILES.items():
-    (tmp_path / f"{name}.py").write_text(text + "\n")
-  lines = [line.replace("{}", str(tmp_path)) for line in ANSWERS]
+    (folder / f"{name}.py").write_text(text + "\n")
+  lines = [line.replace("{}", str(folder)) for line in ANSWERS]
   lines.append("rows.jsonl")
-  found = run_python("-c", RUN_ALL, text="\n".join(lines))
-  assert found.returncode == 0, found.stderr[-2000:]
-  answers = found.stdout.split("exit 1\n")
-  assert len(answers) == len(lines) + 1, found.stdout
-  assert "Flags must start with --, got 'rows.jsonl'." in answers[-2]
-  for line, wanted, answer in zip(
-    ANSWERS, ANSWERS.values(), answers[:-2], strict=True
-  ):
-    assert wanted in answer, (line, answer)
-    told = [one for one in answer.splitlines() if "--helpshort" not in one]
-    assert len(told) == 1, (line, answer)
-  assert len(list(tmp_path.iterdir())) == len(FILES)
+  done = subprocess.run(
+    [sys.executable, "-c", FORK_ALL],
+    input=json.dumps([REFUSED, WRONG, FREE, RUNNERS, lines]),
+    capture_output=True,
+    cwd=ROOT,
+    env=environment(),
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr[-2000:]
+  *lines, forward, backward, _ = re.split(r"(?<=exit \d\n)", done.stdout)
+  return folder, lines, (forward, backward), done.stderr[-2000:]
+
+
+def test_a_process_may_import_all_runners_in_either_order(answers):
+  assert "experiments.train.__main__" in RUNNERS and len(RUNNERS) >= 15
+  _, _, orders, errors = answers
+  assert orders == ("exit 0\n", "exit 0\n"), errors
+
+
+def test_bad_files_are_refused_in_one_line_before_any_work(answers):
+  folder, (*found, last), *_ = answers
+  assert "Flags must start with --, got 'rows.jsonl'." in last
+  for line, answer in zip(ANSWERS, found, strict=True):
+    assert ANSWERS[line] in answer, (line, answer)
+    *told, code = [a for a in answer.splitlines() if "--helpshort" not in a]
+    assert len(told) == 1 and code == "exit 1", (line, answer)
+  assert len(list(folder.iterdir())) == len(FILES)
 
 
 def test_another_process_than_the_first_writes_nothing(monkeypatch):

@@ -37,12 +37,7 @@ def test_every_kind_of_defect_is_found_and_rounds_go_on():
     seen.append((tallies["odd"].rounds, defect))
 
   tallies = run.run_subjects(
-    {"odd": run_odd},
-    600.0,
-    rounds=9,
-    processes=1,
-    limit_s=3.0,
-    report=report,
+    {"odd": run_odd}, 600.0, rounds=9, processes=1, limit_s=3.0, report=report
   )
   tally = tallies["odd"]
   assert (tally.rounds, tally.cases) == (9, 6)

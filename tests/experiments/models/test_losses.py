@@ -68,7 +68,8 @@ def test_tokens_beyond_the_capacity_of_an_expert_are_dropped():
   from experiments.models.losses.experts import _route
 
   logits = jnp.stack([jnp.ones((1, 6)), jnp.zeros((1, 6)), -jnp.ones((1, 6))])
-  weight = _route(jnp.moveaxis(logits, 0, -1), slots=4)
+  route = jax.jit(lambda logits: _route(logits, slots=4))
+  weight = route(jnp.moveaxis(logits, 0, -1))
   assert weight.shape == (1, 6, 3, 4)
   # Every token chooses experts 0 and 1; only four have a slot in each.
   assert (weight[0] > 0).sum((0, 2)).tolist() == [4, 4, 0]

@@ -83,7 +83,7 @@ def test_the_slower_the_link_the_more_the_plan_gains(monkeypatch):
     links, "LINKS", {name: links.LINKS[name] for name in some}
   )
   rows = links.predict_network(
-    "gpt", 1, 0.5, layers=2, width=0.25, length=32, heads=4
+    "gpt", 1, 0.5, layers=1, width=0.25, length=32, heads=4
   )
   steps = [row for row in rows if row.metric == "step_ms_predicted"]
   assert len(steps) == len(links.LINKS)

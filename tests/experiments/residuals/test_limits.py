@@ -82,7 +82,7 @@ def test_the_papers_deepest_is_one_of_the_depths():
 @pytest.mark.unoptimized
 def test_rows_have_accuracies_and_errors_beside_plain_training(monkeypatch):
   monkeypatch.setitem(training.NETWORKS, "tiny", {"width": 0.25, "repeats": 1})
-  options = {"steps": 2, "batch": 16, "seeds": 1, "image": 32}
+  options = {"steps": 2, "batch": 64, "seeds": 1, "image": 32}
   console = rich.console.Console(file=io.StringIO())
   with Display(console, steps=2, runs=2) as display:
     results = [

@@ -160,7 +160,7 @@ def test_a_step_is_timed_and_a_failure_has_its_reason(monkeypatch):
     return subprocess.CompletedProcess([], 0, f"a log\n{json.dumps(found)}\n")
 
   monkeypatch.setattr(subprocess, "run", run)
-  assert measure.measure_step("gpt", GPT, 2, "update", steps=2).step_ms > 0
+  assert measure.measure_step("tiny", {}, 2, "update", steps=2).step_ms > 0
   failed = subprocess.CompletedProcess([], 1, "", "Traceback\nError: why\n")
   monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
   assert measure.measure_step("gpt", GPT, 2, "plain").reason == "Error: why"

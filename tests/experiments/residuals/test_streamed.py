@@ -27,7 +27,7 @@ def batch():
 
 @pytest.fixture(scope="module")
 def params():
-  return make_tiny().init(jax.random.key(0))
+  return jax.jit(make_tiny().init)(jax.random.key(0))
 
 
 @pytest.fixture(scope="module")

@@ -5,15 +5,13 @@ import pytest
 from experiments.common import records
 from experiments.study import rows as study_rows
 from experiments.study.run import choose_rates, run_experiment
-from experiments.study.trainer import (
-  StudyRun,
-  link_seconds,
-  typical_ms,
-)
+from experiments.study.trainer import StudyRun, link_seconds, typical_ms
 from experiments.tables import render_markdown
 from jaxmotion import perfmodel
 from jaxmotion.wire import Ledger, Move
 from tests.experiments.jobs import save_images
+
+pytestmark = pytest.mark.unoptimized
 
 SMALL = {
   "workers": 2,

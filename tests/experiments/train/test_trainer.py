@@ -1,3 +1,4 @@
+import functools
 import math
 
 import jax
@@ -7,29 +8,34 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 from flax import nnx
-from jax.sharding import AbstractMesh
 
-import jaxmotion
 from experiments.common import records
 from experiments.common.console import JobError
-from experiments.common.workdir import Workdir
+from experiments.common.workdir import Run, Workdir
 from experiments.data import images
 from experiments.train import tasks, trainer as trainers
 from experiments.train.cases import get_exchange
 from experiments.train.mesh import make_mesh
 from experiments.train.optimizer import make_optimizer
 from experiments.train.run import open_workdir, run_experiment, train_all
-from jaxmotion import checkpoint, wire
+from jaxmotion import wire
 from tests.experiments.jobs import assert_same_bits
 
 FEEDBACK = "sign_feedback"
 SHARDED = "sharded_int8"
 
 
-def make_trainer(config, exchange):
-  task = tasks.load_task(config)
-  mesh = make_mesh(config.workers)
-  return trainers.Trainer(config, task, mesh, exchange)
+@pytest.fixture(scope="module")
+def make_trainer(tiny):
+  """Makes the trainer of an exchange and a number of workers, once."""
+
+  @functools.cache
+  def make(exchange, workers=2):
+    config = tiny("digits", steps=6, checkpoint_every=2, workers=workers)
+    task = tasks.load_task(config)
+    return trainers.Trainer(config, task, make_mesh(workers), exchange)
+
+  return make
 
 
 class Recorder:
@@ -43,10 +49,9 @@ class Recorder:
 
 
 def test_stopped_and_resumed_equals_straight(
-  tmp_path, tiny, capsys, monkeypatch
+  tmp_path, make_trainer, capsys, monkeypatch
 ):
-  config = tiny("digits", steps=6, checkpoint_every=2)
-  trainer = make_trainer(config, FEEDBACK)
+  trainer = make_trainer(FEEDBACK)
   monkeypatch.setattr(trainers, "_SCALARS_EVERY", 3)
   writer = Recorder()
   straight = trainer.train_seed(seed=0, writer=writer)
@@ -58,7 +63,7 @@ def test_stopped_and_resumed_equals_straight(
   memory = jax.tree.leaves(straight.state.opt_state[0].codec_state)
   assert any(np.any(np.asarray(leaf)) for leaf in memory)
 
-  workdir = Workdir(tmp_path, config)
+  workdir = Workdir(tmp_path, trainer._config)
   store = workdir.open_store(FEEDBACK, 0)
   trainer.train_seed(seed=0, store=store, stop=3)
   store = workdir.open_store(FEEDBACK, 0)
@@ -73,70 +78,44 @@ def test_stopped_and_resumed_equals_straight(
   assert straight.log.loss == resumed.log.loss
 
 
-def read_outstanding(trained, config):
-  """What the workers have still to send, one array for each leaf."""
-  params, exchange = trained.state.params, trained.state.opt_state[0]
-  tx = jaxmotion.exchange("data", get_exchange(FEEDBACK))
-  layout = checkpoint.describe_state(tx, params, make_mesh(config.workers))
-  one = checkpoint.resize(
-    tx, exchange, params, layout, AbstractMesh((1,), ("data",))
-  )
-  return jax.tree.leaves(one.codec_state)
+@pytest.mark.parametrize(
+  "exchange", [FEEDBACK, pytest.param(SHARDED, marks=pytest.mark.slow)]
+)
+def test_other_workers_continue_a_run(tmp_path, make_trainer, capfd, exchange):
+  def train(workers, stop=None):
+    trainer = make_trainer(exchange, workers)
+    workdir = open_workdir(tmp_path, trainer._config)
+    store = workdir.open_store(exchange, 0)
+    return trainer.train_seed(seed=0, store=store, stop=stop)
 
-
-def test_other_workers_continue_a_run(tmp_path, tiny, capfd):
-  config = tiny("digits", steps=6, checkpoint_every=3, workers=4)
-  four = make_trainer(config, FEEDBACK)
-  workdir = open_workdir(tmp_path, config)
-  store = workdir.open_store(FEEDBACK, 0)
-  before = four.train_seed(seed=0, store=store, stop=3)
-  del workdir
-
-  fewer = tiny("digits", steps=6, checkpoint_every=3, workers=2)
-  workdir = open_workdir(tmp_path, fewer)
-  store = workdir.open_store(FEEDBACK, 0)
-  two = make_trainer(fewer, FEEDBACK)
-  resized = two.train_seed(seed=0, store=store, stop=3)
+  before, resized = train(4, stop=2), train(2, stop=2)
   assert "a state of 4 workers continues on 2." in capfd.readouterr().err
-  assert_same_bits(before.state.params, resized.state.params)
   assert resized.log == before.log
-  old, new = read_outstanding(before, config), read_outstanding(resized, fewer)
-  for a, b in zip(old, new, strict=True):
-    np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
-  assert any(np.abs(a).max() > 1e-4 for a in old)
-  trained = two.train_seed(seed=0, store=store)
+  assert_same_bits(before.state.params, resized.state.params)
+  if exchange == SHARDED:
+    old, new = (jax.tree.leaves(t.state.opt_state) for t in (before, resized))
+    pairs = zip(old, new, strict=True)
+    whole = [(a, b) for a, b in pairs if a.shape == b.shape]
+    assert sum(a.size > 64 for a, _ in whole) >= 3  # A master, two moments.
+    assert_same_bits(*map(list, zip(*whole, strict=True)))
+  else:
+    # What is still to be sent is there; tests/checkpoint compares it.
+    memory = jax.tree.leaves(resized.state.opt_state[0].codec_state)
+    assert any(np.any(leaf) for leaf in memory)
+  trained = train(2)
   assert len(trained.log.loss) == 6 and np.isfinite(trained.log.loss).all()
-  again = two.train_seed(seed=0, store=store)
-  assert_same_bits(trained.state, again.state)
-
-
-@pytest.mark.slow
-def test_other_workers_continue_a_sharded_optimizer(tmp_path, tiny):
-  config = tiny("digits", steps=4, checkpoint_every=2, workers=4)
-  store = open_workdir(tmp_path, config).open_store(SHARDED, 0)
-  before = make_trainer(config, SHARDED).train_seed(seed=0, store=store, stop=2)
-  fewer = tiny("digits", steps=4, checkpoint_every=2, workers=2)
-  store = open_workdir(tmp_path, fewer).open_store(SHARDED, 0)
-  two = make_trainer(fewer, SHARDED)
-  resized = two.train_seed(seed=0, store=store, stop=2)
-  old, new = (
-    jax.tree.leaves(trained.state.opt_state) for trained in (before, resized)
-  )
-  whole = [(a, b) for a, b in zip(old, new, strict=True) if a.shape == b.shape]
-  assert sum(a.size > 64 for a, _ in whole) >= 3  # A master, two moments.
-  assert_same_bits(*map(list, zip(*whole, strict=True)))
-  trained = two.train_seed(seed=0, store=store)
-  assert np.isfinite(trained.log.loss).all()
+  assert_same_bits(trained.state, train(2).state)
 
 
 # Of ml_collections, which reads the default configuration.
 @pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
-def test_a_job_trains_every_exchange_and_writes_rows_and_a_plot(
+def test_a_job_trains_its_exchanges_and_writes_rows_and_a_plot(
   tmp_path, tiny, capsys
 ):
   from experiments.train import __main__ as train_main
 
   config = tiny("digits", steps=12, batch_size=32, learning_rate=0.1)
+  config.exchanges = ("fp32", "int8", "topk1_feedback")
   json, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
   with flagsaver.flagsaver(json=str(json), plot=str(plot)):
     flags.FLAGS["config"].value = config
@@ -149,8 +128,8 @@ def test_a_job_trains_every_exchange_and_writes_rows_and_a_plot(
   found = {(row.case, row.metric): row.value for row in rows}
   cases = list(dict.fromkeys(row.case for row in rows))
   assert cases == list(config.exchanges)
-  sent = [found[case, "wire_bytes_predicted"] for case in cases[:4]]
-  assert sent == sorted(sent, reverse=True) and len(set(sent)) == 4
+  sent = [found[case, "wire_bytes_predicted"] for case in cases]
+  assert sent[0] > sent[1] > sent[2]
   for case in cases:
     assert found[case, "loss"] < math.log(10)
     predicted = found[case, "wire_bytes_predicted"]
@@ -178,10 +157,12 @@ def test_full_digits_model_sends_few_bytes(load_config):
 
 
 def test_finished_runs_are_not_repeated(tmp_path, tiny):
-  config = tiny("digits", exchanges=("fp32",), seeds=(0, 1))
-  task = tasks.load_task(config)
-  mesh = make_mesh(config.workers)
-  first = train_all(config, task, mesh, workdir=Workdir(tmp_path, config))
+  config = tiny("digits", exchanges=("fp32",), seeds=(0, 1, 2))
+  task, mesh = tasks.load_task(config), make_mesh(config.workers)
+  workdir = Workdir(tmp_path, config)
+  first = [Run("fp32", seed, 90.0, 0.1, 8, 8, 1.0, 4.0) for seed in (0, 1)]
+  for run in first:
+    workdir.add_run(run)
   steps = []
 
   class Witness:
@@ -191,28 +172,26 @@ def test_finished_runs_are_not_repeated(tmp_path, tiny):
     def end_run(self, case, seed, score, step_ms):
       pass
 
-  config.seeds = (0, 1, 2)
-  workdir = Workdir(tmp_path, config)
   again = train_all(config, task, mesh, workdir=workdir, display=Witness())
-  assert again[:2] == first
+  assert again[:2] == first and len(again) == 3
   assert steps == [("fp32", 2, done) for done in (1, 2, 3)]
 
 
-def test_a_score_is_of_the_whole_test_set_and_seeds_share_a_program(tiny):
-  config = tiny("digits")
-  task = tasks.load_task(config)
-  trainer = make_trainer(config, "fp32")
-  trained = trainer.train_seed(seed=0)
+def test_a_score_is_of_the_whole_test_set_and_seeds_share_a_program(
+  make_trainer,
+):
+  trainer = make_trainer(FEEDBACK)
+  task = trainer._task
+  params = trainer.train_seed(seed=0, stop=1).state.params
   program = trainer.program
-  trainer.train_seed(seed=1)
+  trainer.train_seed(seed=1, stop=1)
   assert trainer.program is program
-  score = trainers.make_score(task)(trained.state.params)
   test = images.load_digits().test
   batch = tasks._image_batch(test, slice(None))
   graph = nnx.graphdef(task.build(0))
   answer = jax.jit(lambda params, x: nnx.merge(graph, params)(x).argmax(-1))
-  right = np.asarray(answer(trained.state.params, batch["pixels"]))
-  right = right == test.labels
+  right = np.asarray(answer(params, batch["pixels"])) == test.labels
+  score = trainers.make_score(task)(params)
   assert score == pytest.approx(100 * float(right.mean()), abs=1e-3)
 
 
@@ -221,10 +200,10 @@ def test_learning_rate_ends_at_zero(tiny, name):
   config = tiny("digits", optimizer=name, steps=4, weight_decay=0.0)
   tx = make_optimizer(config)
   params = jnp.ones(3)
-  state = tx.init(params)
+  state, update = tx.init(params), jax.jit(tx.update)
   sizes = []
   for _ in range(5):
-    updates, state = tx.update(jnp.ones(3), state, params)
+    updates, state = update(jnp.ones(3), state, params)
     sizes.append(float(jnp.abs(updates).max()))
   assert sizes[0] == 0
   assert max(sizes) == max(sizes[1:3]) > 0

@@ -18,27 +18,7 @@ def test_rates_follow_from_the_papers_bytes_and_times():
   assert rates.device == pytest.approx(153.96e6, rel=1e-3)
 
 
-def test_fp32_takes_the_papers_own_batch_time():
-  batch = predict.predict_batch("x86", WEIGHTS, TouchedBytes())
-  assert sum(batch) == pytest.approx(153.93 + 68.51 + 128.72 + 33.51 + 54.39)
-
-
-def test_a_quarter_of_the_bytes_matches_a_sum_by_hand():
-  touched = TouchedBytes(
-    down=1, up=1, pack=8, unpack=5, grad_pack=9, grad_unpack=8
-  )
-  batch = predict.predict_batch("x86", WEIGHTS, touched)
-  assert batch.host_to_device == pytest.approx(153.93 / 4)
-  assert batch.device_to_host == pytest.approx(68.51 / 4)
-  assert batch.pack == pytest.approx(8 * WEIGHTS / 35.23e6, rel=1e-3)  # 29.4
-  assert batch.unpack == pytest.approx(4.21, abs=0.01)
-  assert batch.grad_pack == pytest.approx(7.58, abs=0.01)
-  assert batch.grad_unpack == pytest.approx(29.43, abs=0.01)
-  assert batch.forward + batch.backward == pytest.approx(128.72 + 33.51)
-  # 38.48 + 17.13 + 29.43 + 4.21 + 7.58 + 29.43 + 162.23 + 54.39
-  assert sum(batch) == pytest.approx(342.87, abs=0.05)
-
-
+# Batches of fp32 and of a quarter of its bytes are summed up in test_rows.py.
 def test_the_papers_own_codec_is_predicted_within_a_per_cent():
   plain, packed = (paper.PROFILES["x86", c] for c in ("fp32", "a2dtwp"))
   sent = 4 * packed.host_to_device / plain.host_to_device

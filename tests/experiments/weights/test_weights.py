@@ -164,7 +164,7 @@ def test_the_error_is_that_of_the_whole_test_set(context, train):
   for (name, stage), own_stats in zip(
     context.make_model(0).stages, run.state.stats, strict=True
   ):
-    x = stage.evaluate(run.state.params[name], own_stats, x)
+    x = jax.jit(stage.evaluate)(run.state.params[name], own_stats, x)
   wrong = np.mean(np.asarray(jnp.argmax(x, axis=-1)) != images.labels)
   assert trainer.test_error(run) == pytest.approx(100 * wrong, abs=1e-3)
 
