@@ -165,6 +165,14 @@ def test_what_differs_is_refused_by_its_path():
     trace(lambda batch: 0.0, np.zeros(6))
 
 
+def test_shards_of_what_all_workers_hold_are_refused():
+  split = jax.sharding.NamedSharding(MESH, jax.sharding.PartitionSpec("data"))
+  params = jax.device_put(jnp.ones((8, 2)), split)
+  step = jaxmotion.parallelize_step(MESH)(lambda params, batch: params)
+  with pytest.raises(ValueError, match=r"float32\[8,2\].*fully_sharded"):
+    step(params, BATCH)
+
+
 def test_means_are_of_scalars_and_of_named_results():
   @functools.partial(jaxmotion.parallelize_step(MESH, mean=["stats"]))
   def step(state, batch):

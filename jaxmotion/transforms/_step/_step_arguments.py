@@ -128,6 +128,12 @@ def place_arguments(
       held, wanted = map(_model_axes.sharded_axes, (old.spec, spec))
       if workers & held == workers & wanted:
         return x
+      if workers & held:
+        raise ValueError(
+          f"An argument that all workers hold must not be split over "
+          f"{axis_name!r}, got {core.shape_string(x)} of {old.spec}: name data "
+          "in `batch`, and train shards by `jaxmotion.fully_sharded`."
+        )
     if old.is_equivalent_to(sharding, x.ndim):
       return x
     return jax.device_put(x, sharding)
