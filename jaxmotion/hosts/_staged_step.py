@@ -244,7 +244,8 @@ class StagedStep:
     self._plans: dict[Any, _Plan | None] = {}
 
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
-    """Runs the step; without `own`, all has arrived when it returns."""
+    """Runs the step's programs in turn, while queues send what they made."""
+    # Without `own` senders, all has arrived when this function returns.
     # With `own`, the caller gives `sending=`, whose phase is static: each phase
     # has programs of its own.
     leaves, treedef = jax.tree.flatten((args, kwargs))

@@ -130,7 +130,9 @@ def _skip_removed(dim: int, removed: Sequence[int]) -> int:
 
 
 def _elementwise(workers: Workers, step: Step, ins: Parts) -> list[Part]:
-  """Cuts all operands like the first one that is split."""
+  """Runs an elementwise operation on a worker's parts of its operands."""
+  # All operands are cut along the dimension of the first one that is split. A
+  # linear operation on terms of a sum over workers needs no sum yet.
   shape = step.outs[0].shape
   dim = find_cut(ins)
   if dim is None and _keeps_summands(step.name, ins):

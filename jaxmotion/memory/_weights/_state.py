@@ -79,9 +79,10 @@ def init_optimizer(
 
 
 def place_reference(state: HostState, device: jax.Device) -> PyTree:
-  """Returns the weights on the device, in buffers of their own."""
-  # A step donates them. A step that failed leaves the host's arrays in their
-  # place, which have the same bits.
+  """Copies the weights that the host sent last to the device, for one step."""
+  # A step donates them, so that no other array may share their buffers. A step
+  # that failed leaves the host's arrays in their place, which have the same
+  # bits and must be copied.
   own = {id(a) for a in own_reference(state)}
 
   def place_leaf(a: Any) -> Any:

@@ -209,7 +209,7 @@ class FullySharded(Scheme):
     return state.params, state.opt_state.count, state.opt_state.error
 
   def layout(self, workers: Workers, state: TrainState) -> _scheme.Layout:
-    """Returns how parts, states and gradients are sharded over the mesh."""
+    """Tells the step how its arrays are sharded: each worker has a part."""
     plan, params = self.plan, self.plan.split(state.params)
     grads = workers.shardings.grads(state.params)
     return _scheme.Layout(
