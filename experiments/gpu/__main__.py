@@ -2,10 +2,10 @@
 
   python -m experiments.gpu --json=results/gpu.jsonl
 
-Jobs, each in a process of its own, one after another:
-  check       every implementation of every op, on fresh arrays;
+Jobs, each in processes of its own, one after another:
   transfers   rates of the link to the host, and of packed weights over it;
   plans_X     step time and peak memory of model X under plans of residuals;
+  check       every implementation of every op, on all arrays;
   speed       every op beside a device copy, XLA, torch and torchao, in the time
               that is left.
 Rows are added to --json after each job. A job that is there already is not run

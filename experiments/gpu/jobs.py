@@ -65,10 +65,10 @@ def run_jobs(
 ) -> Iterator[list[records.Row]]:
   """Runs jobs one after another; yields all rows after each."""
   rows, end = list(known), time.monotonic() + seconds
-  done = {row.case for row in known if row.metric == SECONDS}
-  done -= {name for name, _ in find_failures(known)}
+  ended = {row.case for row in known if row.metric == SECONDS}
+  failed = {name for name, _ in find_failures(known)}
   for name in names:
-    if name not in done:
+    if name not in ended - failed:
       console.print_notice(f"{name}: {end - time.monotonic():.0f} s are left.")
       rows = [row for row in rows if not _belongs_to(row, name)]
       rows += _run_job(name, end - time.monotonic(), small)

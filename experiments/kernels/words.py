@@ -1,6 +1,8 @@
 """Ops that turn single elements into words: casts, truncation, bit fields."""
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -32,9 +34,7 @@ def list_ops() -> list[ops.Op]:
 def _cast_ops(dtype: str) -> list[ops.Op]:
   """Returns casts to a narrow dtype, and sums of their words."""
 
-  def encode(like: ShapedLike, x: Array, implementation: str | None) -> Array:
-    _refuse_kernels(implementation)
-    return narrow.cast_encode(x, dtype)
+  encode = lambda x: narrow.cast_encode(x, dtype)
 
   def view_values(like: ShapedLike, args: tuple, words: Array) -> Array:
     # NaN has several words, and subnormal numbers may have that of zero.
@@ -42,51 +42,51 @@ def _cast_ops(dtype: str) -> list[ops.Op]:
     values = narrow.cast_decode(words, wide, dtype)
     return jnp.where(jnp.abs(values) < _LEAST_NORMAL, 0.0, values)
 
-  def sum_payloads(
-    like: ShapedLike, words: Array, implementation: str | None
-  ) -> Array:
-    _refuse_kernels(implementation)
-    return narrow.cast_sum(words, like, dtype)
-
-  stack = ops.stack_payloads(lambda x: narrow.cast_encode(x, dtype))
-  return [
-    ops.Op(dtype, encode, ops.take_array, arrays.NARROW, view=view_values),
-    ops.Op(f"{dtype}_sum", sum_payloads, lambda x: (stack(x),), arrays.NARROW),
-  ]
+  return _reference_ops(
+    dtype,
+    encode,
+    lambda like, words: narrow.cast_sum(words, like, dtype),
+    view_values,
+  )
 
 
 def _truncate_ops(count: int, rounding: str = "zero") -> list[ops.Op]:
   """Returns truncation to leading bytes, and sums of such planes."""
 
-  def encode(like: ShapedLike, x: Array, implementation: str | None) -> PyTree:
-    _refuse_kernels(implementation)
-    return narrow.truncate_encode(x, count, rounding)
-
-  def sum_payloads(
-    like: ShapedLike, planes: PyTree, implementation: str | None
-  ) -> Array:
-    _refuse_kernels(implementation)
-    return narrow.truncate_sum(planes, like)
-
-  name = f"truncate{count}" + ("" if rounding == "zero" else f"_{rounding}")
-  stack = ops.stack_payloads(
-    lambda x: narrow.truncate_encode(x, count, rounding)
-  )
-
   def view_values(like: ShapedLike, args: tuple, planes: PyTree) -> Array:
     # A GPU does not keep the payload of a float16 NaN.
     return narrow.truncate_decode(planes, like)
 
+  return _reference_ops(
+    f"truncate{count}" + ("" if rounding == "zero" else f"_{rounding}"),
+    lambda x: narrow.truncate_encode(x, count, rounding),
+    lambda like, planes: narrow.truncate_sum(planes, like),
+    view_values,
+  )
+
+
+def _reference_ops(
+  name: str,
+  encode: Callable[[Array], PyTree],
+  add: Callable[[ShapedLike, PyTree], Array],
+  view: Callable[[ShapedLike, tuple, PyTree], Array],
+) -> list[ops.Op]:
+  """Returns the ops that encode, and that add payloads, without a kernel."""
+
+  def run(
+    call: Callable[..., PyTree], *args: PyTree, implementation: str | None
+  ) -> PyTree:
+    if implementation not in (None, "reference"):
+      raise NotImplementedError("there is no kernel")
+    return call(*args)
+
+  stack = ops.stack_payloads(encode)
+  encode_one = functools.partial(run, lambda like, x: encode(x))
+  add_all = functools.partial(run, add)
   return [
-    ops.Op(name, encode, ops.take_array, arrays.NARROW, view=view_values),
-    ops.Op(f"{name}_sum", sum_payloads, lambda x: (stack(x),), arrays.NARROW),
+    ops.Op(name, encode_one, ops.take_array, arrays.NARROW, view=view),
+    ops.Op(f"{name}_sum", add_all, lambda x: (stack(x),), arrays.NARROW),
   ]
-
-
-def _refuse_kernels(implementation: str | None) -> None:
-  """Raises NotImplementedError where a kernel is asked for."""
-  if implementation not in (None, "reference"):
-    raise NotImplementedError("there is no kernel")
 
 
 def _pack_ops(bits: int) -> list[ops.Op]:

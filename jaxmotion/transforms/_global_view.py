@@ -279,26 +279,26 @@ def _check_params(own: list[PyTree], axis_name: AxisName) -> None:
         f"at {path!r}: split parameters from the rest before, by `nnx.split` "
         "or `eqx.partition(model, eqx.is_inexact_array)`."
       )
-    _check_whole(path, leaf, axis_name)
+    _read_spec(path, leaf, axis_name)
 
 
-def _check_whole(path: str, leaf: Any, axis_name: AxisName) -> None:
-  """Raises if a parameter is known to be sharded over the workers' axis."""
-  spec = _read_spec(leaf)
-  names = {name for entry in spec for name in core.spec_axes(entry)}
-  if names & set(core.axis_names(axis_name)):
+def _read_spec(path: str, leaf: Any, axis_name: AxisName) -> P:
+  """Returns a parameter's spec, if known; raises if workers share it out."""
+  spec = getattr(_find_sharding(leaf), "spec", None) or P()
+  if _model_axes.sharded_axes(spec) & set(core.axis_names(axis_name)):
     raise ValueError(
       f"Parameters must not be sharded over the workers' axis {axis_name!r}, "
       f"got {spec} at {path!r}: `exchange` would keep all of them on each "
       "worker. `jaxmotion.fully_sharded` trains shards."
     )
+  return spec
 
 
-def _read_spec(leaf: Any) -> P:
-  """Returns how an array is sharded, as far as that is known."""
+def _find_sharding(leaf: Any) -> Any:
+  """Returns the sharding of an array or of a tracer's type, or None."""
   # Tracers do not know it, where the partitioner decides.
   typed = jax.typeof(leaf) if isinstance(leaf, jax.core.Tracer) else leaf
-  return getattr(getattr(typed, "sharding", None), "spec", None) or P()
+  return getattr(typed, "sharding", None)
 
 
 def _check_loss(shapes: PyTree, has_aux: bool) -> None:
@@ -344,7 +344,7 @@ def run_anywhere(
   def update(
     updates: PyTree, state: PyTree, params: PyTree | None = None, **args: Any
   ) -> tuple[PyTree, PyTree]:
-    marked = [g for g in jax.tree.leaves(updates) if _is_marked(g)]
+    marked = [g for g in jax.tree.leaves(updates) if _is_unsummed(g)]
     if not marked:
       return tx.update(updates, state, params, **args)
     _check_marked(updates, axis_name)
@@ -371,20 +371,20 @@ def run_anywhere(
 
 def _find_specs(params: PyTree, axis_name: AxisName) -> PyTree | None:
   """Returns how parameters are sharded over axes of a model; None: nowhere."""
-  for path, leaf in core.named_leaves(params):
-    _check_whole(path, leaf, axis_name)
-  specs = jax.tree.map(_read_spec, params)
+  specs = jax.tree.map_with_path(
+    lambda path, leaf: _read_spec(core.leaf_path(path), leaf, axis_name), params
+  )
   return specs if any(map(any, jax.tree.leaves(specs))) else None
 
 
-def _is_marked(leaf: Any) -> bool:
+def _is_unsummed(leaf: Any) -> bool:
   return isinstance(leaf, UnsummedGradient)
 
 
 def _check_marked(updates: PyTree, axis_name: AxisName) -> None:
   """Raises unless all gradients are own ones of these workers."""
   for path, leaf in core.named_leaves(updates):
-    if not _is_marked(leaf):
+    if not _is_unsummed(leaf):
       raise ValueError(
         f"`updates/{path}` must be a worker's own gradient like the others, "
         f"got {core.shape_string(leaf)}, which is summed already: take all "
@@ -417,8 +417,6 @@ def _find_mesh(tree: PyTree, axis_name: AxisName) -> Any:
   wanted = set(core.axis_names(axis_name))
   meshes: list[Any] = [jax.sharding.get_abstract_mesh()]
   for leaf in jax.tree.leaves(tree):
-    is_traced = isinstance(leaf, jax.core.Tracer)
-    typed = jax.typeof(leaf) if is_traced else leaf
-    meshes.append(getattr(getattr(typed, "sharding", None), "mesh", None))
+    meshes.append(getattr(_find_sharding(leaf), "mesh", None))
   found = (m for m in meshes if m is not None)
   return next((m for m in found if wanted <= set(m.axis_names)), None)

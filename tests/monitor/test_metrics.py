@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh, PartitionSpec as P
+from jax.sharding import PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import codecs, presets, transforms, wire
+from tests.meshes import mesh_of
 
 PARAMS = {"b": np.zeros(40, np.float32), "w": np.ones((64, 48), np.float32)}
 BATCH = {
@@ -19,11 +20,6 @@ BATCH = {
 }
 INT4 = codecs.feedback(codecs.uniform(bits=4))
 TOPK = codecs.feedback(codecs.topk(density=0.02))
-
-
-def mesh_of(*lengths, names=("data",)):
-  count = int(np.prod(lengths))
-  return Mesh(np.array(jax.devices()[:count]).reshape(lengths), names)
 
 
 MESH = mesh_of(4)

@@ -241,17 +241,25 @@ def test_sharded_parameters_without_specs_are_refused():
     transforms.bind_mesh(tx, mesh, specs={"w": "model"})
 
 
-@pytest.mark.parametrize("specs", (SPECS, None))
-def test_a_step_on_every_worker_leaves_other_axes_to_the_model(specs):
-  mesh = mesh_of(2, 2)
-  tx = make_tx()
-  tx = transforms.bind_mesh(tx, mesh, specs=specs)
+def make_own_step(loss_fn, tx, mesh):
+  """A step of one's own, run by every worker."""
 
   @transforms.parallelize_step(mesh)
   def step(params, opt_state, batch):
     loss, grads = jax.value_and_grad(loss_fn)(params, batch)
     updates, opt_state = tx.update(grads, opt_state, params)
     return optax.apply_updates(params, updates), opt_state, loss
+
+  return step
+
+
+@pytest.mark.parametrize("specs", (SPECS, None))
+def test_a_step_on_every_worker_leaves_other_axes_to_the_model(specs):
+  mesh = mesh_of(2, 2)
+  tx = make_tx()
+  tx = transforms.bind_mesh(tx, mesh, specs=specs)
+
+  step = make_own_step(loss_fn, tx, mesh)
 
   params = PARAMS if specs is None else place(PARAMS, mesh)
   opt_state = tx.init(params)
@@ -487,11 +495,7 @@ def test_types_of_explicit_axes_tell_what_is_sharded():
   params = place(PARAMS, mesh)
   bound = transforms.bind_mesh(tx, mesh, specs=SPECS)
 
-  @transforms.parallelize_step(mesh)
-  def step(params, state, batch):
-    loss, grads = jax.value_and_grad(explicit_loss)(params, batch)
-    updates, state = bound.update(grads, state, params)
-    return optax.apply_updates(params, updates), state, loss
+  step = make_own_step(explicit_loss, bound, mesh)
 
   state = params, bound.init(params)
   check_state(state[-1], mesh)

@@ -9,9 +9,9 @@ from jaxmotion.kernels import _block_op, _checks, _dispatch, _error_memory
 from jaxmotion.kernels.blocks import _pallas_triton, _reference
 
 _TABLE = {"reference": _reference, "pallas_triton": _pallas_triton}
-# Compiled for an H100, XLA reads its input for scales
-# and again for the codes, writes the sum with the error in between, and copies
-# each worker's part of the payloads before it adds them up.
+# Compiled for an H100, XLA reads its input for scales and again for the codes,
+# writes the sum with the error in between, and copies each worker's part of the
+# payloads before it adds them up.
 # Without checks: codecs check what they are given.
 encode_pass, encode_error_pass, sum_pass, mean_pass = (
   functools.partial(_dispatch.dispatch, _TABLE, name)

@@ -9,8 +9,8 @@ from jaxmotion.core import Array
 from jaxmotion.kernels import _checks, _dispatch
 from jaxmotion.kernels.compact import _pallas_triton, _reference
 
-# XLA:GPU searches for every slot what a kernel's threads
-# just count, and scatters all that is dropped to one place.
+# XLA:GPU searches for every slot what a kernel's threads just count, and
+# scatters all that is dropped to one place.
 _TABLE = {"reference": _reference, "pallas_triton": _pallas_triton}
 _run = functools.partial(_dispatch.dispatch, _TABLE)
 _MAX_TILE = 1024
