@@ -17,7 +17,7 @@ from jaxmotion.codecs import Codec
 from jaxmotion.core import AxisName, PyTree
 from jaxmotion.transforms import extend
 
-_VERSION = 4
+_VERSION = 5
 _KINDS = {
   kind.kind: kind for kind in (extend.ExchangeOptions, extend.ShardedOptions)
 }

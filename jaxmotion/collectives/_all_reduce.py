@@ -46,8 +46,9 @@ def all_reduce_init(
     method: "gather", "two_phase" or None, as `all_reduce` will be given.
 
   Returns:
-    This worker's state, one entry for each array that is encoded: of its
-    shards with `HostAxes`. Codecs of several levels share it.
+    This worker's state, one entry for each array that is encoded, or for
+    several small ones that are alike, stacked. With `HostAxes` it is that of
+    shards. Codecs of several levels share it.
 
   Raises:
     ValueError: the codec has state and an axis is not bound here, no codecs, or
@@ -113,15 +114,14 @@ def _init_states(
   arrays = partition(codec, x)
   # Without state, no shape depends on the number of workers.
   empty = _find_empty(arrays)
-  if empty is not None and not core.axis_is_bound(axis_name):
+  if empty is not None:
     return empty
   workers = core.axis_size(axis_name)
   plans = _layout.plan_arrays(arrays, workers, method, needs_rows=canonical)
-  states = list(map(_states.init_state, plans))
-  states = core.settle_state(states, axis_name)
-  if canonical:
-    return list(map(_states.canonical_state, plans, states))
-  return states
+  if not canonical:
+    return core.settle_state(_states.init_states(plans), axis_name)
+  states = core.settle_state(list(map(_states.init_state, plans)), axis_name)
+  return list(map(_states.canonical_state, plans, states))
 
 
 def all_reduce(
@@ -369,17 +369,33 @@ def _reduce_arrays(
   states = _arguments.check_state(expected, state, canonical_shapes)
   own = core.to_varying(jax.tree.map(lax.stop_gradient, x), axis_name)
   own = _arguments.apply_weight(own, weight, axis_name, op)
-  reductions = [
-    _methods.Reduction(plan, core.saturate_cast(a, plan.like.dtype), s, k)
-    for plan, a, s, k in zip(
-      plans, arrays.split(own), states, arrays.array_keys(key), strict=True
-    )
+  # Levels share a state, but each may group its arrays otherwise.
+  is_apart = canonical or not jax.tree.leaves(expected)
+  if is_apart:
+    states = _states.stack_states(plans, states)
+  own_arrays = [
+    core.saturate_cast(a, plan.like.dtype)
+    for plan, a in zip(plans, arrays.split(own), strict=True)
   ]
-  results = _methods.reduce_arrays(reductions, axis_name, sending)
+  keys = arrays.array_keys(key)
+  groups = _layout.find_stacks(plans)
+  stacks = [
+    _methods.Stack(
+      plans[group[0]],
+      [own_arrays[i] for i in group],
+      group_state,
+      [keys[i] for i in group],
+    )
+    for group, group_state in zip(groups, states, strict=True)
+  ]
+  results = _methods.reduce_stacks(stacks, axis_name, sending)
+  totals: dict[int, Array] = {}
+  for group, (of_group, _) in zip(groups, results, strict=True):
+    totals |= zip(group, of_group, strict=True)
   y = arrays.merge(
     [
-      core.saturate_cast(total, like.dtype)
-      for (total, _), like in zip(results, arrays.array_likes(), strict=True)
+      core.saturate_cast(totals[i], like.dtype)
+      for i, like in enumerate(arrays.array_likes())
     ]
   )
   if any(core.is_varying(leaf, axis_name) for leaf in jax.tree.leaves(y)):
@@ -388,6 +404,8 @@ def _reduce_arrays(
       f"that it is equal on all workers, got {codec!r}, whose mean varies."
     )
   states = core.settle_state([state for _, state in results], axis_name)
+  if is_apart:
+    states = _states.unstack_states(plans, states)
   if canonical:
     states = list(map(_states.canonical_state, plans, states))
   reference_op = _arguments.reference_reduce(axis_name, op, weight)
@@ -422,9 +440,9 @@ def _plan_tree(
     return plans, empty, None
 
   def make_states() -> tuple[PyTree, PyTree]:
-    states = core.name_axes(list(map(_states.init_state, plans)), axis_name)
     if not needs_rows:
-      return states, None
+      return core.name_axes(_states.init_states(plans), axis_name), None
+    states = core.name_axes(list(map(_states.init_state, plans)), axis_name)
     return states, list(map(_states.canonical_state, plans, states))
 
   states = jax.eval_shape(make_states)

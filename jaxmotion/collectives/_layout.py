@@ -6,7 +6,7 @@ the performance model and planner, which predict bytes and seconds from them.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,6 +33,10 @@ _BYTES_PER_PADDING = 16
 _MAX_JOINED_ELEMENTS = 1 << 16
 # Fewer values are padded as a whole, by one kernel less.
 _MIN_PARTED = 1 << 16
+# A stack copies its arrays. That takes longer than it spares for large ones.
+_MAX_STACKED_ELEMENTS = 1 << 16
+# Most elements of a stack. It is sent when the last of its arrays is there.
+_MAX_STACK_ELEMENTS = 1 << 20
 
 
 def is_sharded(like: ShapedLike, workers: int) -> bool:
@@ -183,6 +187,27 @@ def plan_arrays(
       division = find_division(codec, like, workers)
     plans.append(ArrayPlan(codec, like, chosen, workers, division, op))
   return plans
+
+
+def find_stacks(plans: Sequence[ArrayPlan]) -> list[list[int]]:
+  """Groups arrays that are reduced alike, to encode and decode them as one."""
+  # Returns the positions of each group's arrays. The state of an all-reduce is
+  # laid out so: it depends on plans alone, which are the same in every step.
+  # Payloads that the network adds up stay apart: to make one is an operation or
+  # two. Codecs with rounds of their own send as they like.
+  stacks: list[list[int]] = []
+  open_stacks: dict[ArrayPlan, list[int]] = {}
+  for i, plan in enumerate(plans):
+    size = math.prod(plan.like.shape)
+    if plan.method in ("sum", "rounds") or size > _MAX_STACKED_ELEMENTS:
+      stacks.append([i])
+      continue
+    stack = open_stacks.get(plan)
+    if stack is None or (len(stack) + 1) * size > _MAX_STACK_ELEMENTS:
+      stack = open_stacks[plan] = []
+      stacks.append(stack)
+    stack.append(i)
+  return stacks
 
 
 def to_rows(x: Array, axis: int, workers: int) -> Array:

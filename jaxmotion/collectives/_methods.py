@@ -11,7 +11,7 @@
 """
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -34,56 +34,29 @@ _KINDS = {
 # Where a stack of arrays has its axis: behind that of the workers.
 _PAYLOAD_AXES = {"all_to_all": 1, "gather": 0}
 _REPLY_AXES = {"all_to_all": 1, "gather": 1}
-# A stack copies its arrays. That takes longer than it spares for large ones.
-_MAX_SIZE = 1 << 14
 
 
-class Reduction(NamedTuple):
-  """One array to reduce over workers."""
+class Stack(NamedTuple):
+  """Arrays of one plan, to reduce over workers as one."""
 
   plan: ArrayPlan
-  x: Array  # In the dtype that it is encoded in.
-  state: ReduceState  # This worker's.
-  key: core.Key | None
+  arrays: Sequence[Array]  # In the dtype that they are encoded in.
+  state: ReduceState  # This worker's; stacked if the arrays are several.
+  keys: Sequence[core.Key | None]
 
 
-def reduce_arrays(
-  reductions: Sequence[Reduction], axis_name: AxisName, sending: hosts.Sending
-) -> list[tuple[Array, ReduceState]]:
-  """Reduces arrays together; returns each one's result and new state."""
-  stacks = find_stacks(reductions, sending)
-  plans = [reductions[stack[0]].plan for stack in stacks]
-  results = _rounds.run_rounds(
-    [_reduce_stack([reductions[i] for i in stack]) for stack in stacks],
+def reduce_stacks(
+  stacks: Sequence[Stack], axis_name: AxisName, sending: hosts.Sending
+) -> list[tuple[list[Array], ReduceState]]:
+  """Reduces stacks together; returns results of arrays, and each new state."""
+  plans = [stack.plan for stack in stacks]
+  return _rounds.run_rounds(
+    list(map(_reduce_stack, stacks)),
     # A codec of rounds says itself what it sends.
     [_KINDS.get(plan.method, plan.codec.round_kinds) for plan in plans],
     axis_name,
     sending,
   )
-  by_position: dict[int, Any] = {}
-  for stack, of_stack in zip(stacks, results, strict=True):
-    by_position |= zip(stack, of_stack, strict=True)
-  return [by_position[i] for i in range(len(reductions))]
-
-
-def find_stacks(
-  reductions: Sequence[Reduction], sending: hosts.Sending = hosts.AT_ONCE
-) -> list[list[int]]:
-  """Groups arrays that are alike, to encode and decode them as one stack."""
-  # Returns the positions of each group's arrays.
-  # Payloads that the network adds up stay apart: to make one is an operation or
-  # two. So do arrays of a step of several programs: each is sent as soon as its
-  # gradient is there.
-  stacks: dict[Hashable, list[int]] = {}
-  for i, reduction in enumerate(reductions):
-    key: Hashable = i
-    is_stackable = reduction.plan.method in ("gather", "two_phase")
-    is_small = reduction.x.size <= _MAX_SIZE
-    if is_stackable and is_small and not sending.has_pieces:
-      leaves, treedef = jax.tree.flatten(reduction[1:])
-      key = (reduction.plan, treedef, tuple(map(jax.typeof, leaves)))
-    stacks.setdefault(key, []).append(i)
-  return list(stacks.values())
 
 
 def plan_messages(plan: ArrayPlan) -> list[codecs.Message]:
@@ -123,25 +96,27 @@ def _trace_rounds(
   return tuple(map(codecs.Message, codec.round_kinds, payloads))
 
 
-def _reduce_stack(
-  stack: Sequence[Reduction],
-) -> Rounds[list[tuple[Array, ReduceState]]]:
-  """Reduces arrays of one plan together; returns the result of each."""
-  plan = stack[0].plan
+def _reduce_stack(stack: Stack) -> Rounds[tuple[list[Array], ReduceState]]:
+  """Reduces arrays of one plan together; returns each result, and the state."""
+  plan, arrays, state, keys = stack
   if plan.method == "rounds":
-    return [(yield from _reduce_by_codec(stack[0]))]
+    y, state = yield from _reduce_by_codec(plan, arrays[0], state, keys[0])
+    return [y], state
   kinds = _KINDS[plan.method]
   stages: list[_Stage] = [
     functools.partial(stage, plan) for stage in _STAGES[plan.method]
   ]
   begin, *others = stages
-  if len(stack) == 1:
-    return [(yield from _run_stages(kinds, begin, others, stack[0][1:]))]
+  if len(arrays) == 1:
+    inputs = arrays[0], state, keys[0]
+    y, state = yield from _run_stages(kinds, begin, others, inputs)
+    return [y], state
   # Values and bytes are those of arrays that are reduced one by one. The
   # program encodes and decodes once, whatever the number of arrays: it compiles
   # faster, and a device starts fewer kernels.
   stack_all = lambda *trees: jax.tree.map(lambda *a: jnp.stack(a), *trees)
-  stacked = hosts.write_apart(stack_all, *(r[1:] for r in stack))
+  pairs = zip(arrays, keys, strict=True)
+  x, key = hosts.write_apart(stack_all, *pairs)
   axes = [(_PAYLOAD_AXES[kind], 0) for kind in kinds] + [(0, 0)]
   # XLA:CPU would otherwise decode in the update of each array, and compile that
   # as often.
@@ -152,13 +127,18 @@ def _reduce_stack(
     for kind, stage, out_axes in zip(kinds, others, axes[1:], strict=True)
   ]
   begin = jax.vmap(begin, out_axes=axes[0])
-  results = yield from _run_stages(kinds, begin, apart, stacked)
-  leaves, treedef = jax.tree.flatten(results)
-  parts = zip(*(lax.split(a, [1] * len(stack)) for a in leaves), strict=True)
-  return [
-    jax.tree.unflatten(treedef, [lax.squeeze(a, (0,)) for a in part])
-    for part in parts
-  ]
+  y, state = yield from _run_stages(kinds, begin, apart, (x, state, key))
+  # Updates of equal shapes are compiled once, unless each reads another row.
+  rows = hosts.write_apart(lambda y: lax.split(y, [1] * len(y)), y)
+  return list(map(_take_row, rows, arrays)), state
+
+
+def _take_row(row: Array, x: Array) -> Array:
+  """Returns the result of one array of a stack, typed as varying like it."""
+  # A stack varies over the axes of a model that any of its arrays varies over.
+  y, axes = lax.squeeze(row, (0,)), core.varying_axes(row)
+  others = tuple(sorted(axes - core.varying_axes(x)))
+  return core.assert_replicated(y, others) if others else y
 
 
 _Stage = Callable[..., tuple[PyTree, PyTree]]
@@ -261,9 +241,10 @@ the end, the new state.
 """
 
 
-def _reduce_by_codec(reduction: Reduction) -> Rounds[tuple[Array, ReduceState]]:
+def _reduce_by_codec(
+  plan: ArrayPlan, x: Array, state: ReduceState, key: core.Key | None
+) -> Rounds[tuple[Array, ReduceState]]:
   """Returns the rounds of a codec that says itself what it sends."""
-  plan, x, state, key = reduction
   reduced = yield from plan.codec.reduce_in_rounds(
     x, state.first, key, plan.workers
   )

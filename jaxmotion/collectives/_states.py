@@ -8,11 +8,12 @@ keeps one row for all. It counts as part of every worker's.
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxmotion import codecs, core
 from jaxmotion.codecs.extend import Partition, partition
@@ -31,9 +32,12 @@ class ReduceState(NamedTuple):
 def init_rows(codec: codecs.Codec, rows: int, like: ShapedLike) -> PyTree:
   """Returns a fresh codec state for each of several rows, stacked."""
   # like: shape and dtype of one row.
-  return jax.tree.map(
-    lambda a: jnp.broadcast_to(a[None], (rows, *a.shape)), codec.init(like)
-  )
+  return _repeat(codec.init(like), rows)
+
+
+def _repeat(state: PyTree, count: int) -> PyTree:
+  """Returns several of one state, stacked."""
+  return jax.tree.map(lambda a: jnp.broadcast_to(a, (count, *a.shape)), state)
 
 
 def init_state(plan: _layout.ArrayPlan) -> ReduceState:
@@ -47,6 +51,42 @@ def init_state(plan: _layout.ArrayPlan) -> ReduceState:
     first = codec.init(plan.like)
   second = codec.init(plan.part) if plan.method == "two_phase" else ()
   return ReduceState(first, second)
+
+
+def init_states(plans: Sequence[_layout.ArrayPlan]) -> list[ReduceState]:
+  """Returns the fresh state of each stack of arrays."""
+  states = []
+  for group in _layout.find_stacks(plans):
+    state = init_state(plans[group[0]])
+    states.append(_repeat(state, len(group)) if len(group) > 1 else state)
+  return states
+
+
+def stack_states(
+  plans: Sequence[_layout.ArrayPlan], states: PyTree, axis: int = 0
+) -> list[ReduceState]:
+  """Returns the state of each stack, from those of its arrays."""
+  # axis: where leaves get the axis of arrays, behind one of workers if any.
+  return [
+    jax.tree.map(lambda *a: jnp.stack(a, axis), *(states[i] for i in group))
+    if len(group) > 1
+    else states[group[0]]
+    for group in _layout.find_stacks(plans)
+  ]
+
+
+def unstack_states(
+  plans: Sequence[_layout.ArrayPlan], states: PyTree, axis: int = 0
+) -> list[ReduceState]:
+  """Returns the state of each array: inverts `stack_states`."""
+  apart: dict[int, ReduceState] = {}
+  for group, state in zip(_layout.find_stacks(plans), states, strict=True):
+    take = lambda a, place: lax.index_in_dim(a, place, axis, keepdims=False)
+    for place, i in enumerate(group):
+      apart[i] = state
+      if len(group) > 1:
+        apart[i] = jax.tree.map(functools.partial(take, place=place), state)
+  return [apart[i] for i in range(len(plans))]
 
 
 def canonical_state(plan: _layout.ArrayPlan, state: ReduceState) -> ReduceState:
@@ -82,6 +122,12 @@ def convert_states(
   # do those of the result.
   memory = read_memory(states, x, source)
   new = write_memory(memory, x, target, op=op, reset_memory=reset_memory)
+  before, after = (
+    _plan_kept(partition(a.codec, _shard_likes(x, a.devices)), a)
+    for a in (source, target)
+  )
+  states = _unstack(before, states, source)
+  new = _unstack(after, new, target)
 
   def list_keys(layout: StateLayout) -> list[tuple[Any, ...]]:
     """Returns a key of each array, equal where its codec and shape are."""
@@ -100,7 +146,7 @@ def convert_states(
     parts = iter(core.shared_parts(known.get(key, state)))
     refill = lambda _, parts=parts: core.Shared(next(parts).value)
     converted.append(core.map_shared(refill, state))
-  return converted
+  return _stack(after, converted, target)
 
 
 def read_memory(
@@ -113,7 +159,7 @@ def read_memory(
     return _read_devices(states, x, layout, layout.devices)
   arrays = partition(layout.codec, x)
   plans = _plan_kept(arrays, layout)
-  per_array = list(map(_read_whole, plans, states))
+  per_array = list(map(_read_whole, plans, _unstack(plans, states, layout)))
   memory = {}
   for name in sorted(set().union(*per_array)):
     values = [
@@ -157,14 +203,14 @@ def write_memory(
   arrays = partition(layout.codec, x)
   split = jax.vmap(arrays.split)
   joined = {name: split(tree) for name, tree in memory.items()}
-  states = []
-  for i, plan in enumerate(_plan_kept(arrays, layout)):
+  plans, states = _plan_kept(arrays, layout), []
+  for i, plan in enumerate(plans):
     parts = {name: values[i] for name, values in joined.items()}
     parts = resize_parts(
       plan.codec, parts, plan.like.shape, plan.workers, **options
     )
     states.append(_write_array(plan, parts, layout.canonical))
-  return states
+  return _stack(plans, states, layout)
 
 
 def _write_devices(
@@ -198,7 +244,7 @@ def read_pending(states: PyTree, x: PyTree, layout: StateLayout) -> list[Array]:
   plans = _plan_kept(partition(layout.codec, x), layout)
   return [
     found[part.name]
-    for plan, state in zip(plans, states, strict=True)
+    for plan, state in zip(plans, _unstack(plans, states, layout), strict=True)
     for found in _read_array(plan, state)
     for part in plan.codec.memory_parts
     if part.is_pending
@@ -219,6 +265,25 @@ def _plan_kept(
   return _layout.plan_arrays(
     arrays, layout.workers, layout.method, needs_rows=layout.canonical
   )
+
+
+def _stack(
+  plans: Sequence[_layout.ArrayPlan], states: PyTree, layout: StateLayout
+) -> list[ReduceState]:
+  """Returns all workers' states as an all-reduce keeps them."""
+  # Without any state, and where levels share one, it is that of each array.
+  if layout.canonical or not jax.tree.leaves(states):
+    return states
+  return stack_states(plans, states, 1)
+
+
+def _unstack(
+  plans: Sequence[_layout.ArrayPlan], states: PyTree, layout: StateLayout
+) -> list[ReduceState]:
+  """Returns all workers' states of each array: inverts `_stack`."""
+  if layout.canonical or not jax.tree.leaves(states):
+    return states
+  return unstack_states(plans, states, 1)
 
 
 def _read_array(

@@ -195,8 +195,8 @@ def test_a_layout_of_other_code_is_refused_by_what_differs():
       checkpoint.resize(chain, state, params, given, mesh)
   for data, match in (
     ({}, "version"),
-    ({"version": 4, "workers": {}, "model": {}}, "KeyError: 'exchanges'"),
-    (layout.to_dict() | {"version": 3}, "of version 4, got version 3"),
+    ({"version": 5, "workers": {}, "model": {}}, "KeyError: 'exchanges'"),
+    (layout.to_dict() | {"version": 4}, "of version 5, got version 4"),
   ):
     with pytest.raises(ValueError, match=match):
       checkpoint.Layout.from_dict(data)

@@ -8,11 +8,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxmotion import codecs, collectives, make_key, wire
-from jaxmotion.collectives import _layout, _methods
+from jaxmotion.codecs.extend import partition
+from jaxmotion.collectives import _all_reduce, _layout, _states
 from jaxmotion.collectives._layout import ArrayPlan
-from jaxmotion.collectives._methods import Reduction
-from jaxmotion.collectives._states import ReduceState
-from jaxmotion.hosts import Sending
 from tests.meshes import mesh_of
 
 RNG = np.random.default_rng(0)
@@ -48,12 +46,17 @@ def make_program(codec, method):
   def local(tree):
     tree = jax.tree.map(lambda x: x[0], tree)
     key = make_key(0, lax.axis_index("data"))
-    state = collectives.all_reduce_init(tree, "data", codec, method=method)
+    plans = _layout.plan_arrays(partition(codec, tree), 4, method)
+    state = list(map(_states.init_state, plans))
     leaves, structure = jax.tree.flatten(state)
     state = jax.tree.unflatten(structure, map(fill, leaves, range(len(leaves))))
+    if leaves:
+      state = _states.stack_states(plans, state)
     mean, state = collectives.all_reduce(
       tree, "data", codec, state=state, key=key, method=method
     )
+    if leaves:
+      state = _states.unstack_states(plans, state)
     return mean, jax.tree.map(lambda x: x[None], state)
 
   return jax.shard_map(
@@ -79,8 +82,9 @@ def test_stacked_arrays_have_the_values_and_bytes_of_arrays_apart(
   name, method, monkeypatch
 ):
   tree, found = make_tree(2), []
-  for limit in (0, _methods._MAX_SIZE):
-    monkeypatch.setattr(_methods, "_MAX_SIZE", limit)
+  for limit in (0, _layout._MAX_STACKED_ELEMENTS):
+    monkeypatch.setattr(_layout, "_MAX_STACKED_ELEMENTS", limit)
+    _all_reduce._plan_tree.cache_clear()
     program = jax.jit(make_program(CODECS[name], method))
     ledger = wire.step_bytes(program, tree)
     found.append((jax.device_get(program(tree)), ledger.total_bytes))
@@ -105,14 +109,14 @@ def test_a_program_grows_little_with_the_number_of_equal_arrays():
   assert (many - few) / 4 < of_one / 4
 
 
-def stack_positions(*codecs_and_sizes, method="gather", pieces=0):
-  reductions = []
-  for codec, size in codecs_and_sizes:
-    x = jnp.zeros(size)
-    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    plan = ArrayPlan(codec, like, method, 4, None, "mean")
-    reductions.append(Reduction(plan, x, ReduceState((), ()), None))
-  return _methods.find_stacks(reductions, Sending(pieces))
+def stack_positions(*codecs_and_sizes, method="gather"):
+  plans = [
+    ArrayPlan(
+      codec, jax.ShapeDtypeStruct((size,), jnp.float32), method, 4, None, "mean"
+    )
+    for codec, size in codecs_and_sizes
+  ]
+  return _layout.find_stacks(plans)
 
 
 def test_arrays_that_differ_or_are_not_small_stay_apart():
@@ -122,10 +126,17 @@ def test_arrays_that_differ_or_are_not_small_stay_apart():
   assert stack_positions(*given) == [[0, 3, 4], [1], [2]]
   alike, apart = [(sign, 64)] * 2, [[0], [1]]
   assert stack_positions(*alike) == [[0, 1]]
-  assert stack_positions(*[(sign, _methods._MAX_SIZE + 1)] * 2) == apart
-  assert stack_positions(*alike, pieces=3) == apart
+  large = _layout._MAX_STACKED_ELEMENTS
+  assert stack_positions(*[(sign, large + 1)] * 2) == apart
   for method in ("sum", "rounds"):
     assert stack_positions(*alike, method=method) == apart
+
+
+def test_a_stack_is_no_larger_than_its_limit(monkeypatch):
+  monkeypatch.setattr(_layout, "_MAX_STACK_ELEMENTS", 200)
+  sign = codecs.sign()
+  given = ((sign, 64), (sign, 300), *[(sign, 64)] * 4)
+  assert stack_positions(*given) == [[0, 2, 3], [1], [4, 5]]
 
 
 def test_empty_arrays_and_scalars_are_stacked_too():

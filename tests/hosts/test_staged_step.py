@@ -11,6 +11,7 @@ from jax.sharding import AxisType, PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import codecs
+from jaxmotion.collectives import _layout
 from jaxmotion.hosts import Sending, StagedStep, _sending, mark_computed
 from jaxmotion.hosts._stages import cut_at_collectives
 from tests.hosts import staged_worker
@@ -51,6 +52,8 @@ def exchange(codec, tail):
 def small_pieces(monkeypatch):
   monkeypatch.setattr(_sending, "_MIN_PIECE_BYTES", 64)
   monkeypatch.setattr("jaxmotion.hosts._stages._MIN_GROUP_BYTES", 16)
+  # A matrix to a stack.
+  monkeypatch.setattr(_layout, "_MAX_STACK_ELEMENTS", 256)
 
 
 # Steps are powers of two: XLA may round a product and a sum once or twice.

@@ -13,6 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import checkpoint, codecs, perfmodel, transforms, wire
+from jaxmotion.collectives import _all_reduce, _layout
 from jaxmotion.memory import compress_state
 from jaxmotion.transforms import _init_state
 from tests.checkpoint.helpers import fill_randomly
@@ -151,6 +152,33 @@ def test_types_of_explicit_axes_tell_the_exchange_what_is_sharded():
   for _ in range(2):
     state, loss = step(state, BATCH)
   check_trained(state.params, loss, mesh)
+
+
+def test_a_shard_and_a_whole_array_of_one_shape_are_reduced_as_one(monkeypatch):
+  params = {"shard": np.ones((8, 16), "f"), "whole": np.ones((8, 8), "f")}
+  specs = {"shard": P(None, "model"), "whole": P()}
+
+  def loss_fn(params, batch):
+    y = batch["x"] @ params["whole"] @ params["shard"]
+    return jnp.mean(jnp.tanh(y / 8) ** 2)
+
+  batch = {"x": np.random.default_rng(0).normal(size=(8, 8)).astype("f")}
+  found = []
+  for limit in (1, 64):
+    monkeypatch.setattr(_layout, "_MAX_STACKED_ELEMENTS", limit)
+    _all_reduce._plan_tree.cache_clear()
+    mesh = mesh_of(2, 2)
+    init, step = jaxmotion.make_train_step(
+      loss_fn, make_tx(codecs.feedback(INT4)), mesh, specs=specs
+    )
+    state = init(params)
+    (*_, memory) = optax.tree.get(state.opt_state, "codec_state").value
+    assert memory.first.memory.count.shape == ((4,) if limit == 1 else (4, 2))
+    for _ in range(2):
+      state, _ = step(state, batch)
+    check_placed(state.params, mesh, specs)
+    found.append(jax.device_get(state.params))
+  jax.tree.map(np.testing.assert_array_equal, *found)
 
 
 def test_devices_of_a_worker_agree_on_what_they_share():
