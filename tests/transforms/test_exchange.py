@@ -271,7 +271,8 @@ def test_one_program_serves_every_level(axes):
       max(float(jnp.abs(s.first.memory.value).max()) for s in states)
     )
   assert errors[0] > 10 * errors[1]
-  assert compiled == [1, 0]
+  # JAX compiles some small functions beside the first call of a program.
+  assert compiled[0] >= 1 and compiled[1] == 0
   # The codec of 8 bits changes parameters by little.
   assert_close(state.params, train_plainly()[0], rtol=0, atol=1e-3)
 
