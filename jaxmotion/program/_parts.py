@@ -182,6 +182,22 @@ def _remat(workers: Workers, step: Step, ins: Parts) -> list[Part]:
   )(list(ins))
 
 
+def _shard_map(workers: Workers, step: Step, ins: Parts) -> list[Part]:
+  """Runs a map over axes of a model; refuses one over the workers' axis."""
+  # Inside of it the workers' axis would be bound twice.
+  (body,) = _flatten.inner_jaxprs(step.eqn)
+  values = (*body.invars, *body.outvars)
+  bound = {n for v in values for n in v.aval.sharding.mesh.manual_axes}
+  if not bound.isdisjoint(core.axis_names(workers.axis_name)):
+    raise ValueError(
+      "`fun` must hold no `jax.shard_map` over the workers' axis "
+      f"{workers.axis_name!r}, got one: call the mapped function itself, whose "
+      "gradient is then compressed, or take gradients inside of the map by "
+      "`jaxmotion.local_value_and_grad`."
+    )
+  return _part_rules.run_whole(workers, step, ins)
+
+
 def _call(workers: Workers, step: Step, ins: Parts) -> list[Part]:
   """Enters a call that means nothing by itself."""
   (inner,) = _flatten.inner_jaxprs(step.eqn)
@@ -310,5 +326,6 @@ _CONTROL: dict[str, _part_rules.Rule] = {
   "jit": _call,
   "remat2": _remat,
   "scan": _scan,
+  "shard_map": _shard_map,
   "while": _while,
 }

@@ -254,6 +254,52 @@ def test_a_loss_may_reshard_along_the_workers_axis():
   np.testing.assert_allclose(g.mean(0), wanted, rtol=1e-6)
 
 
+def map_matmul(mesh, axis_name, in_specs, out_specs, reduce=lambda y: y):
+  """A loss whose matrix product is a map over one axis of the mesh."""
+  matmul = jax.shard_map(
+    lambda x, w: reduce(x @ w),
+    mesh=mesh,
+    in_specs=in_specs,
+    out_specs=out_specs,
+    axis_names={axis_name},
+  )
+  return lambda w, x: jnp.mean(jnp.tanh(matmul(x, w)) ** 2)
+
+
+def test_a_loss_may_map_over_axes_of_a_model():
+  mesh = MESHES["model"]
+  loss_fn = map_matmul(
+    mesh,
+    "model",
+    (P(None, "model"), P("model")),
+    P(),
+    lambda y: jax.lax.psum(y, "model"),
+  )
+  # A replicated parameter, whose gradient the devices of a model have parts of.
+  w = jax.device_put(PARAMS["hidden"][:, :3], NamedSharding(mesh, P()))
+  x = jax.device_put(RNG.normal(size=(16, 64)), NamedSharding(mesh, P("data")))
+  tx = jaxmotion.exchange("data", codecs.uniform(bits=8))
+
+  @jax.jit
+  def exchanged(w, x):
+    loss, grads = jaxmotion.value_and_grad(loss_fn)(w, x)
+    return loss, tx.update(grads, tx.init(w))[0]
+
+  loss, grads = exchanged(w, x)
+  expected_loss, expected = jax.jit(jax.value_and_grad(loss_fn))(w, x)
+  np.testing.assert_allclose(loss, expected_loss, rtol=1e-6)
+  most = np.abs(expected).max()
+  np.testing.assert_allclose(grads, expected, atol=most / 64)
+
+
+def test_a_loss_that_maps_over_the_workers_is_refused():
+  mesh = MESHES["auto"]
+  loss_fn = map_matmul(mesh, "data", (P("data"), P()), P("data"))
+  x = jax.device_put(np.ones((8, 64), "f"), NamedSharding(mesh, P("data")))
+  with pytest.raises(ValueError, match="`fun` must hold no `jax.shard_map`"):
+    jaxmotion.value_and_grad(loss_fn)(PARAMS["hidden"], x)
+
+
 def own_gradient(read):
   def step(w, x):
     return read(jaxmotion.grad(lambda w, x: jnp.mean(x * w))(w, x))
