@@ -358,15 +358,10 @@ def run_anywhere(
 
     specs = core.state_specs(state, axis_name)
     in_specs = P(axis_name), specs, P(), P()
-    mesh, axes = marked[0].mesh, core.axis_names(axis_name)
-    # XLA would divide what encodes whole arrays between the devices of a model,
-    # and send in between.
-    if state.made_for.specs is None:
-      axes = mesh.axis_names
     mapped = jax.shard_map(
       update_own,
       out_specs=(P(), specs),
-      **_map_options(mesh, axes, in_specs),
+      **_map_options(marked[0].mesh, axis_name, in_specs),
     )
     rows = jax.tree.map(lambda g: g.value, updates)
     return mapped(rows, state, params, arrays)
@@ -406,7 +401,7 @@ def _check_marked(updates: PyTree, axis_name: AxisName) -> None:
 def _map_options(
   mesh: Any, axis_name: AxisName, in_specs: Any
 ) -> dict[str, Any]:
-  """Returns the arguments of a map over the workers, without their types."""
+  """Returns the arguments of a map over the workers alone."""
   # Without types of what varies: then a gradient in the map is that of the sum
   # of all workers' losses, whatever the operations between them.
   return dict(

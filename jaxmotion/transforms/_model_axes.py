@@ -116,10 +116,10 @@ def map_exchange(
     # `shard_states` calls it again with specs, which `init` of an optax chain
     # does not take. Without specs the state is that of whole arrays.
     made_for = dataclasses.replace(options, init=make_state)
-    model, is_mapped = _find_model(specs, params, workers, needs_specs=False)
+    model, axes = _find_model(specs, params, workers, is_update=False)
     init_own = functools.partial(shard_exchange.init, model=model)
-    if is_mapped:  # The state of every device's shards.
-      maps = _map_options(workers, model.names, (model.specs,))
+    if axes:  # The state of every device's shards.
+      maps = _map_options(workers, axes, (model.specs,))
       shapes = core.eval_shape_in_map(init_own, maps, params)
       out_specs = _shard_specs(shapes, model.names)
       init_own = jax.shard_map(init_own, out_specs=out_specs, **maps)
@@ -137,13 +137,11 @@ def map_exchange(
     args = args | {"sending": hosts.check_sending(args["sending"])}
     # The options are no arrays, so a map does not take them.
     made_for, state = state.made_for, state._replace(made_for=None)
-    model, is_mapped = _find_model(
-      made_for.specs, updates, workers, needs_specs=True
-    )
-    if is_mapped:
+    model, axes = _find_model(made_for.specs, updates, workers, is_update=True)
+    if axes:
       for codec in codecs:
         _check_joined(codec, updates, model.specs)
-      run = functools.partial(_map_update, shard_exchange)
+      run = functools.partial(_map_update, shard_exchange, axes)
     else:
       run = shard_exchange.update
     updates, state = run(updates, state, params, args, model)
@@ -154,6 +152,7 @@ def map_exchange(
 
 def _map_update(
   shard_exchange: Any,
+  axes: tuple[Any, ...],
   updates: PyTree,
   state: PyTree,
   params: PyTree,
@@ -186,7 +185,7 @@ def _map_update(
   mapped = jax.shard_map(
     update_own,
     out_specs=(model.specs, state_specs),
-    **_map_options(shard_exchange.workers, model.names, in_specs),
+    **_map_options(shard_exchange.workers, axes, in_specs),
   )
   return mapped(updates, state, params, arrays)
 
@@ -223,32 +222,37 @@ def _shard_specs(state: PyTree, names: tuple[Any, ...]) -> PyTree:
 
 
 def _find_model(
-  specs: PyTree | None, tree: PyTree, workers: AxisName, *, needs_specs: bool
-) -> tuple[ModelAxes, bool]:
-  """Finds the axes of a model; says whether a map of its own is needed."""
+  specs: PyTree | None, tree: PyTree, workers: AxisName, *, is_update: bool
+) -> tuple[ModelAxes, tuple[Any, ...]]:
+  """Finds the axes of a model, and those that need a map of their own."""
   mesh, names = jax.sharding.get_abstract_mesh(), core.axis_names(workers)
   # There are none outside of maps, and none where a map made all axes manual.
   sizes = core.find_free_axes()
   if sizes and set(names) <= set(mesh.manual_axes):
     if specs is not None:
-      return ModelAxes(tuple(sizes), _expand_specs(specs, tree, sizes)), True
+      specs = _expand_specs(specs, tree, sizes)
+      return ModelAxes(tuple(sizes), specs), tuple(sizes)
     if set(sizes) <= set(mesh.explicit_axes):
       specs = jax.tree.map(lambda a: jax.typeof(a).sharding.spec, tree)
-      return ModelAxes(tuple(sizes), specs), True
-    # A map without types leaves other axes to the caller, who gives specs.
-    if needs_specs and core.tracks_varying(workers):
+      return ModelAxes(tuple(sizes), specs), tuple(sizes)
+    if is_update and core.tracks_varying(workers):
       raise ValueError(
         "`specs` must say how parameters are sharded over the mesh axes "
         f"{tuple(sizes)}, got None: give `make_train_step`, `init_state` or "
         "`bind_mesh` a tree of PartitionSpecs, or `specs=jax.P()` if they are "
         "not sharded."
       )
+    if is_update:
+      # A map without types leaves other axes to the caller, who gives specs, or
+      # has whole arrays. XLA would divide what encodes those between devices.
+      free = tuple(n for n in sizes if n not in mesh.explicit_axes)
+      return ModelAxes((), spread_specs(P(), tree)), free
   # The caller's map may be over axes of the model too.
   others = tuple(n for n in mesh.manual_axes if n not in names)
   manual = tuple(n for n in others if mesh.shape[n] > 1)
   if specs is None or not manual:
     manual, specs = (), P()
-  return ModelAxes(manual, spread_specs(specs, tree)), False
+  return ModelAxes(manual, spread_specs(specs, tree)), ()
 
 
 def _check_joined(codec: Codec, tree: PyTree, specs: PyTree) -> None:

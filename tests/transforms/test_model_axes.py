@@ -341,6 +341,31 @@ def make_named(scheme, lengths, specs, loss=loss_fn, kind=AxisType.Auto):
   return init, step, (jax.eval_shape(init, PARAMS), BATCH), mesh
 
 
+def test_whole_parameters_may_be_used_in_parts_by_a_model():
+  mesh = mesh_of(2, 2)
+  tx = make_tx(codecs.feedback(codecs.uniform(bits=8)))
+
+  def constrain(x, *spec):
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*spec)))
+
+  @jaxmotion.parallelize_step(mesh)
+  def step(params, opt_state, batch):
+    def loss_fn(params):
+      w = constrain(params["w"], "model")
+      return jnp.mean((constrain(batch["x"], None, "model") @ w) ** 2)
+
+    loss, grads = jax.value_and_grad(loss_fn)(params)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, loss
+
+  # With so few columns XLA would divide the search for a scale.
+  params = {"w": PARAMS["w1"][:, :3]}
+  state = jaxmotion.bind_mesh(tx, mesh).init(params)
+  _, _, loss = step(params, state, BATCH)
+  expected = np.mean((BATCH["x"] @ params["w"]) ** 2)
+  np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
   ("scheme", "name"),
   [
