@@ -107,7 +107,8 @@ def value_and_grad(
 
   Raises:
     TypeError: an argument of another type.
-    ValueError: no argument is on a mesh that has the axis.
+    ValueError: no argument is on a mesh that has the axis, a parameter is
+      sharded over it, or `fun` holds a `jax.shard_map` over it.
 
   Example:
     >>> import optax

@@ -341,6 +341,20 @@ def make_named(scheme, lengths, specs, loss=loss_fn, kind=AxisType.Auto):
   return init, step, (jax.eval_shape(init, PARAMS), BATCH), mesh
 
 
+def test_a_constraint_over_the_workers_axis_names_the_cure():
+  mesh = mesh_of(2, 2)
+
+  @jaxmotion.parallelize_step(mesh)
+  def step(params, batch):
+    sharding = NamedSharding(mesh, P(("data", "model")))
+    constrain = jax.jit(lambda x: jax.lax.with_sharding_constraint(x, sharding))
+    return jnp.mean(constrain(batch["x"]) @ params["w1"])
+
+  message = "`fun` must .* 'data', .* got .*'model'.*value_and_grad"
+  with pytest.raises(ValueError, match=message):
+    step(PARAMS, BATCH)
+
+
 def test_whole_parameters_may_be_used_in_parts_by_a_model():
   mesh = mesh_of(2, 2)
   tx = make_tx(codecs.feedback(codecs.uniform(bits=8)))
