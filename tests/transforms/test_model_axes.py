@@ -341,18 +341,25 @@ def make_named(scheme, lengths, specs, loss=loss_fn, kind=AxisType.Auto):
   return init, step, (jax.eval_shape(init, PARAMS), BATCH), mesh
 
 
-def test_a_constraint_over_the_workers_axis_names_the_cure():
+@pytest.mark.parametrize("kind", ["parallelize_step", "make_train_step"])
+def test_a_constraint_over_the_workers_axis_names_the_cure(kind):
   mesh = mesh_of(2, 2)
+  sharding = NamedSharding(mesh, P(("data", "model")))
 
-  @jaxmotion.parallelize_step(mesh)
-  def step(params, batch):
-    sharding = NamedSharding(mesh, P(("data", "model")))
-    constrain = jax.jit(lambda x: jax.lax.with_sharding_constraint(x, sharding))
-    return jnp.mean(constrain(batch["x"]) @ params["w1"])
+  def constrained_loss(params, batch):
+    x = jax.lax.with_sharding_constraint(batch["x"], sharding)
+    return jnp.mean(x @ params["w1"])
 
-  message = "`fun` must .* 'data', .* got .*'model'.*value_and_grad"
-  with pytest.raises(ValueError, match=message):
-    step(PARAMS, BATCH)
+  if kind == "parallelize_step":
+    step = jaxmotion.parallelize_step(mesh)(constrained_loss)
+    state = PARAMS
+  else:
+    init, step = jaxmotion.make_train_step(constrained_loss, make_tx(), mesh)
+    state = init(PARAMS)
+  with pytest.raises(
+    ValueError, match="over the workers' axis.*value_and_grad"
+  ):
+    step(state, BATCH)
 
 
 def test_whole_parameters_may_be_used_in_parts_by_a_model():

@@ -38,7 +38,14 @@ class StepCalls:
     self._in_flight.wait(given)
     try:
       yield
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError) as error:
+      if "manual axes" in str(error):
+        raise ValueError(
+          "A step must constrain no sharding over the workers' axis, of which "
+          "it sees one part: leave the axis out of the constraint, or compute "
+          "on the whole batch under `jax.jit`, with `jaxmotion.value_and_grad`."
+          f" JAX says: {error}"
+        ) from error
       # Only after an error: a step shall not look at every leaf.
       self.check_arrays(given)
       core.check_on_mesh({name: given[name] for name in unplaced}, self._mesh)

@@ -225,7 +225,6 @@ def run_on_workers(
   )
   trace = jax.make_jaxpr(fun, return_shape=True)
   closed, shapes = core.call_in_map(trace, maps, *args)
-  _check_constraints(closed, axes)
   differs = list(map(bool, program.find_varying(closed, varying, axes)))
   joins = decide(shapes, differs)
 
@@ -242,22 +241,6 @@ def run_on_workers(
     **maps,
   )(*args)
   return jax.tree.unflatten(jax.tree.structure(shapes), joined)
-
-
-def _check_constraints(jaxpr: Any, axes: frozenset[Any]) -> None:
-  """Raises if a program constrains a sharding along the workers' axis."""
-  for eqn in program.open_jaxpr(jaxpr).eqns:
-    if eqn.primitive.name == "sharding_constraint":
-      spec = getattr(eqn.params["sharding"], "spec", P())
-      if named := axes & _model_axes.sharded_axes(spec):
-        raise ValueError(
-          "`fun` must constrain no sharding over the workers' axis "
-          f"{', '.join(map(repr, sorted(named)))}, of which it sees one part, "
-          f"got {spec}: leave the axis out of the constraint, or compute on the"
-          " whole batch under `jax.jit`, with `jaxmotion.value_and_grad`."
-        )
-    for inner in program.inner_jaxprs(eqn):
-      _check_constraints(inner, axes)
 
 
 def join_name(
