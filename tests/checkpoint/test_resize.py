@@ -95,6 +95,24 @@ def test_the_same_layout_keeps_every_bit():
   assert_equal(again, state)
 
 
+def test_arrays_of_one_shape_are_resized_as_each_alone():
+  # Their memory is stacked.
+  tx, mesh, two = exchange_only(), mesh_of(4), mesh_of(2)
+  params = {"w1": PARAMS["w"], "w2": PARAMS["w"]}
+  layout = checkpoint.describe_state(tx, params, mesh)
+  (state,) = fill_randomly(transforms.init_state(tx, params, mesh))
+  (stack,) = state.codec_state.value
+  (found,) = checkpoint.resize(tx, (state,), params, layout, two)
+  for i, name in enumerate(params):
+    take = lambda tree, i=i: jax.tree.map(lambda a: a[:, i], tree)
+    alone = {name: params[name]}
+    (own,) = transforms.init_state(tx, alone, mesh)
+    own = own._replace(codec_state=core.PerWorker([take(stack)]))
+    layout = checkpoint.describe_state(tx, alone, mesh)
+    (one,) = checkpoint.resize(tx, (own,), alone, layout, two)
+    assert_equal(one.codec_state.value, take(found.codec_state.value))
+
+
 def test_another_codec_continues_the_memory_or_says_what_is_lost():
   tx, state, layout = make_filled()
   signs = make_tx(codecs.feedback(codecs.sign()))
