@@ -369,33 +369,20 @@ def _reduce_arrays(
   states = _arguments.check_state(expected, state, canonical_shapes)
   own = core.to_varying(jax.tree.map(lax.stop_gradient, x), axis_name)
   own = _arguments.apply_weight(own, weight, axis_name, op)
-  # Levels share a state, but each may group its arrays otherwise.
-  is_apart = canonical or not jax.tree.leaves(expected)
-  if is_apart:
+  is_stacked = _states.is_stacked(expected, canonical)
+  if not is_stacked:
     states = _states.stack_states(plans, states)
   own_arrays = [
     core.saturate_cast(a, plan.like.dtype)
     for plan, a in zip(plans, arrays.split(own), strict=True)
   ]
-  keys = arrays.array_keys(key)
-  groups = _layout.find_stacks(plans)
-  stacks = [
-    _methods.Stack(
-      plans[group[0]],
-      [own_arrays[i] for i in group],
-      group_state,
-      [keys[i] for i in group],
-    )
-    for group, group_state in zip(groups, states, strict=True)
-  ]
-  results = _methods.reduce_stacks(stacks, axis_name, sending)
-  totals: dict[int, Array] = {}
-  for group, (of_group, _) in zip(groups, results, strict=True):
-    totals |= zip(group, of_group, strict=True)
+  totals, states = _methods.reduce_arrays(
+    plans, own_arrays, states, arrays.array_keys(key), axis_name, sending
+  )
   y = arrays.merge(
     [
-      core.saturate_cast(totals[i], like.dtype)
-      for i, like in enumerate(arrays.array_likes())
+      core.saturate_cast(total, like.dtype)
+      for total, like in zip(totals, arrays.array_likes(), strict=True)
     ]
   )
   if any(core.is_varying(leaf, axis_name) for leaf in jax.tree.leaves(y)):
@@ -403,8 +390,8 @@ def _reduce_arrays(
       "`codec` must make the mean of replies and of `Shared` state alone, so "
       f"that it is equal on all workers, got {codec!r}, whose mean varies."
     )
-  states = core.settle_state([state for _, state in results], axis_name)
-  if is_apart:
+  states = core.settle_state(states, axis_name)
+  if not is_stacked:
     states = _states.unstack_states(plans, states)
   if canonical:
     states = list(map(_states.canonical_state, plans, states))

@@ -12,7 +12,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,27 +36,36 @@ _PAYLOAD_AXES = {"all_to_all": 1, "gather": 0}
 _REPLY_AXES = {"all_to_all": 1, "gather": 1}
 
 
-class Stack(NamedTuple):
-  """Arrays of one plan, to reduce over workers as one."""
-
-  plan: ArrayPlan
-  arrays: Sequence[Array]  # In the dtype that they are encoded in.
-  state: ReduceState  # This worker's; stacked if the arrays are several.
-  keys: Sequence[core.Key | None]
-
-
-def reduce_stacks(
-  stacks: Sequence[Stack], axis_name: AxisName, sending: hosts.Sending
-) -> list[tuple[list[Array], ReduceState]]:
-  """Reduces stacks together; returns results of arrays, and each new state."""
-  plans = [stack.plan for stack in stacks]
-  return _rounds.run_rounds(
-    list(map(_reduce_stack, stacks)),
+def reduce_arrays(
+  plans: Sequence[ArrayPlan],
+  arrays: Sequence[Array],
+  states: Sequence[ReduceState],
+  keys: Sequence[core.Key | None],
+  axis_name: AxisName,
+  sending: hosts.Sending,
+) -> tuple[list[Array], list[ReduceState]]:
+  """Reduces arrays together; returns their results and the stacks' states."""
+  # arrays: in the dtype that they are encoded in. states: this worker's, one
+  # for each stack.
+  groups = _layout.find_stacks(plans)
+  firsts = [plans[group[0]] for group in groups]
+  results = _rounds.run_rounds(
+    [
+      _reduce_stack(
+        plan, [arrays[i] for i in group], state, [keys[i] for i in group]
+      )
+      for plan, group, state in zip(firsts, groups, states, strict=True)
+    ],
     # A codec of rounds says itself what it sends.
-    [_KINDS.get(plan.method, plan.codec.round_kinds) for plan in plans],
+    [_KINDS.get(plan.method, plan.codec.round_kinds) for plan in firsts],
     axis_name,
     sending,
   )
+  by_position: dict[int, Array] = {}
+  for group, (of_group, _) in zip(groups, results, strict=True):
+    by_position |= zip(group, of_group, strict=True)
+  new_states = [state for _, state in results]
+  return [by_position[i] for i in range(len(plans))], new_states
 
 
 def plan_messages(plan: ArrayPlan) -> list[codecs.Message]:
@@ -96,9 +105,13 @@ def _trace_rounds(
   return tuple(map(codecs.Message, codec.round_kinds, payloads))
 
 
-def _reduce_stack(stack: Stack) -> Rounds[tuple[list[Array], ReduceState]]:
+def _reduce_stack(
+  plan: ArrayPlan,
+  arrays: Sequence[Array],
+  state: ReduceState,
+  keys: Sequence[core.Key | None],
+) -> Rounds[tuple[list[Array], ReduceState]]:
   """Reduces arrays of one plan together; returns each result, and the state."""
-  plan, arrays, state, keys = stack
   if plan.method == "rounds":
     y, state = yield from _reduce_by_codec(plan, arrays[0], state, keys[0])
     return [y], state
@@ -137,7 +150,7 @@ def _take_row(row: Array, x: Array) -> Array:
   """Returns the result of one array of a stack, typed as varying like it."""
   # A stack varies over the axes of a model that any of its arrays varies over.
   y, axes = lax.squeeze(row, (0,)), core.varying_axes(row)
-  others = tuple(sorted(axes - core.varying_axes(x)))
+  others = tuple(sorted(axes - core.varying_axes(x), key=str))
   return core.assert_replicated(y, others) if others else y
 
 

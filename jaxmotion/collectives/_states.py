@@ -62,6 +62,13 @@ def init_states(plans: Sequence[_layout.ArrayPlan]) -> list[ReduceState]:
   return states
 
 
+def is_stacked(states: PyTree, canonical: bool) -> bool:
+  """Says whether an all-reduce keeps a state for each stack of arrays."""
+  # canonical: whether codecs of several levels share the state; each of them
+  # may group the arrays otherwise.
+  return not canonical and bool(jax.tree.leaves(states))
+
+
 def stack_states(
   plans: Sequence[_layout.ArrayPlan], states: PyTree, axis: int = 0
 ) -> list[ReduceState]:
@@ -126,8 +133,8 @@ def convert_states(
     _plan_kept(partition(a.codec, _shard_likes(x, a.devices)), a)
     for a in (source, target)
   )
-  states = _unstack(before, states, source)
-  new = _unstack(after, new, target)
+  states = _convert_kept(unstack_states, before, states, source)
+  new = _convert_kept(unstack_states, after, new, target)
 
   def list_keys(layout: StateLayout) -> list[tuple[Any, ...]]:
     """Returns a key of each array, equal where its codec and shape are."""
@@ -146,7 +153,7 @@ def convert_states(
     parts = iter(core.shared_parts(known.get(key, state)))
     refill = lambda _, parts=parts: core.Shared(next(parts).value)
     converted.append(core.map_shared(refill, state))
-  return _stack(after, converted, target)
+  return _convert_kept(stack_states, after, converted, target)
 
 
 def read_memory(
@@ -159,7 +166,8 @@ def read_memory(
     return _read_devices(states, x, layout, layout.devices)
   arrays = partition(layout.codec, x)
   plans = _plan_kept(arrays, layout)
-  per_array = list(map(_read_whole, plans, _unstack(plans, states, layout)))
+  states = _convert_kept(unstack_states, plans, states, layout)
+  per_array = list(map(_read_whole, plans, states))
   memory = {}
   for name in sorted(set().union(*per_array)):
     values = [
@@ -210,7 +218,7 @@ def write_memory(
       plan.codec, parts, plan.like.shape, plan.workers, **options
     )
     states.append(_write_array(plan, parts, layout.canonical))
-  return _stack(plans, states, layout)
+  return _convert_kept(stack_states, plans, states, layout)
 
 
 def _write_devices(
@@ -242,9 +250,10 @@ def read_pending(states: PyTree, x: PyTree, layout: StateLayout) -> list[Array]:
   # states: of some workers; leaves have an axis of rows. x: arrays that one
   # device reduces.
   plans = _plan_kept(partition(layout.codec, x), layout)
+  states = _convert_kept(unstack_states, plans, states, layout)
   return [
     found[part.name]
-    for plan, state in zip(plans, _unstack(plans, states, layout), strict=True)
+    for plan, state in zip(plans, states, strict=True)
     for found in _read_array(plan, state)
     for part in plan.codec.memory_parts
     if part.is_pending
@@ -267,23 +276,16 @@ def _plan_kept(
   )
 
 
-def _stack(
-  plans: Sequence[_layout.ArrayPlan], states: PyTree, layout: StateLayout
+def _convert_kept(
+  convert: Callable[..., list[ReduceState]],
+  plans: Sequence[_layout.ArrayPlan],
+  states: PyTree,
+  layout: StateLayout,
 ) -> list[ReduceState]:
-  """Returns all workers' states as an all-reduce keeps them."""
-  # Without any state, and where levels share one, it is that of each array.
-  if layout.canonical or not jax.tree.leaves(states):
-    return states
-  return stack_states(plans, states, 1)
-
-
-def _unstack(
-  plans: Sequence[_layout.ArrayPlan], states: PyTree, layout: StateLayout
-) -> list[ReduceState]:
-  """Returns all workers' states of each array: inverts `_stack`."""
-  if layout.canonical or not jax.tree.leaves(states):
-    return states
-  return unstack_states(plans, states, 1)
+  """Stacks or unstacks all workers' states, where an all-reduce stacks them."""
+  # convert: `stack_states` or `unstack_states`.
+  is_kept = is_stacked(states, layout.canonical)
+  return convert(plans, states, 1) if is_kept else states
 
 
 def _read_array(

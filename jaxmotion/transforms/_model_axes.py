@@ -235,14 +235,14 @@ def _find_model(
     if set(sizes) <= set(mesh.explicit_axes):
       specs = jax.tree.map(lambda a: jax.typeof(a).sharding.spec, tree)
       return ModelAxes(tuple(sizes), specs), tuple(sizes)
-    if is_update and core.tracks_varying(workers):
-      raise ValueError(
-        "`specs` must say how parameters are sharded over the mesh axes "
-        f"{tuple(sizes)}, got None: give `make_train_step`, `init_state` or "
-        "`bind_mesh` a tree of PartitionSpecs, or `specs=jax.P()` if they are "
-        "not sharded."
-      )
     if is_update:
+      if core.tracks_varying(workers):
+        raise ValueError(
+          "`specs` must say how parameters are sharded over the mesh axes "
+          f"{tuple(sizes)}, got None: give `make_train_step`, `init_state` or "
+          "`bind_mesh` a tree of PartitionSpecs, or `specs=jax.P()` if they "
+          "are not sharded."
+        )
       # A map without types leaves other axes to the caller, who gives specs, or
       # has whole arrays. XLA would divide what encodes those between devices.
       free = tuple(n for n in sizes if n not in mesh.explicit_axes)

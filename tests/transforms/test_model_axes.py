@@ -369,16 +369,11 @@ def test_whole_parameters_may_be_used_in_parts_by_a_model():
   def constrain(x, *spec):
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*spec)))
 
-  @jaxmotion.parallelize_step(mesh)
-  def step(params, opt_state, batch):
-    def loss_fn(params):
-      w = constrain(params["w"], "model")
-      return jnp.mean((constrain(batch["x"], None, "model") @ w) ** 2)
+  def divided_loss(params, batch):
+    w = constrain(params["w"], "model")
+    return jnp.mean((constrain(batch["x"], None, "model") @ w) ** 2)
 
-    loss, grads = jax.value_and_grad(loss_fn)(params)
-    updates, opt_state = tx.update(grads, opt_state, params)
-    return optax.apply_updates(params, updates), opt_state, loss
-
+  step = make_own_step(divided_loss, tx, mesh)
   # With so few columns XLA would divide the search for a scale.
   params = {"w": PARAMS["w1"][:, :3]}
   state = jaxmotion.bind_mesh(tx, mesh).init(params)
