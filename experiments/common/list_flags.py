@@ -53,9 +53,9 @@ def define_numbers(
   def parse(item: str) -> float:
     value = _read_number(item)
     if all(type(number) is int for number in default):
-      core.check_int(name, value, int(low))
+      core.integer(int(low))(name, value)
     else:
-      core.check_number(name, value, low, high, open_low=above_low)
+      core.number(low, high, open_low=above_low)(name, value)
     return value
 
   return define_items(

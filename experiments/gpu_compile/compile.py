@@ -91,7 +91,7 @@ def find_gpu(name: str = "H100", memory_gib: float | None = None) -> ptx.Gpu:
   >>> find_gpu("H200").memory_gib, find_gpu("H200", 12).memory_gib
   (141, 12)
   """
-  core.check_choice("gpu", name, tuple(ptx.GPUS))
+  core.choice(tuple(ptx.GPUS))("gpu", name)
   gpu = ptx.GPUS[name]
   if memory_gib is None:
     return gpu

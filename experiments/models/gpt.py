@@ -23,6 +23,7 @@ from jaxmotion import core
 from jaxmotion.core import Array, PyTree, ShapedLike
 
 
+@core.declare(layers=core.integer(1), heads=core.integer(1))
 def gpt(
   *,
   layers: int = 24,
@@ -34,8 +35,6 @@ def gpt(
   """Returns a decoder with layer norm before each part, as in GPT-2."""
   # At the defaults it is GPT-2 medium over bytes. Unlike in GPT-2, the kernel
   # of the logits is not that of the embedding.
-  core.check_int("layers", layers, 1)
-  core.check_int("heads", heads, 1)
   (channels,) = network.scale_widths((1024,), width)
   if channels % heads:
     raise ValueError(f"`heads` must divide {channels} channels, got {heads}.")

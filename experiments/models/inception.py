@@ -161,6 +161,7 @@ _INCEPTIONS = {
 }
 
 
+@core.declare(variant=core.choice(("paper", "torchvision")))
 def googlenet(
   *,
   image: int = 224,
@@ -169,7 +170,6 @@ def googlenet(
   variant: str = "paper",
 ) -> network.Network:
   """Returns GoogLeNet without its auxiliary classifiers."""
-  core.check_choice("variant", variant, ("paper", "torchvision"))
   norm = variant == "torchvision"
   last_pool = layers.MaxPool("pool4e", 2 if norm else 3, ceil=True)
   a, b = network.scale_widths((64, 192), width)

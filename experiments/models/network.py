@@ -120,9 +120,9 @@ class Network:
     return specs
 
 
+@core.declare(image=core.integer(32))
 def make_classifier(name: str, stages: list[Stage], image: int) -> Network:
   """Returns a network of square color images."""
-  core.check_int("image", image, 32)
   pixels = jax.ShapeDtypeStruct((image, image, 3), "float32")
   label = jax.ShapeDtypeStruct((), "int32")
   return Network(name, tuple(stages), pixels, label)

@@ -36,6 +36,7 @@ def count_layers(blocks: Sequence[int], block: str = "bottleneck") -> int:
   return _BLOCKS[block][0] * sum(blocks) + 2
 
 
+@core.declare(block=core.choice(_BLOCKS))
 def resnet(
   blocks: Sequence[int],
   *,
@@ -49,8 +50,7 @@ def resnet(
   if len(blocks) != 4:
     raise ValueError(f"`blocks` must be four numbers, got {blocks!r}.")
   for i, count in enumerate(blocks):
-    core.check_int(f"blocks[{i}]", count, 1)
-  core.check_choice("block", block, _BLOCKS)
+    core.integer(1)(f"blocks[{i}]", count)
   widths = network.scale_widths((64, 128, 256, 512), width)
   inputs = widths[0]
   stages = [network.Stage("stem", _stem(inputs, image))]

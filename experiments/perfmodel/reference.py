@@ -99,6 +99,7 @@ class Network(NamedTuple):
     return values
 
 
+@core.declare(name=core.choice(NETWORKS))
 def reference_network(name: str) -> Network:
   """Returns a network for 224 x 224 images of 1000 classes.
 
@@ -112,7 +113,6 @@ def reference_network(name: str) -> Network:
     for image recognition, 2016. Szegedy et al., Going deeper with
     convolutions, 2015. Numbers: https://docs.pytorch.org/vision/stable/models
   """
-  core.check_choice("name", name, NETWORKS)
   network = catalog.make_network(name, **NETWORKS[name])
   image = tuple(network.input.shape)
   builder = _LayerList(image)

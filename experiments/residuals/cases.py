@@ -31,7 +31,7 @@ class StepProgram(NamedTuple):
 
 def build_step(mode: str, net: models.Network, batch: int) -> StepProgram:
   """Builds the training step of a mode."""
-  core.check_choice("mode", mode, tuple(MODES))
+  core.choice(tuple(MODES))("mode", mode)
   return MODES[mode](net, batch)
 
 

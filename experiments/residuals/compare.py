@@ -56,7 +56,7 @@ from typing import Any, NamedTuple
 
 import jax
 from absl import flags
-from jax.extend import core
+from jax.extend import core as jax_core
 
 from experiments import gpu_compile
 from experiments.common import console, list_flags, records, shared_flags
@@ -71,8 +71,8 @@ from experiments.residuals.policies import (
   find_budget,
   list_policies,
 )
+from jaxmotion import core
 from jaxmotion.command import extend
-from jaxmotion.core import check_choice
 
 EXPERIMENT = "residuals_compare"
 
@@ -110,7 +110,7 @@ _UNITS = dict(
 def measure_policy(policy: policies.Policy, target: str) -> Figures:
   """Compiles and predicts the step of a policy."""
   # Tracing begins without cached traces, so policies do not help one another.
-  check_choice("target", target, tuple(measure.TARGETS))
+  core.choice(tuple(measure.TARGETS))("target", target)
   step = policy.build_step()
   trace_s: list[float] = []
   for _ in range(_TRACES):
@@ -150,7 +150,7 @@ def _predict_traced(
   flat = [
     jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jax.tree.leaves(step.args)
   ]
-  again = cases.StepProgram(core.jaxpr_as_fun(traced.jaxpr), tuple(flat))
+  again = cases.StepProgram(jax_core.jaxpr_as_fun(traced.jaxpr), tuple(flat))
   prediction = measure.predict_figures(again, 0, target)
   return prediction.flops, 1e3 * prediction.step_s
 

@@ -90,11 +90,11 @@ def processor_seconds() -> float:
   return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
+@core.declare(target=core.choice(tuple(TARGETS)))
 def compile_step(
   step: cases.StepProgram, target: str, memory_gib: float | None = None
 ) -> StepMemory:
   """Compiles a step and returns its memory."""
-  core.check_choice("target", target, tuple(TARGETS))
   begin = time.monotonic()
   if target == "cpu":
     machine = "CPU: compiled, not run; has no memory of a host beside its own"

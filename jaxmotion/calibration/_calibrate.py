@@ -13,6 +13,15 @@ from jaxmotion.codecs import Codec
 from jaxmotion.codecs.extend import check_codec
 
 
+@core.declare(
+  name=core.text,
+  axis=core.text,
+  codecs=core.sequence("codecs"),
+  largest=core.integer(1 << 12, 2**31 - 1),
+  sizes=core.integer(2, 64),
+  repeats=core.integer(1, 10_000),
+  report=core.optional(core.function),
+)
 def calibrate_platform(
   name: str = "here",
   *,
@@ -57,18 +66,10 @@ def calibrate_platform(
     >>> found.device.memory_rate.bytes_per_s > 0
     True
   """
-  core.check_text("name", name)
-  core.check_text("axis", axis)
   workers = jax.device_count() if workers is None else workers
-  core.check_int("workers", workers, 1)
-  codecs = core.check_sequence("codecs", codecs, "codecs")
+  core.integer(1)("workers", workers)
   for i, codec in enumerate(codecs):
     check_codec(f"codecs[{i}]", codec, one_round=True)
-  core.check_int("largest", largest, 1 << 12, 2**31 - 1)
-  core.check_int("sizes", sizes, 2, 64)
-  core.check_int("repeats", repeats, 1, 10_000)
-  if report is not None:
-    core.check_callable("report", report)
   timer = prepare_timer(workers, codecs, largest, sizes)
   for done in range(1, repeats + 1):
     timer.run_round()

@@ -68,6 +68,7 @@ class Layout(NamedTuple):
     }
 
   @classmethod
+  @core.declare(data=core.mapping("plain data"))
   def from_dict(cls, data: Mapping[str, Any]) -> "Layout":
     """Returns the layout of what `to_dict` returned.
 
@@ -77,7 +78,6 @@ class Layout(NamedTuple):
     Raises:
       ValueError: an entry is missing, or of another version.
     """
-    core.check_mapping("data", data, "plain data")
     if data.get("version") != _VERSION:
       raise ValueError(
         f"`data` must be a layout of version {_VERSION}, got version "

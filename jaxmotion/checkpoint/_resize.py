@@ -20,6 +20,11 @@ from jaxmotion.core import AxisName, PyTree
 from jaxmotion.transforms import extend
 
 
+@core.declare(
+  layout=core.instance(_layout.Layout, "what `describe_state` returned"),
+  mesh=core.instance(Mesh, "a jax.sharding.Mesh"),
+  axis_name=core.worker_axes,
+)
 def saved_like(
   tx: _layout.Trained,
   params: PyTree,
@@ -62,11 +67,6 @@ def saved_like(
     >>> like.codec_state.value[0].first.memory.value.shape
     (4, 8)
   """
-  core.check_instance(
-    "layout", layout, _layout.Layout, "what `describe_state` returned"
-  )
-  core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
-  axis_name = core.flatten_axes("axis_name", axis_name)
   _, saved = _trace_both(tx, params, layout, mesh, axis_name, specs)
   specs = extend.Shardings(mesh, axis_name, specs).state(saved, params)
   return _place_like(saved, specs, layout, mesh, core.axis_names(axis_name))
@@ -104,6 +104,13 @@ def _place_like(
   return jax.tree.map(place_leaf, jax.tree.broadcast(specs, saved), saved)
 
 
+@core.declare(
+  layout=core.instance(_layout.Layout, "what `describe_state` returned"),
+  state=core.arrays,
+  mesh=core.instance((Mesh, AbstractMesh), "a mesh of jax.sharding"),
+  reset_memory=core.boolean,
+  axis_name=core.worker_axes,
+)
 def resize(
   tx: _layout.Trained,
   state: PyTree,
@@ -168,15 +175,6 @@ def resize(
     >>> state.codec_state.value[0].first.memory.value.shape
     (2, 2)
   """
-  core.check_instance(
-    "layout", layout, _layout.Layout, "what `describe_state` returned"
-  )
-  core.check_arrays("state", state)
-  core.check_instance(
-    "mesh", mesh, (Mesh, AbstractMesh), "a mesh of jax.sharding"
-  )
-  core.check_bool("reset_memory", reset_memory)
-  axis_name = core.flatten_axes("axis_name", axis_name)
   today, saved = _trace_both(tx, params, layout, mesh, axis_name, specs)
   new_layout = _layout.make_layout(today, mesh, axis_name, specs)
   converters = [
@@ -408,7 +406,7 @@ def check_workers(state: PyTree) -> None:
 memory for all 3 at 'error': keep per-worker state whole, also in a \
 checkpoint, in the place of jax_utils.unreplicate.
   """
-  core.check_arrays("state", state)
+  core.arrays("state", state)
 
   def is_own(node: Any) -> bool:
     return isinstance(node, core.PerWorker)

@@ -189,9 +189,9 @@ class MemoryCodec(WrapperCodec):
     """Whether the wrapped codec needs the mean."""
     return self.codec.needs_mean
 
+  @core.declare(output=core.float_array)
   def after_reduce(self, state: Any, output: Array) -> Any:
     """Updates the wrapped codec's state."""
-    core.check_float("output", output)
     self._check_state(state)
     return state._replace(inner=self.codec.after_reduce(state.inner, output))
 

@@ -17,7 +17,7 @@ def check_shaped(name: str, like: Any) -> None:
       f"`{name}` must be a floating-point array or ShapeDtypeStruct, got "
       f"{like!r}."
     )
-  core.check_float(name, like)
+  core.float_array(name, like)
 
 
 def check_unsharded(x: Any, unit: int = 0) -> None:
@@ -47,8 +47,8 @@ def check_unsharded(x: Any, unit: int = 0) -> None:
 def check_leaves(leaves: Any) -> None:
   """Raises unless an argument is a list of paths and shapes."""
   noun = "pairs of a path and a shape"
-  for leaf in core.check_sequence("leaves", leaves, noun):
-    pair = core.check_sequence("leaves", leaf, noun)
+  for leaf in core.sequence(noun)("leaves", leaves):
+    pair = core.sequence(noun)("leaves", leaf)
     if len(pair) != 2 or not isinstance(pair[0], str):
       raise TypeError(f"`leaves` must be {noun}, got {leaf!r:.200}.")
     check_shaped(f"leaves[{pair[0]!r}]", pair[1])
@@ -57,13 +57,13 @@ def check_leaves(leaves: Any) -> None:
 def check_error_memory(x: Any, memory: Any, decay: Any) -> None:
   """Raises unless the arguments are an array, its error memory and a factor."""
   check_shaped("x", x)
-  core.check_instance("memory", memory, kernels.ErrorMemory, "an ErrorMemory")
+  core.instance(kernels.ErrorMemory, "an ErrorMemory")("memory", memory)
   if jnp.shape(memory.value) != x.shape or jnp.shape(memory.count) != ():
     raise ValueError(
       f"`x` must have the shape of its memory, {jnp.shape(memory.value)}, got "
       f"{core.shape_string(x)} and a count {jnp.shape(memory.count)}."
     )
-  core.check_number("decay", decay, 0, 1, open_low=True)
+  core.number(0, 1, open_low=True)("decay", decay)
 
 
 def check_nothing(codec: Any, state: Any) -> None:
@@ -133,9 +133,9 @@ def check_parts(
 ) -> None:
   """Raises unless arguments of `write_memory` have all of a codec's parts."""
   check_shaped("like", like)
-  core.check_int("workers", workers, 1, 2**31 - 1)
+  core.integer(1, 2**31 - 1)("workers", workers)
   for name, values in (("parts", parts), ("means", means)):
-    arrays = core.check_mapping(name, values, "names to parts of a memory")
+    arrays = core.mapping("names to parts of a memory")(name, values)
     for part in codec.memory_parts:
       if part.row_of is not None:
         continue
@@ -144,7 +144,7 @@ def check_parts(
           f"`{name}` must have the part {part.name!r}, got {sorted(arrays)}."
         )
       x = arrays[part.name]
-      core.check_float(f"{name}[{part.name!r}]", x)
+      core.float_array(f"{name}[{part.name!r}]", x)
       if jnp.shape(x) != tuple(like.shape):
         raise ValueError(
           f"`{name}[{part.name!r}]` must have the shape of `like`, "

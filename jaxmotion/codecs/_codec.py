@@ -153,6 +153,7 @@ class Codec(abc.ABC):
     _checks.check_shaped("like", like)
     return ()
 
+  @core.declare(workers=core.integer(1, 2**31 - 1))
   def init_rounds(self, like: ShapedLike, workers: int) -> PyTree:
     """Returns the state of a codec that has `round_kinds`.
 
@@ -160,7 +161,6 @@ class Codec(abc.ABC):
       like: array or ShapeDtypeStruct.
       workers: number of workers, on which its shapes may depend.
     """
-    core.check_int("workers", workers, 1, 2**31 - 1)
     return self.init(like)
 
   @abc.abstractmethod
@@ -301,6 +301,7 @@ class Codec(abc.ABC):
     """
     raise NotImplementedError(f"{type(self).__name__} has no rounds.")
 
+  @core.declare(output=core.float_array)
   def after_reduce(self, state: PyTree, output: Array) -> PyTree:
     """Updates the state after the collective, from the mean over workers.
 
@@ -310,10 +311,10 @@ class Codec(abc.ABC):
       state: what `encode` returned.
       output: the decoded mean over workers, of the shape of `x`.
     """
-    core.check_float("output", output)
     self._check_state(state)
     return state
 
+  @core.declare(workers=core.integer(1, 2**31 - 1))
   def division(
     self, like: ShapedLike, workers: int
   ) -> _division.Division | None:
@@ -327,7 +328,6 @@ class Codec(abc.ABC):
       workers: number of workers.
     """
     _checks.check_shaped("like", like)
-    core.check_int("workers", workers, 1, 2**31 - 1)
     return self._divide(like, workers)
 
   def canonical_state(self, state: PyTree) -> PyTree:
@@ -527,9 +527,7 @@ class Codec(abc.ABC):
   def _check_input(self, x: Any, key: Any, state: Any = ()) -> None:
     """Checks what `encode` is given; `state` is that of a codec without any."""
     _checks.check_shaped("x", x)
-    core.check_instance(
-      "key", key, (core.Key, type(None)), "a jaxmotion.Key or None"
-    )
+    core.instance((core.Key, type(None)), "a jaxmotion.Key or None")("key", key)
     if self.needs_key and key is None:
       raise ValueError(
         f"`key` must be a jaxmotion.Key for {self}, got None: "

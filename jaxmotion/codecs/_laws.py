@@ -44,10 +44,15 @@ class ErrorBound:
 
   def __post_init__(self) -> None:
     for field in dataclasses.fields(self):
-      core.check_number(field.name, getattr(self, field.name), 0.0)
+      core.number(0.0)(field.name, getattr(self, field.name))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(
+  contraction=core.number(0.0, 1.0),
+  error=core.optional(core.instance(ErrorBound, "an ErrorBound or None")),
+  nonfinite=core.choice(NONFINITE),
+)
 class Laws:
   """Promises of a codec, which `testing.check_codec` checks one by one.
 
@@ -97,15 +102,9 @@ class Laws:
   def __post_init__(self) -> None:
     for field in dataclasses.fields(self):
       if field.type is bool:
-        core.check_bool(field.name, getattr(self, field.name))
-    core.check_number("contraction", self.contraction, 0.0, 1.0)
-    if self.error is not None:
-      core.check_instance(
-        "error", self.error, ErrorBound, "an ErrorBound or None"
-      )
+        core.boolean(field.name, getattr(self, field.name))
     if not (type(self.largest) is float and math.isinf(self.largest)):
-      core.check_number("largest", self.largest, 0.0, open_low=True)
-    core.check_choice("nonfinite", self.nonfinite, NONFINITE)
+      core.number(0.0, open_low=True)("largest", self.largest)
 
 
 # Laws of a codec that loses nothing; its payload need not be a projection.
@@ -190,6 +189,14 @@ def _combine_errors(
 
 
 @dataclasses.dataclass(frozen=True)
+@core.declare(
+  name=core.text,
+  is_pending=core.boolean,
+  keeps_mean=core.boolean,
+  row_of=core.instance((str, type(None)), "the name of a part or None"),
+  noun=core.text,
+  kept_by=core.text,
+)
 class MemoryPart:
   """Part of what a codec remembers of one array, and what it stands for.
 
@@ -228,16 +235,6 @@ class MemoryPart:
   row_of: str | None = None
   noun: str = ""
   kept_by: str = ""
-
-  def __post_init__(self) -> None:
-    core.check_text("name", self.name)
-    core.check_bool("is_pending", self.is_pending)
-    core.check_bool("keeps_mean", self.keeps_mean)
-    core.check_instance(
-      "row_of", self.row_of, (str, type(None)), "the name of a part or None"
-    )
-    core.check_text("noun", self.noun)
-    core.check_text("kept_by", self.kept_by)
 
 
 ERROR = MemoryPart(

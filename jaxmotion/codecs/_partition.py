@@ -47,11 +47,11 @@ class Partition:
       likes += own
     return likes
 
+  @core.declare(
+    key=core.instance((core.Key, type(None)), "a jaxmotion.Key or None")
+  )
   def array_keys(self, key: core.Key | None) -> list[core.Key | None]:
     """Returns a key for each array, derived from the paths of its leaves."""
-    core.check_instance(
-      "key", key, (core.Key, type(None)), "a jaxmotion.Key or None"
-    )
     groups = self.leaf_groups
     if key is None or not any([codec.needs_key for codec in self.codecs]):
       return [None] * len(groups)
@@ -89,7 +89,7 @@ class Partition:
   def _check_merged(self, arrays: Any) -> None:
     """Raises unless arrays are those that the tree is divided into."""
     count = len(self.leaf_groups)
-    items = core.check_sequence("arrays", arrays, "arrays")
+    items = core.sequence("arrays")("arrays", arrays)
     if len(items) != count:
       raise ValueError(f"`arrays` must be {count} arrays, got {len(items)}.")
     for i, (x, like) in enumerate(zip(items, self.array_likes(), strict=True)):
@@ -100,6 +100,7 @@ class Partition:
         )
 
 
+@core.declare(codec=core.instance(_codec.Codec, "a codec"))
 def partition(codec: _codec.Codec, tree: PyTree) -> Partition:
   """Divides a tree into the arrays that `codec` encodes.
 
@@ -117,7 +118,6 @@ def partition(codec: _codec.Codec, tree: PyTree) -> Partition:
     >>> [like.shape for like in partition(codec, tree).array_likes()]
     [(9,)]
   """
-  core.check_instance("codec", codec, _codec.Codec, "a codec")
   leaves, treedef = jax.tree.flatten(tree)
   try:
     likes = tuple(map(core.shape_dtype, leaves))
@@ -142,7 +142,7 @@ def _partition_shapes(
   tree = treedef.unflatten(likes)
   leaves = core.named_leaves(tree)
   for path, like in leaves:
-    core.check_float(path, like)
+    core.float_array(path, like)
   groups = tuple(codec.leaf_groups(leaves))
   # In a part of a tree, as `optax.masked` makes it, rules may be for leaves
   # that it lacks.

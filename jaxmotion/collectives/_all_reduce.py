@@ -33,6 +33,7 @@ from jaxmotion.core import Array, AxisName, PyTree
 Codecs = codecs.Codec | Sequence[codecs.Codec]
 
 
+@core.declare(x=core.typed_arrays, method=core.choice(_layout.METHODS))
 def all_reduce_init(
   x: PyTree, axis_name: AxisName, codec: Codecs, *, method: str | None = None
 ) -> list[PyTree]:
@@ -67,10 +68,8 @@ def all_reduce_init(
     >>> jax.eval_shape(f, jnp.ones(4)).shape
     (4,)
   """
-  core.check_arrays("x", x, numbers=False)
-  core.flatten_axes("axis_name", axis_name)
+  core.worker_axes("axis_name", axis_name)
   _arguments.check_codecs("codec", codec)
-  core.check_choice("method", method, _layout.METHODS)
   return init_tree(x, axis_name, codec, method)
 
 
@@ -124,6 +123,12 @@ def _init_states(
   return list(map(_states.canonical_state, plans, states))
 
 
+@core.declare(
+  x=core.typed_arrays,
+  state=core.arrays,
+  op=core.choice(("mean", "sum")),
+  method=core.choice(_layout.METHODS),
+)
 def all_reduce(
   x: PyTree,
   axis_name: AxisName,
@@ -234,14 +239,10 @@ def all_reduce(
     ([1.0, 0.0], [1.0, 0.25])
   """
   codec = codecs.identity() if codec is None else codec
-  core.check_arrays("x", x, numbers=False)
-  core.flatten_axes("axis_name", axis_name)
+  core.worker_axes("axis_name", axis_name)
   _arguments.check_codecs("codec", codec)
-  core.check_arrays("state", state)
   _arguments.check_key(key)
-  core.check_choice("op", op, ("mean", "sum"))
   _arguments.check_weight(weight)
-  core.check_choice("method", method, _layout.METHODS)
   _arguments.check_level_given(level, codec)
   if local_codec is not None:
     check_codec("local_codec", local_codec, trees=True)

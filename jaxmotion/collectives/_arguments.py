@@ -20,7 +20,7 @@ def check_state(
   """Returns the state to use; raises unless it has the expected shapes."""
   # expected, canonical: shapes of a fresh state and of its canonical form,
   # which is accepted too.
-  core.check_arrays("state", state)
+  core.arrays("state", state)
   if not jax.tree.leaves((expected, state)):
     return expected
   if state is None:
@@ -126,9 +126,9 @@ def keep_update(
   return updates, state
 
 
+@core.declare(axis_name=core.mesh_axes)
 def count_workers(axis_name: AxisName) -> int:
   """Returns the number of workers along an axis; raises unless it is bound."""
-  core.check_axis_name("axis_name", axis_name)
   return core.axis_size(axis_name)
 
 
@@ -145,7 +145,7 @@ def check_key(key: Any) -> None:
   """Raises unless `key` is a Key or None."""
   if key is not None:
     noun = "a jaxmotion.Key (make one with jaxmotion.make_key(seed)) or None"
-    core.check_instance("key", key, core.Key, noun)
+    core.instance(core.Key, noun)("key", key)
 
 
 def check_position(name: str, axis: Any, ndim: int) -> int:
@@ -209,7 +209,7 @@ def max_over_workers(level: Array, axis_name: AxisName) -> Array:
     >>> int(jax.jit(f)(jnp.array([2])))
     2
   """
-  names = core.flatten_axes("axis_name", axis_name)
+  names = core.worker_axes("axis_name", axis_name)
   count_workers(names)
   return lax.pmax(as_level(level), names)
 
@@ -259,7 +259,6 @@ def with_gradient(
   key: core.Key | None,
 ) -> PyTree:
   """Returns `y` with the gradient that `pull_back` makes of its own."""
-
   through = jax.custom_vjp(lambda x, y, key: y)
 
   def backward(

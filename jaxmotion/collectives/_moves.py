@@ -27,6 +27,7 @@ from jaxmotion.core import Array, AxisName, PyTree, ShapedLike
 Pairs = tuple[tuple[int, int], ...]
 
 
+@core.declare(x=core.float_array)
 def all_gather_init(
   x: ShapedLike, axis_name: AxisName, codec: codecs.Codec
 ) -> PyTree:
@@ -53,12 +54,12 @@ def all_gather_init(
     >>> jax.eval_shape(f, jnp.ones(4)).shape
     (1, 4)
   """
-  core.check_float("x", x)
   _arguments.count_workers(axis_name)
   check_codec("codec", codec, one_round=True)
   return core.to_varying(codec.init(x), axis_name)
 
 
+@core.declare(tiled=core.boolean)
 def all_gather(
   x: Array,
   axis_name: AxisName,
@@ -102,7 +103,6 @@ def all_gather(
     [0.0, 1.0, 2.0, 3.0]
   """
   codec = _check_input(x, codec, key)
-  core.check_bool("tiled", tiled)
   axis = _arguments.check_position("axis", axis, x.ndim + (not tiled))
   expected = jax.eval_shape(lambda: all_gather_init(x, axis_name, codec))
   state = _arguments.check_state(expected, state)
@@ -153,6 +153,7 @@ def reduce_scatter_init(
   return core.to_varying(_states.init_rows(codec, workers, row), axis_name)
 
 
+@core.declare(op=core.choice(("sum", "mean")))
 def reduce_scatter(
   x: Array,
   axis_name: AxisName,
@@ -197,7 +198,6 @@ def reduce_scatter(
     [0.0, 1.0, 2.0, 3.0]
   """
   codec = _check_input(x, codec, key)
-  core.check_choice("op", op, ("sum", "mean"))
   workers, axis = _check_rows("axis", x, axis, axis_name)
   expected = jax.eval_shape(
     lambda: reduce_scatter_init(x, axis_name, codec, axis=axis)
@@ -412,7 +412,7 @@ def _check_input(
   """Returns the codec of an array; raises unless both fit a move."""
   codec = codecs.identity() if codec is None else codec
   check_codec("codec", codec, stateless=stateless, one_round=True)
-  core.check_float("x", x)
+  core.float_array("x", x)
   _arguments.check_key(key)
   return codec
 
@@ -422,7 +422,7 @@ def _check_rows(
 ) -> tuple[int, int]:
   """Returns the number of workers and the non-negative axis that they cut."""
   workers = _arguments.count_workers(axis_name)
-  core.check_float("x", x)
+  core.float_array("x", x)
   axis = _arguments.check_position(name, axis, len(x.shape))
   if x.shape[axis] % workers:
     raise ValueError(

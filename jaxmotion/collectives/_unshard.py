@@ -21,6 +21,7 @@ HOST_WEIGHTS = "jaxmotion/host"
 """Name of a device's words of all hosts, for `jax.checkpoint_policies`."""
 
 
+@core.declare(x=core.float_array)
 def unshard(
   x: Array,
   axis_name: AxisName,
@@ -91,8 +92,7 @@ def unshard(
     >>> jax.jit(grad)(jnp.ones(3), jnp.ones((4, 3))).tolist()
     [1.0, 1.0, 1.0]
   """
-  core.check_float("x", x)
-  workers = core.flatten_axes("axis_name", axis_name)
+  workers = core.worker_axes("axis_name", axis_name)
   _arguments.check_local_codec(axis_name, local_codec)
   core.axis_size(workers)
   rows = core.axis_size(core.split_axes(axis_name)[0])
@@ -109,14 +109,14 @@ def unshard(
   remembered = list(x.shape)
   remembered[axis] *= rows
   if error is not None:
-    core.check_float("error", error)
+    core.float_array("error", error)
     if error.shape != tuple(remembered):
       raise ValueError(
         f"`error` must have the shape {tuple(remembered)} of the weights that "
         f"this worker sends, got {core.shape_string(error)}."
       )
   if spec is not None:
-    core.check_instance("spec", spec, PartitionSpec, "a PartitionSpec or None")
+    core.instance(PartitionSpec, "a PartitionSpec or None")("spec", spec)
     if len(spec) > x.ndim or (len(spec) > axis and spec[axis] is not None):
       raise ValueError(
         f"`spec` must shard other axes than {axis}, which workers cut, of "

@@ -21,6 +21,14 @@ class AwpState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(
+  threshold=core.number(-1),
+  interval=core.integer(1, _base.MAX_UPDATES),
+  levels=core.integer(1, _base.MAX_SLOTS),
+  window=core.integer(1, _base.MAX_SLOTS),
+  counter=core.choice(("cumulative", "consecutive")),
+  reference=core.choice(("previous", "last_reset")),
+)
 class awp(_base.Controller):
   """Raises a group's level after `interval` updates of falling norm.
 
@@ -72,14 +80,6 @@ class awp(_base.Controller):
   window: int = 1
   counter: str = "cumulative"
   reference: str = "previous"
-
-  def __post_init__(self) -> None:
-    core.check_number("threshold", self.threshold, -1)
-    core.check_int("interval", self.interval, 1, _base.MAX_UPDATES)
-    core.check_int("levels", self.levels, 1, _base.MAX_SLOTS)
-    core.check_int("window", self.window, 1, _base.MAX_SLOTS)
-    core.check_choice("counter", self.counter, ("cumulative", "consecutive"))
-    core.check_choice("reference", self.reference, ("previous", "last_reset"))
 
   def init(self, signal: Array) -> AwpState:
     """Returns the state before training, from norms of the first weights."""
@@ -142,6 +142,7 @@ _PRESETS = {
 }
 
 
+@core.declare(network=core.choice(tuple(_PRESETS)))
 def awp_preset(network: str) -> awp:
   """Returns `awp` with the paper's constants for a kind of network.
 
@@ -156,5 +157,4 @@ def awp_preset(network: str) -> awp:
     >>> awp_preset("vgg").threshold
     -0.002
   """
-  core.check_choice("network", network, tuple(_PRESETS))
   return _PRESETS[network]

@@ -39,6 +39,12 @@ class BandwidthState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(
+  decay=core.number(0, 1, open_high=True),
+  margin=core.number(0, 1, open_low=True),
+  patience=core.integer(1, _base.MAX_UPDATES),
+  history_size=core.integer(1, _base.MAX_SLOTS),
+)
 class bandwidth(_base.Controller):
   """Picks the highest level whose transfer the computation hides.
 
@@ -86,22 +92,16 @@ class bandwidth(_base.Controller):
   history_size: int = 64
 
   def __post_init__(self) -> None:
-    level_bytes = core.check_sequence(
-      "level_bytes", self.level_bytes, "integers"
-    )
+    level_bytes = core.sequence("integers")("level_bytes", self.level_bytes)
     object.__setattr__(self, "level_bytes", level_bytes)
     for i, count in enumerate(level_bytes):
-      core.check_int(f"level_bytes[{i}]", count, 1, 1 << 62)
+      core.integer(1, 1 << 62)(f"level_bytes[{i}]", count)
     if not self.level_bytes or list(self.level_bytes) != sorted(
       set(self.level_bytes)
     ):
       raise ValueError(
         f"`level_bytes` must rise from level to level, got {self.level_bytes}."
       )
-    core.check_number("decay", self.decay, 0, 1, open_high=True)
-    core.check_number("margin", self.margin, 0, 1, open_low=True)
-    core.check_int("patience", self.patience, 1, _base.MAX_UPDATES)
-    core.check_int("history_size", self.history_size, 1, _base.MAX_SLOTS)
 
   def init(self, signal: Times) -> BandwidthState:
     """Returns the state before training, at level 0, for as many groups."""
@@ -157,4 +157,4 @@ class bandwidth(_base.Controller):
 
 
 def _check_times(signal: Times) -> None:
-  core.check_instance("signal", signal, Times, "the Times of a step")
+  core.instance(Times, "the Times of a step")("signal", signal)

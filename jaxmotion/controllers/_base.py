@@ -71,6 +71,7 @@ class LevelChange(NamedTuple):
   level: int
 
 
+@core.declare(history=core.instance(History, "the history of a state"))
 def level_changes(history: History) -> list[LevelChange]:
   """Lists the level changes that are held, oldest first.
 
@@ -92,7 +93,6 @@ def level_changes(history: History) -> list[LevelChange]:
     >>> [tuple(change) for change in level_changes(state.history)]
     [(0, 0, 0), (0, 1, 0), (1, 0, 1)]
   """
-  core.check_instance("history", history, History, "the history of a state")
   steps, levels = np.asarray(history.steps), np.asarray(history.levels)
   return sorted(
     LevelChange(int(steps[g, i]), int(g), int(levels[g, i]))
@@ -168,8 +168,8 @@ def check_signal(name: str, signal: Any, groups: int | None = None) -> Array:
 def check_state(state: Any, kind: type[Any] = tuple) -> Any:
   """Returns a controller's state; raises unless it is one."""
   source = "what `init` or the last `update` returned"
-  core.check_instance("state", state, kind, source)
-  core.check_instance("state", getattr(state, "history", None), History, source)
+  core.instance(kind, source)("state", state)
+  core.instance(History, source)("state", getattr(state, "history", None))
   shape = jnp.shape(state.history.levels)
   of_groups = jax.tree.leaves(state._replace(history=state.history[1:]))
   if (
@@ -237,6 +237,7 @@ class FixedState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+@core.declare(at=core.integer(0, 2**31 - 1))
 class fixed(Controller):
   """Stays at one level: a static format for code that takes a controller.
 
@@ -257,12 +258,9 @@ class fixed(Controller):
 
   at: int
 
-  def __post_init__(self) -> None:
-    core.check_int("at", self.at, 0, 2**31 - 1)
-
+  @core.declare(signal=core.arrays)
   def init(self, signal: PyTree) -> FixedState:
     """Returns the state of the one level, for float32[groups] leaves."""
-    core.check_arrays("signal", signal)
     shapes = {jnp.shape(x) for x in jax.tree.leaves(signal)}
     if len(shapes) != 1 or len(min(shapes)) != 1:
       raise ValueError(

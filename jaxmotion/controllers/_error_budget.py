@@ -26,6 +26,13 @@ class ErrorBudgetState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(
+  budget=core.number(0),
+  levels=core.integer(1, _base.MAX_SLOTS),
+  growth=core.number(1, _MAX_GROWTH),
+  patience=core.integer(1, _base.MAX_UPDATES),
+  history_size=core.integer(1, _base.MAX_SLOTS),
+)
 class error_budget(_base.Controller):
   """Keeps a measured error within a budget at the lowest level that does.
 
@@ -69,13 +76,6 @@ class error_budget(_base.Controller):
   growth: float = 256.0
   patience: int = 100
   history_size: int = 64
-
-  def __post_init__(self) -> None:
-    core.check_number("budget", self.budget, 0)
-    core.check_int("levels", self.levels, 1, _base.MAX_SLOTS)
-    core.check_number("growth", self.growth, 1, _MAX_GROWTH)
-    core.check_int("patience", self.patience, 1, _base.MAX_UPDATES)
-    core.check_int("history_size", self.history_size, 1, _base.MAX_SLOTS)
 
   def init(self, signal: Array) -> ErrorBudgetState:
     """Returns the state before training, at the highest level."""

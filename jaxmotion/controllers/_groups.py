@@ -30,13 +30,13 @@ class Groups:
   of_leaf: tuple[int | None, ...]
 
   def __post_init__(self) -> None:
-    names = core.check_sequence("names", self.names, "strings")
-    of_leaf = core.check_sequence("of_leaf", self.of_leaf, "integers and None")
+    names = core.sequence("strings")("names", self.names)
+    of_leaf = core.sequence("integers and None")("of_leaf", self.of_leaf)
     for i, name in enumerate(names):
-      core.check_text(f"names[{i}]", name)
+      core.text(f"names[{i}]", name)
     for i, group in enumerate(of_leaf):
       if group is not None:
-        core.check_int(f"of_leaf[{i}]", group, 0, len(names) - 1)
+        core.integer(0, len(names) - 1)(f"of_leaf[{i}]", group)
     if len(set(names)) < len(names):
       raise ValueError(f"`names` must be given once each, got {names}.")
     if len(set(of_leaf) - {None}) < len(names):
@@ -71,8 +71,8 @@ class Groups:
     """
     wanted = [self.of_leaf.count(group) for group in range(len(self.names))]
     given = [
-      core.check_sequence(f"parts[{i}]", part, "leaves")
-      for i, part in enumerate(core.check_sequence("parts", parts, "lists"))
+      core.sequence("leaves")(f"parts[{i}]", part)
+      for i, part in enumerate(core.sequence("lists")("parts", parts))
     ]
     if [len(part) for part in given] != wanted:
       raise ValueError(
@@ -99,6 +99,7 @@ class Groups:
     return leaves
 
 
+@core.declare(params=core.arrays)
 def group_by(params: PyTree, rules: Sequence[tuple[str, str | None]]) -> Groups:
   r"""Groups the leaves of a tree by their paths.
 
@@ -125,8 +126,7 @@ def group_by(params: PyTree, rules: Sequence[tuple[str, str | None]]) -> Groups:
     >>> group_by(params, [("bias", None), ("(.*)/", r"\1")])
     Groups(names=('conv1', 'conv2'), of_leaf=(None, 0, None, 1))
   """
-  core.check_arrays("params", params)
-  pairs = core.check_sequence("rules", rules, "pairs of a pattern and a name")
+  pairs = core.sequence("pairs of a pattern and a name")("rules", rules)
   path_rules = core.PathRules(pairs, value="name")
   paths = [path for path, _ in core.named_leaves(params)]
   path_rules.require_use(paths)
@@ -141,6 +141,9 @@ def group_by(params: PyTree, rules: Sequence[tuple[str, str | None]]) -> Groups:
   return Groups(tuple(names), tuple(of_leaf))
 
 
+@core.declare(
+  groups=core.instance(Groups, "what `group_by` returned"), params=core.arrays
+)
 def group_norms(params: PyTree, groups: Groups) -> Array:
   r"""Returns the Euclidean norm of every group's elements.
 
@@ -161,8 +164,6 @@ def group_norms(params: PyTree, groups: Groups) -> Array:
     >>> group_norms(params, group_by(params, [("(.*)", r"\1")])).tolist()
     [5.0, 2.0]
   """
-  core.check_instance("groups", groups, Groups, "what `group_by` returned")
-  core.check_arrays("params", params)
   groups._check_leaves(params, "params")
   totals = [
     sum(jnp.sum(jnp.square(jnp.asarray(x, jnp.float32))) for x in leaves)

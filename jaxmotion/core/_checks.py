@@ -1,60 +1,124 @@
-"""Argument checks; errors name the argument, its condition and its value.
+"""Declares what arguments must be; errors name the argument and its value.
 
-Each is one line at the top of a public function, `check_int("bits", bits, 1)`.
-The name is for the message alone, in which `noun` says what is allowed. No bool
-is a number, and no tracer is a plain Python value. Elements of sequences and
-mappings are checked one by one as `sizes[0]`, `measured['copy']`. Codecs are
-checked by `codecs.extend.check_codec`.
+A kind is a function of an argument's name and value. It returns the value to
+use, or raises an error that says what the argument must be and what it was. No
+bool is a number, and no tracer is a plain Python value.
 """
 
 import functools
+import inspect
 import math
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from jaxmotion.core import _tree
 
+Kind: TypeAlias = Callable[[str, Any], Any]
+_Declared = TypeVar("_Declared", bound=Callable[..., Any])
 
-def check_int(name: str, value: Any, low: int, high: int | None = None) -> None:
-  """Raises unless `value` is an int in [low, high]."""
-  # Only plain Python values: the repr and the config of a codec print them.
-  is_int = type(value) is int
-  if is_int and low <= value and (high is None or value <= high):
-    return
+
+def declare(**kinds: Kind) -> Callable[[_Declared], _Declared]:
+  """Makes a function or a dataclass check its arguments in every call.
+
+  Defaults are not checked. A class is decorated before `dataclass` is applied,
+  and its own `__post_init__` runs after the checks.
+  """
+
+  def decorate(target: Any) -> Any:
+    if isinstance(target, type):
+      return _declare_fields(target, kinds)
+    parameters = inspect.signature(target).parameters
+    assert kinds.keys() <= parameters.keys(), (target, kinds.keys())
+    # What is left over belongs to `*args`, which the function checks itself.
+    positional = [
+      (name, kinds.get(name))
+      for name, parameter in parameters.items()
+      if parameter.kind <= parameter.POSITIONAL_OR_KEYWORD
+    ]
+
+    @functools.wraps(target)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+      values = [
+        kind(name, value) if kind else value
+        for (name, kind), value in zip(positional, args, strict=False)
+      ]
+      for name, value in kwargs.items():
+        if name in kinds:
+          kwargs[name] = kinds[name](name, value)
+      return target(*values, *args[len(positional) :], **kwargs)
+
+    vars(checked)["declared"] = kinds
+    return checked
+
+  return decorate
+
+
+def _declare_fields(cls: Any, kinds: Mapping[str, Kind]) -> Any:
+  """Makes the `__post_init__` of a class check and convert its fields."""
+  finish = vars(cls).get("__post_init__")
+
+  def __post_init__(self: Any) -> None:
+    for name, kind in kinds.items():
+      value = getattr(self, name)
+      used = kind(name, value)
+      # Frozen classes refuse plain assignment.
+      if used is not value:
+        object.__setattr__(self, name, used)
+    if finish is not None:
+      finish(self)
+    elif hasattr(super(cls, self), "__post_init__"):
+      super(cls, self).__post_init__()
+
+  cls.__post_init__, cls.declared = __post_init__, kinds
+  return cls
+
+
+def integer(low: int, high: int | None = None) -> Kind:
+  """Makes the kind of Python integers in [low, high]."""
   span = f"in [{low}, {high}]" if high is not None else f">= {low}"
-  raise (ValueError if is_int else TypeError)(
-    f"`{name}` must be an integer {span}, got {_describe_number(value)}"
-  )
+
+  def check(name: str, value: Any) -> Any:
+    # Only plain Python values: the repr and the config of a codec print them.
+    is_int = type(value) is int
+    if is_int and low <= value and (high is None or value <= high):
+      return value
+    raise (ValueError if is_int else TypeError)(
+      f"`{name}` must be an integer {span}, got {_describe_number(value)}"
+    )
+
+  return check
 
 
-def check_number(
-  name: str,
-  value: Any,
+def number(
   low: float = -math.inf,
   high: float = math.inf,
   *,
   open_low: bool = False,
   open_high: bool = False,
-) -> None:
-  """Raises unless `value` is a finite number of an interval."""
+) -> Kind:
+  """Makes the kind of finite Python numbers of an interval."""
   # No number reaches an infinite bound.
   open_low = open_low or math.isinf(low)
   open_high = open_high or math.isinf(high)
-  # Only plain Python values: the repr and the config of a codec print them.
-  is_number = type(value) in (int, float)
-  if is_number:
-    above = low < value or (value == low and not open_low)
-    below = value < high or (value == high and not open_high)
-    if above and below:
-      return
   left, right = "(" if open_low else "[", ")" if open_high else "]"
-  raise (ValueError if is_number else TypeError)(
-    f"`{name}` must be a number in {left}{low:g}, {high:g}{right}, got "
-    f"{_describe_number(value)}"
-  )
+
+  def check(name: str, value: Any) -> Any:
+    # Only plain Python values: the repr and the config of a codec print them.
+    is_number = type(value) in (int, float)
+    if is_number:
+      above = low < value or (value == low and not open_low)
+      below = value < high or (value == high and not open_high)
+      if above and below:
+        return value
+    raise (ValueError if is_number else TypeError)(
+      f"`{name}` must be a number in {left}{low:g}, {high:g}{right}, got "
+      f"{_describe_number(value)}"
+    )
+
+  return check
 
 
 def _describe_number(value: Any) -> str:
@@ -68,71 +132,122 @@ def _describe_number(value: Any) -> str:
   )
 
 
-def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
-  """Raises unless `value` is one of `choices`."""
-  for choice in choices:
-    if type(value) is type(choice) and value == choice:
-      return
-  names = ", ".join(map(repr, choices))
-  raise ValueError(f"`{name}` must be one of {names}, got {value!r}.")
+def choice(choices: Collection[Any]) -> Kind:
+  """Makes the kind of values that are one of `choices`."""
+
+  def check(name: str, value: Any) -> Any:
+    for option in choices:
+      if type(value) is type(option) and value == option:
+        return value
+    names = ", ".join(map(repr, choices))
+    raise ValueError(f"`{name}` must be one of {names}, got {value!r}.")
+
+  return check
 
 
-def check_bool(name: str, value: Any) -> None:
-  """Raises unless `value` is True or False."""
+def boolean(name: str, value: Any) -> Any:
+  """Returns True or False, or raises."""
   if type(value) is not bool:
     raise TypeError(f"`{name}` must be True or False, got {value!r}.")
+  return value
 
 
-def check_text(name: str, value: Any) -> None:
-  """Raises unless `value` is a string."""
+def text(name: str, value: Any) -> Any:
+  """Returns a string, or raises."""
   if not isinstance(value, str):
     raise TypeError(f"`{name}` must be a string, got {value!r}.")
+  return value
 
 
-def check_instance(
-  name: str, value: Any, kind: type | tuple[type, ...], noun: str
-) -> None:
-  """Raises unless `value` is an object of a class."""
-  if not isinstance(value, kind):
-    raise TypeError(f"`{name}` must be {noun}, got {value!r:.300}.")
-
-
-def check_sequence(name: str, value: Any, noun: str) -> tuple[Any, ...]:
-  """Returns the elements of a list or a tuple, or raises."""
-  if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-    raise TypeError(
-      f"`{name}` must be a list or tuple of {noun}, got {value!r:.300}."
-    )
-  return tuple(value)
-
-
-def check_mapping(name: str, value: Any, noun: str) -> dict[Any, Any]:
-  """Returns a mapping as a dict, or raises."""
-  if not isinstance(value, Mapping) or not all(
-    isinstance(key, str) for key in value
-  ):
-    raise TypeError(f"`{name}` must be a dict of {noun}, got {value!r:.300}.")
-  return dict(value)
-
-
-def check_float(name: str, x: Any) -> None:
-  """Raises unless `x` has a floating-point dtype."""
-  shaped = hasattr(x, "shape") and hasattr(x, "dtype")
-  if not shaped or not jnp.issubdtype(x.dtype, jnp.floating):
-    found = shape_string(x) if shaped else f"{x!r:.200}"
-    raise TypeError(f"`{name}` must be a floating-point array, got {found}.")
-
-
-def check_callable(name: str, value: Any) -> None:
-  """Raises unless `value` can be called."""
+def function(name: str, value: Any) -> Any:
+  """Returns what can be called, or raises."""
   if not callable(value):
     raise TypeError(f"`{name}` must be a function, got {value!r}.")
+  return value
 
 
-def check_arrays(
-  name: str, tree: _tree.PyTree, *, numbers: bool = True
-) -> None:
-  """Raises unless every leaf of a tree is an array, a number or a shape."""
+def instance(cls: type | tuple[type, ...], noun: str) -> Kind:
+  """Makes the kind of objects of a class."""
+
+  def check(name: str, value: Any) -> Any:
+    if not isinstance(value, cls):
+      raise TypeError(f"`{name}` must be {noun}, got {value!r:.300}.")
+    return value
+
+  return check
+
+
+def optional(kind: Kind) -> Kind:
+  """Makes the kind that allows None beside another kind."""
+
+  def check(name: str, value: Any) -> Any:
+    return None if value is None else kind(name, value)
+
+  return check
+
+
+def sequence(noun: str, kind: Kind | None = None) -> Kind:
+  """Makes the kind of lists and tuples, used as tuples."""
+  # kind: of each element, which is named `sizes[0]`.
+
+  def check(name: str, value: Any) -> Any:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+      raise TypeError(
+        f"`{name}` must be a list or tuple of {noun}, got {value!r:.300}."
+      )
+    if kind is None:
+      return tuple(value)
+    return tuple(
+      kind(f"{name}[{i}]", element) for i, element in enumerate(value)
+    )
+
+  return check
+
+
+def mapping(
+  noun: str, kind: Kind | None = None, key: Kind | None = None
+) -> Kind:
+  """Makes the kind of mappings from strings, used as dicts."""
+  # kind: of each value, and key: of each key, both named `measured['copy']`.
+
+  def check(name: str, value: Any) -> Any:
+    if not isinstance(value, Mapping) or not all(
+      isinstance(k, str) for k in value
+    ):
+      raise TypeError(f"`{name}` must be a dict of {noun}, got {value!r:.300}.")
+    items = dict(value)
+    for k in items:
+      place = f"{name}[{k!r}]"
+      if key is not None:
+        key(place, k)
+      if kind is not None:
+        items[k] = kind(place, items[k])
+    return items
+
+  return check
+
+
+def float_array(name: str, value: Any) -> Any:
+  """Returns an array, or a shape, of a floating-point dtype, or raises."""
+  shaped = hasattr(value, "shape") and hasattr(value, "dtype")
+  if not shaped or not jnp.issubdtype(value.dtype, jnp.floating):
+    found = shape_string(value) if shaped else f"{value!r:.200}"
+    raise TypeError(f"`{name}` must be a floating-point array, got {found}.")
+  return value
+
+
+def arrays(name: str, value: _tree.PyTree) -> Any:
+  """Returns a tree of arrays, shapes or numbers, or raises."""
+  return _check_leaves(name, value, numbers=True)
+
+
+def typed_arrays(name: str, value: _tree.PyTree) -> Any:
+  """Returns a tree of arrays or shapes without Python numbers, or raises."""
+  return _check_leaves(name, value, numbers=False)
+
+
+def _check_leaves(name: str, tree: _tree.PyTree, *, numbers: bool) -> Any:
+  """Returns a tree whose leaves are all arrays, or raises."""
   # numbers: whether Python numbers, which have no dtype, are allowed.
   for x in jax.tree.leaves(tree):
     if isinstance(x, jax.Array | jax.ShapeDtypeStruct):
@@ -143,6 +258,7 @@ def check_arrays(
       raise TypeError(
         f"`{name}` must be a tree of arrays, got {x!r:.200}{place}."
       )
+  return tree
 
 
 def check_like(
@@ -150,7 +266,7 @@ def check_like(
 ) -> None:
   """Raises unless a tree of arrays has the structure and shapes of another."""
   # source: where a right tree comes from, for the message.
-  check_arrays(name, tree)
+  arrays(name, tree)
   if not _tree.same_structure(tree, like):
     raise ValueError(
       f"`{name}` must be like that of {source}, got "
@@ -162,8 +278,8 @@ def check_like(
     if jnp.shape(x) != jnp.shape(y):
       place = f" at {path!r}" if path else ""
       raise ValueError(
-        f"`{name}` must be like that of {source}, got {shape_strings(x)}"
-        f"{place}, not {shape_strings(y)}."
+        f"`{name}` must be like that of {source}, got "
+        f"{shape_strings(x)}{place}, not {shape_strings(y)}."
       )
 
 

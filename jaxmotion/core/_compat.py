@@ -198,7 +198,6 @@ def scan_parts(params: Any) -> tuple[jax_core.ClosedJaxpr, int, int]:
 
 def to_varying(tree: _tree.PyTree, axis_name: _tree.AxisName) -> _tree.PyTree:
   """Types every leaf as varying over the axis; the elements do not change."""
-
   # In the order of `axis_name`: a set's order differs between processes.
   mapped = tuple(
     filter(_mapped_axes().__contains__, _tree.axis_names(axis_name))

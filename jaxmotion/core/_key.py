@@ -87,6 +87,7 @@ class Key(NamedTuple):
       combine_seeds(self.shared, data), combine_seeds(self.worker, data)
     )
 
+  @_checks.declare(path=_checks.text)
   def fold_path(self, path: str) -> "Key":
     """Returns the key of the leaf with this path, in any order of leaves.
 
@@ -96,7 +97,6 @@ class Key(NamedTuple):
     Raises:
       TypeError: `path` is not a string.
     """
-    _checks.check_text("path", path)
     return self.fold(zlib.crc32(path.encode()))
 
 

@@ -200,6 +200,7 @@ def unpack_worker(state: PerWorker) -> _tree.PyTree:
   return jax.tree.map(squeeze_leaf, state.value)
 
 
+@_checks.declare(state=_checks.arrays, axis_name=_tree.worker_axes)
 def state_specs(state: _tree.PyTree, axis_name: _tree.AxisName) -> _tree.PyTree:
   """Returns the partition spec of every leaf of an optimizer state.
 
@@ -223,9 +224,6 @@ def state_specs(state: _tree.PyTree, axis_name: _tree.AxisName) -> _tree.PyTree:
     >>> specs["count"] == PartitionSpec(), specs["e"].value[0]
     (True, 'data')
   """
-
-  axis_name = _tree.flatten_axes("axis_name", axis_name)
-  _checks.check_arrays("state", state)
   names = _tree.axis_names(axis_name)
 
   def spec_shared(node: Shared) -> Any:

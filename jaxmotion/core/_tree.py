@@ -50,7 +50,7 @@ class HostAxes:
     """Raises unless both are names, and gives equal axes one form."""
     for field in ("hosts", "devices"):
       names = getattr(self, field)
-      check_axis_name(field, names)
+      mesh_axes(field, names)
       # A tuple of one name is that name, so that equal axes compare as equal.
       if isinstance(names, tuple) and len(names) == 1:
         object.__setattr__(self, field, names[0])
@@ -89,24 +89,23 @@ def split_axes(axis_name: AxisName) -> tuple[Any, Any]:
   return axis_name, ()
 
 
-def check_axis_name(name: str, value: Any) -> None:
-  """Raises unless `value` names a mesh axis, or several as a tuple."""
+def mesh_axes(name: str, value: Any) -> Any:
+  """Returns the name of a mesh axis, or a tuple of several, or raises."""
   names = value if isinstance(value, tuple) else (value,)
   are_names = {str}.issuperset(map(type, names))
   if are_names and len(set(names)) == len(names) > 0:
-    return
+    return value
   raise (ValueError if are_names else TypeError)(
     f"`{name}` must be the name of a mesh axis or a tuple of names, got "
     f"{value!r}."
   )
 
 
-def flatten_axes(name: str, value: Any) -> AxisName:
+def worker_axes(name: str, value: Any) -> AxisName:
   """Returns the names that JAX takes for all workers' axes, or raises."""
   if isinstance(value, HostAxes):
     return value.names
-  check_axis_name(name, value)
-  return value
+  return mesh_axes(name, value)
 
 
 def shape_dtype(x: Any) -> jax.ShapeDtypeStruct:

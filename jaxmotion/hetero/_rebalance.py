@@ -37,6 +37,12 @@ class RebalanceState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(
+  workers=core.integer(1, 1 << 20),
+  total=core.integer(1, 1 << 30),
+  min_gain=core.number(0, 1, open_low=True),
+  window=core.integer(1, 1 << 20),
+)
 class rebalance:
   """Moves work from slow workers to fast ones when that shortens the step.
 
@@ -95,10 +101,6 @@ class rebalance:
   window: int = 5
 
   def __post_init__(self) -> None:
-    core.check_int("workers", self.workers, 1, 1 << 20)
-    core.check_int("total", self.total, 1, 1 << 30)
-    core.check_number("min_gain", self.min_gain, 0, 1, open_low=True)
-    core.check_int("window", self.window, 1, 1 << 20)
     # Raises if caps, fixed times or the minimum do not allow any split.
     self._split_work((1.0,) * self.workers)
 
@@ -162,7 +164,7 @@ class rebalance:
   def _check_state(self, state: RebalanceState) -> None:
     """Raises unless a state is one of as many workers."""
     source = "what `init` or the last `update` returned"
-    core.check_instance("state", state, RebalanceState, source)
+    core.instance(RebalanceState, source)("state", state)
     for field in (state.counts, state.microbatch_s):
       if not isinstance(field, tuple) or len(field) != self.workers:
         raise ValueError(f"`state` must be {source}, got {state!r:.300}.")

@@ -73,6 +73,7 @@ def ideal_shares(
   return tuple(shares_by(t).tolist())
 
 
+@core.declare(min_microbatches=core.integer(0))
 def integer_shares(
   total: int,
   speeds: Sequence[float],
@@ -114,7 +115,6 @@ def integer_shares(
     (3, 3, 2, 0)
   """
   v, a, cap = _check_work(total, speeds, fixed_s, caps)
-  core.check_int("min_microbatches", min_microbatches, 0)
   counts = [min(min_microbatches, int(c)) for c in cap]
   if sum(counts) > total:
     raise ValueError(
@@ -211,6 +211,11 @@ def fit_speed(
   return float(1 / microbatch_s), float(fixed_s)
 
 
+@core.declare(
+  microbatch=core.integer(1, 2**31 - 1),
+  batch=core.arrays,
+  max_microbatches=core.integer(1, 2**31 - 1),
+)
 def assign_microbatches(
   batch: PyTree,
   counts: Sequence[int],
@@ -250,8 +255,6 @@ def assign_microbatches(
     >>> valid.reshape(3, 4).sum(axis=1).tolist()
     [0, 4, 1]
   """
-  core.check_int("microbatch", microbatch, 1, 2**31 - 1)
-  core.check_arrays("batch", batch)
   lengths = {np.shape(a)[:1] for a in jax.tree.leaves(batch)}
   if len(lengths) != 1 or () in lengths:
     raise ValueError(
@@ -259,7 +262,6 @@ def assign_microbatches(
       f" {sorted(lengths)}."
     )
   ((examples,),) = lengths
-  core.check_int("max_microbatches", max_microbatches, 1, 2**31 - 1)
   count = as_numbers(counts, int)
   if count.ndim != 1 or (count < 0).any() or (count > max_microbatches).any():
     raise ValueError(
@@ -293,7 +295,7 @@ def _check_work(
   caps: Sequence[int] | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Returns speeds, fixed times and caps as float64[workers], checked."""
-  core.check_int("total", total, 0)
+  core.integer(0)("total", total)
   v, a = _check_speeds(speeds, fixed_s)
   if caps is None:
     return v, a, np.full(len(v), float(total))

@@ -107,8 +107,8 @@ def check_sending(sending: Sending | None) -> Sending:
   """Returns how to send; None, as without a driver, is `AT_ONCE`."""
   if sending is None:
     return AT_ONCE
-  core.check_instance(
-    "sending", sending, Sending, "what `make_train_step` gives to an update"
+  core.instance(Sending, "what `make_train_step` gives to an update")(
+    "sending", sending
   )
   return sending
 

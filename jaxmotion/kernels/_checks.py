@@ -25,7 +25,7 @@ def check_block(block: Any) -> None:
     TypeError: not an integer.
     ValueError: outside the range.
   """
-  core.check_int("block", block, 1, _MAX_BLOCK)
+  core.integer(1, _MAX_BLOCK)("block", block)
 
 
 def check_words(
@@ -64,9 +64,7 @@ def _describe(
 
 def check_key(key: Any, needs_key: bool) -> None:
   """Raises unless `key` is a key, or None where none is needed."""
-  core.check_instance(
-    "key", key, (core.Key, type(None)), "a jaxmotion.Key or None"
-  )
+  core.instance((core.Key, type(None)), "a jaxmotion.Key or None")("key", key)
   if needs_key and key is None:
     raise ValueError(
       "`key` must be a jaxmotion.Key for an op that draws random numbers, got "
@@ -78,11 +76,9 @@ def check_memory(
   x: ShapedLike, memory: Any, sent: PyTree, decay: float
 ) -> None:
   """Raises unless an error memory fits an array and its payload."""
-  core.check_number("decay", decay, 0, 1)
-  core.check_instance(
-    "memory", memory, _error_memory.ErrorMemory, "an ErrorMemory"
-  )
-  core.check_float("memory.value", memory.value)
+  core.number(0, 1)("decay", decay)
+  core.instance(_error_memory.ErrorMemory, "an ErrorMemory")("memory", memory)
+  core.float_array("memory.value", memory.value)
   check_shape("memory.value", memory.value, tuple(x.shape), "float32")
   if jnp.shape(memory.count) != ():
     raise ValueError(

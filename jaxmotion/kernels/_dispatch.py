@@ -40,10 +40,10 @@ def dispatch(
   forced = os.environ.get(VARIABLE)
   run = functools.partial(_try_in_order, table, name, static)
   if implementation is not None:
-    core.check_choice("implementation", implementation, IMPLEMENTATIONS)
+    core.choice(IMPLEMENTATIONS)("implementation", implementation)
     return run([implementation], *args)
   if forced:
-    core.check_choice(VARIABLE, forced, IMPLEMENTATIONS)
+    core.choice(IMPLEMENTATIONS)(VARIABLE, forced)
     return run([forced, "reference"], *args)
   platforms = core.list_platforms()
   if platforms == {"cuda"}:

@@ -12,6 +12,7 @@ from jaxmotion import core, perfmodel
 from jaxmotion.memory import residuals
 
 
+@core.declare(target=core.function)
 def compress_residuals(
   target: Callable[..., Any],
   codec: residuals.Action
@@ -50,7 +51,6 @@ def compress_residuals(
     >>> dense.apply(variables, jnp.ones((2, 3))).shape
     (2, 4)
   """
-  core.check_callable("target", target)
   options: dict[str, Any] = {
     "codec": codec,
     "memory_budget": memory_budget,

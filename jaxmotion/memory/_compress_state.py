@@ -32,6 +32,12 @@ class CompressedState(NamedTuple):
   inner: PyTree
 
 
+@core.declare(
+  rules=core.sequence("pairs of a pattern and a codec"),
+  min_leaf_size=core.integer(0),
+  memory_kind=core.choice(_memory_kind.MEMORY_KINDS),
+  seed=core.integer(0, 2**32 - 1),
+)
 def compress_state(
   tx: optax.GradientTransformation,
   *,
@@ -111,21 +117,17 @@ def compress_state(
     second moment must not become zero).
   """
   noun = "an optax.GradientTransformation"
-  core.check_instance("tx", tx, optax.GradientTransformation, noun)
-  rules = core.check_sequence("rules", rules, "pairs of a pattern and a codec")
+  core.instance(optax.GradientTransformation, noun)("tx", tx)
   path_rules = core.PathRules(rules, value="codec")
   kinds = {"first": first, "second": second, "sums": sums}
   for name, codec in (*kinds.items(), *(("rules", c) for _, c in path_rules)):
     if codec is not None:
       extend.check_codec(name, codec, stateless=True)
-  core.check_int("min_leaf_size", min_leaf_size, 0)
-  core.check_choice("memory_kind", memory_kind, _memory_kind.MEMORY_KINDS)
-  core.check_int("seed", seed, 0, 2**32 - 1)
   inner_update = optax.with_extra_args_support(tx).update
 
+  @core.declare(params=core.arrays)
   def init_fn(params: PyTree) -> CompressedState:
     """Returns the encoded state before the first update."""
-    core.check_arrays("params", params)
     entries, treedef = _encoded_leaf.flatten_encoded(tx.init(params))
     if any(_encoded_leaf.is_encoded(x) for _, x in entries):
       raise ValueError(
@@ -179,9 +181,9 @@ def _check_update(
   params: PyTree | None,
 ) -> None:
   """Raises unless the arguments of an update belong together."""
-  core.check_arrays("updates", updates)
-  core.check_arrays("params", params)
-  core.check_instance("state", state, CompressedState, "a CompressedState")
+  core.arrays("updates", updates)
+  core.arrays("params", params)
+  core.instance(CompressedState, "a CompressedState")("state", state)
   _encoded_leaf.check_payloads("state", state)
   if params is not None:
     core.check_like("updates", updates, params, "`params`")
@@ -260,6 +262,12 @@ def _field_name(key: Any) -> str:
   return key.name if isinstance(key, jax.tree_util.GetAttrKey) else ""
 
 
+@core.declare(
+  b1=core.number(0, 1, open_high=True),
+  b2=core.number(0, 1, open_high=True),
+  eps=core.number(0),
+  weight_decay=core.number(0),
+)
 def adamw_8bit(
   learning_rate: optax.ScalarOrSchedule = 1e-3,
   b1: float = 0.9,
@@ -321,15 +329,11 @@ def adamw_8bit(
     Dettmers et al., *8-bit Optimizers via Block-wise Quantization*, 2022. Code:
     bitsandbytes 0.45, optim/adamw.py.
   """
-  core.check_number("b1", b1, 0, 1, open_high=True)
-  core.check_number("b2", b2, 0, 1, open_high=True)
-  core.check_number("eps", eps, 0)
-  core.check_number("weight_decay", weight_decay, 0)
   if mask is not None and not callable(mask):
     for leaf in jax.tree.leaves(mask):
-      core.check_bool("mask", leaf)
+      core.boolean("mask", leaf)
   if not callable(learning_rate):
-    core.check_number("learning_rate", learning_rate, 0)
+    core.number(0)("learning_rate", learning_rate)
   return compress_state(
     optax.adamw(
       learning_rate, b1, b2, eps, weight_decay=weight_decay, mask=mask

@@ -62,6 +62,7 @@ def encode_leaf(x: Array, codec: codecs.Codec, key: core.Key) -> EncodedLeaf:
   return EncodedLeaf(payload, codec, tuple(x.shape), jnp.dtype(x.dtype).name)
 
 
+@core.declare(state=core.arrays)
 def decompress_state(state: PyTree) -> PyTree:
   """Decodes every encoded leaf of an optimizer state.
 
@@ -89,7 +90,6 @@ def decompress_state(state: PyTree) -> PyTree:
       "`state` must be a CompressedState or a tree that contains some, got "
       f"{state!r:.200}."
     )
-  core.check_arrays("state", state)
   check_payloads("state", state)
 
   return map_encoded(

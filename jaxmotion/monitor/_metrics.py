@@ -28,6 +28,16 @@ _COUNTED = (*_EXCHANGES, transforms.LocalState, extend.DelayedState)
 _SKIPPED = (*_EXCHANGES, transforms.LocalState, extend.SkipNonfiniteState)
 
 
+@core.declare(
+  opt_state=core.arrays,
+  mesh=core.instance(
+    (Mesh, AbstractMesh, type(None)), "a mesh of jax.sharding"
+  ),
+  sent=core.instance(
+    (wire.Ledger, type(None)),
+    "what `wire.step_bytes` or `wire.compiled_bytes` returned",
+  ),
+)
 def metrics(
   opt_state: PyTree,
   mesh: Mesh | AbstractMesh | None = None,
@@ -106,16 +116,6 @@ def metrics(
     exchange/error_norm       0
     exchange/error_norm_max   0
   """
-  core.check_arrays("opt_state", opt_state)
-  core.check_instance(
-    "mesh", mesh, (Mesh, AbstractMesh, type(None)), "a mesh of jax.sharding"
-  )
-  core.check_instance(
-    "sent",
-    sent,
-    (wire.Ledger, type(None)),
-    "what `wire.step_bytes` or `wire.compiled_bytes` returned",
-  )
   exchanges = list(_find_nodes(opt_state, _EXCHANGES))
   known = [
     x for x in exchanges if not isinstance(x, transforms.FullyShardedState)

@@ -15,6 +15,7 @@ from jaxmotion.core import PyTree
 from jaxmotion.memory import residuals
 
 
+@core.declare(fn=core.function)
 def compress_residuals(
   fn: Callable[..., Any],
   codec: residuals.Action
@@ -61,7 +62,6 @@ def compress_residuals(
     >>> bool(jnp.all(block.norm.var[...] != 1))
     True
   """
-  core.check_callable("fn", fn)
   options: dict[str, Any] = {
     "codec": codec,
     "memory_budget": memory_budget,
@@ -116,6 +116,11 @@ def _is_node(x: Any) -> bool:
   return isinstance(x, nnx.Variable | nnx.Module | nnx.Rngs | nnx.Optimizer)
 
 
+@core.declare(
+  tx=core.instance(
+    optax.GradientTransformation, "an optax.GradientTransformation"
+  )
+)
 def flatten_state(
   tx: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
@@ -149,21 +154,17 @@ def flatten_state(
     >>> int(optimizer.step[...])
     1
   """
-  core.check_instance(
-    "tx", tx, optax.GradientTransformation, "an optax.GradientTransformation"
-  )
   inner = optax.with_extra_args_support(tx)
 
+  @core.declare(params=core.arrays)
   def init_fn(params: PyTree) -> tuple[Any, ...]:
-    core.check_arrays("params", params)
     return tuple(jax.tree.leaves(inner.init(params)))
 
+  @core.declare(updates=core.arrays, params=core.arrays)
   def update_fn(
     updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
   ) -> tuple[PyTree, tuple[Any, ...]]:
     """Returns the inner transformation's updates, and its arrays."""
-    core.check_arrays("updates", updates)
-    core.check_arrays("params", params)
     if params is not None:
       core.check_like("updates", updates, params, "`params`")
     like = jax.eval_shape(inner.init, updates if params is None else params)

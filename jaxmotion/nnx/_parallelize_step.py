@@ -87,7 +87,7 @@ def parallelize_step(
     >>> bool(second < first)
     True
   """
-  kinds = core.check_sequence("mean", mean, "variable types")
+  kinds = core.sequence("variable types")("mean", mean)
   averaged = (nnx.BatchStat, *kinds)
   for kind in averaged:
     if not (isinstance(kind, type) and issubclass(kind, nnx.Variable)):

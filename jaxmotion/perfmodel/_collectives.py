@@ -107,11 +107,11 @@ def _check_collective(
   op: str, payload_bytes: float, workers: int, algorithm: str
 ) -> None:
   """Raises unless a collective with this algorithm and size exists."""
-  core.check_int("workers", workers, 1)
-  core.check_number("payload_bytes", payload_bytes, 0)
-  core.check_choice("op", op, _platform.COLLECTIVES)
+  core.integer(1)("workers", workers)
+  core.number(0)("payload_bytes", payload_bytes)
+  core.choice(_platform.COLLECTIVES)("op", op)
   choices = [name for name in ALGORITHMS if (op, name) in _TRAFFIC]
-  core.check_choice("algorithm", algorithm, choices)
+  core.choice(choices)("algorithm", algorithm)
   if algorithm == "halving_doubling" and workers & (workers - 1):
     raise ValueError(
       f"`workers` must be a power of two for 'halving_doubling', got {workers}."
@@ -128,6 +128,7 @@ def _count_traffic(
   return CollectiveTraffic(hops, share * payload_bytes)
 
 
+@core.declare(link=core.instance(Link, "a Link"))
 def collective_seconds(
   op: str,
   payload_bytes: float,
@@ -171,7 +172,6 @@ def collective_seconds(
     0.0126
   """
   _check_collective(op, payload_bytes, workers, algorithm)
-  core.check_instance("link", link, Link, "a Link")
   return _link_seconds(op, payload_bytes, workers, link, algorithm)
 
 
@@ -237,7 +237,7 @@ def ledger_seconds(
 
 def check_algorithm(algorithm: str) -> None:
   """Raises unless some collective has this algorithm."""
-  core.check_choice("algorithm", algorithm, ALGORITHMS)
+  core.choice(ALGORITHMS)("algorithm", algorithm)
 
 
 def _check_move(move: Move, platform: Platform, algorithm: str) -> None:
@@ -334,4 +334,4 @@ def _curve_lookups(
 
 
 def _check_ledger(value: Any) -> None:
-  core.check_instance("ledger", value, Ledger, "a Ledger of jaxmotion.wire")
+  core.instance(Ledger, "a Ledger of jaxmotion.wire")("ledger", value)

@@ -107,6 +107,7 @@ class Cost:
     return core.text_table(rows, right=range(1, len(header)))
 
 
+@core.declare(fn=core.function, while_trips=core.optional(core.integer(0)))
 def predict_cost(
   fn: Callable[..., Any],
   *args: Any,
@@ -151,15 +152,12 @@ def predict_cost(
     >>> predict_cost(layers, x, ws).flops  # 10 of 2 * 8 * 16 * 16
     40960.0
   """
-  core.check_callable("fn", fn)
   if not isinstance(fn, jax.stages.Wrapped):  # It may have static arguments.
-    core.check_arrays("args", args)
-  if while_trips is not None:
-    core.check_int("while_trips", while_trips, 0)
+    core.arrays("args", args)
   if backend is None:
     backend = jax.default_backend()
   else:
-    core.check_choice("backend", backend, _BACKENDS)
+    core.choice(_BACKENDS)("backend", backend)
   program = _ops.trace_counted(fn, *args, backend=backend)
   loops = _Loops(while_trips, backend)
   return _count_program(program, loops, len(program.outputs))
@@ -338,4 +336,4 @@ class _CostSum:
 def check_cost(value: Any) -> None:
   """Raises unless `value` is a cost."""
   noun = "a Cost, as `predict_cost` returns it"
-  core.check_instance("cost", value, Cost, noun)
+  core.instance(Cost, noun)("cost", value)

@@ -47,7 +47,7 @@ def builtin_platform(name: str) -> _platform.Platform:
     'assumed, not measured: measure yours'
   """
   networks = {f"ethernet_{gbit}gbit": gbit for gbit in (1, 10, 25, 100)}
-  core.check_choice("name", name, (*_NODES, "h100_cluster", *networks, "cpu2"))
+  core.choice((*_NODES, "h100_cluster", *networks, "cpu2"))("name", name)
   if name in _NODES:
     return _make_node(name)
   if name in networks:

@@ -167,9 +167,9 @@ def _checked_layout(
   method: str | None,
 ) -> "ExchangeLayout":
   """Checks the arguments of an exchange and returns its layout."""
-  core.check_arrays("tree", tree, numbers=False)
+  core.typed_arrays("tree", tree)
   for path, leaf in core.named_leaves(tree):
-    core.check_float(f"tree/{path}" if path else "tree", leaf)
+    core.float_array(f"tree/{path}" if path else "tree", leaf)
   _platform.check_platform(platform)
   if codec is not None:
     check_codec("codec", codec, trees=True)
@@ -208,6 +208,7 @@ class ExchangeLayout(NamedTuple):
     return wire.Ledger((*before, *moves, *after))
 
 
+@core.declare(method=core.choice((None, "gather", "two_phase")))
 def make_layout(
   tree: PyTree,
   hosts: _platform.Axis,
@@ -216,7 +217,6 @@ def make_layout(
   devices: _platform.Axis | None,
 ) -> ExchangeLayout:
   """Returns the arrays that are exchanged, each with its codec and method."""
-  core.check_choice("method", method, (None, "gather", "two_phase"))
   leaves = jax.tree.leaves(tree)
   if devices is not None:
     count = devices.workers

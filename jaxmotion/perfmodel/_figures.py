@@ -11,6 +11,7 @@ from jaxmotion import core
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
+@core.declare(bytes_per_s=core.number(0, open_low=True))
 class Rate:
   """A rate in bytes per second, made by a function that names the unit.
 
@@ -28,14 +29,12 @@ class Rate:
 
   bytes_per_s: float
 
-  def __post_init__(self) -> None:
-    core.check_number("bytes_per_s", self.bytes_per_s, 0, open_low=True)
-
   def __str__(self) -> str:
     gbyte = self.bytes_per_s / 1e9
     return f"{gbyte:.4g} GB/s = {8 * gbyte:.4g} Gbit/s"
 
 
+@core.declare(gbit=core.number(0, open_low=True))
 def gbit_per_s(gbit: float) -> Rate:
   """Returns a rate given in gigabits (1e9 bits) per second, as links are sold.
 
@@ -53,10 +52,10 @@ def gbit_per_s(gbit: float) -> Rate:
     >>> print(gbit_per_s(100))
     12.5 GB/s = 100 Gbit/s
   """
-  core.check_number("gbit", gbit, 0, open_low=True)
   return Rate(bytes_per_s=gbit * 1e9 / 8)
 
 
+@core.declare(gbyte=core.number(0, open_low=True))
 def gbyte_per_s(gbyte: float) -> Rate:
   """Returns a rate given in gigabytes (1e9 bytes) per second, as memory is.
 
@@ -74,7 +73,6 @@ def gbyte_per_s(gbyte: float) -> Rate:
     >>> print(gbyte_per_s(3350))
     3350 GB/s = 2.68e+04 Gbit/s
   """
-  core.check_number("gbyte", gbyte, 0, open_low=True)
   return Rate(bytes_per_s=gbyte * 1e9)
 
 
@@ -83,7 +81,7 @@ def check_quantity(
 ) -> None:
   """Raises unless `value` is a number in [low, high], and names its unit."""
   try:
-    core.check_number(name, value, low, high)
+    core.number(low, high)(name, value)
   except ValueError as error:
     raise ValueError(f"{error} Its unit is {unit}.") from None
 
@@ -103,6 +101,7 @@ def check_rate(name: str, value: Any, low: float, high: float) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(noise=core.number(0))
 class Curve:
   """Measured seconds of one operation at several sizes.
 
@@ -137,11 +136,10 @@ class Curve:
 
   def __post_init__(self) -> None:
     for name in ("sizes", "seconds"):
-      figures = core.check_sequence(name, getattr(self, name), "numbers")
+      figures = core.sequence("numbers")(name, getattr(self, name))
       object.__setattr__(self, name, figures)
       for i, figure in enumerate(figures):
-        core.check_number(f"{name}[{i}]", figure, 0, open_low=True)
-    core.check_number("noise", self.noise, 0)
+        core.number(0, open_low=True)(f"{name}[{i}]", figure)
     if len(self.sizes) != len(self.seconds) or not self.sizes:
       raise ValueError(
         "`seconds` must be as many as `sizes`, at least one, got "
@@ -216,4 +214,4 @@ class Curve:
 
 def _check_size(size: float) -> None:
   # Sizes are often products of NumPy's float64, which is a float.
-  core.check_number("size", float(size) if isinstance(size, float) else size, 0)
+  core.number(0)("size", float(size) if isinstance(size, float) else size)

@@ -70,6 +70,7 @@ def platform_from_dict(plain: Mapping[str, Any]) -> _platform.Platform:
   return _read_platform("plain", plain)
 
 
+@core.declare(path=core.instance((str, os.PathLike), "a path"))
 def save_platform(
   platform: _platform.Platform, path: str | os.PathLike[str]
 ) -> None:
@@ -91,11 +92,11 @@ def save_platform(
     ...   load_platform(f"{folder}/h100.json").device.name
     'H100 SXM 80 GB'
   """
-  core.check_instance("path", path, (str, os.PathLike), "a path")
   text = json.dumps(platform_to_dict(platform), indent=2)
   pathlib.Path(path).write_text(text + "\n")
 
 
+@core.declare(path=core.instance((str, os.PathLike), "a path"))
 def load_platform(path: str | os.PathLike[str]) -> _platform.Platform:
   """Reads a platform from a JSON file.
 
@@ -115,7 +116,6 @@ def load_platform(path: str | os.PathLike[str]) -> _platform.Platform:
     >>> load_platform("cluster.json").name  # doctest: +SKIP
     'our cluster'
   """
-  core.check_instance("path", path, (str, os.PathLike), "a path")
   content = pathlib.Path(path).read_bytes()
   try:
     return _read_platform("platform", _parse_json(content))
@@ -164,7 +164,7 @@ def _to_plain(value: Any) -> Any:
 
 def _read_platform(path: str, plain: Any) -> _platform.Platform:
   """Returns the platform of a dict that messages call `path`."""
-  core.check_instance(path, plain, Mapping, "a dict of a platform's fields")
+  core.instance(Mapping, "a dict of a platform's fields")(path, plain)
   platform: _platform.Platform = _read_part(_platform.Platform, path, plain)
   return platform
 

@@ -23,6 +23,7 @@ _SECONDS = "seconds, not microseconds"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(name=core.text)
 class Device:
   """One processor with its memory, as rates and measured curves.
 
@@ -75,9 +76,8 @@ Its unit is bytes, not GB.
   )
 
   def __post_init__(self) -> None:
-    core.check_text("name", self.name)
-    rates = core.check_mapping(
-      "matmul_flops_per_s", self.matmul_flops_per_s, "dtypes to FLOP/s"
+    rates = core.mapping("dtypes to FLOP/s")(
+      "matmul_flops_per_s", self.matmul_flops_per_s
     )
     object.__setattr__(self, "matmul_flops_per_s", MappingProxyType(rates))
     for name in _freeze_curves(self):
@@ -98,6 +98,7 @@ Its unit is bytes, not GB.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(shared_by=core.integer(1))
 class Link:
   """One connection between two workers, or between a device and its host.
 
@@ -134,19 +135,19 @@ gbyte_per_s(...), got 1000000000.0: are these bits or bytes?
   )
 
   def __post_init__(self) -> None:
-    shares = core.check_mapping(
-      "efficiency", self.efficiency, "collectives to shares"
+    shares = core.mapping("collectives to shares")(
+      "efficiency", self.efficiency
     )
     object.__setattr__(self, "efficiency", MappingProxyType(shares))
     for name in _freeze_curves(self):
       _check_collective_name(f"measured[{name!r}]", name)
     _figures.check_quantity("latency_s", self.latency_s, 0, 1, _SECONDS)
     _figures.check_rate("rate", self.rate, 1e3, 1e13)
-    core.check_int("shared_by", self.shared_by, 1)
     for op, share in shares.items():
-      core.check_choice(f"efficiency[{op!r}]", op, COLLECTIVES)
-      core.check_number(f"efficiency[{op!r}]", share, 0, 1, open_low=True)
+      core.choice(COLLECTIVES)(f"efficiency[{op!r}]", op)
+      core.number(0, 1, open_low=True)(f"efficiency[{op!r}]", share)
 
+  @core.declare(nbytes=core.number(0))
   def transfer_seconds(self, nbytes: float) -> float:
     """Returns the seconds until the last of `nbytes` has arrived.
 
@@ -157,11 +158,13 @@ gbyte_per_s(...), got 1000000000.0: are these bits or bytes?
       TypeError: `nbytes` is not a number.
       ValueError: `nbytes` is negative, infinite or NaN.
     """
-    core.check_number("nbytes", nbytes, 0)
     return self.latency_s + nbytes * self.shared_by / self.rate.bytes_per_s
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(
+  name=core.text, workers=core.integer(1), link=core.instance(Link, "a Link")
+)
 class Axis:
   """Workers along one axis of the mesh, and the link between neighbors.
 
@@ -186,13 +189,9 @@ class Axis:
   workers: int
   link: Link
 
-  def __post_init__(self) -> None:
-    core.check_text("name", self.name)
-    core.check_int("workers", self.workers, 1)
-    core.check_instance("link", self.link, Link, "a Link")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(name=core.text, device=core.instance(Device, "a Device"))
 class Platform:
   """Devices of one kind, and the links between them and to their hosts.
 
@@ -227,25 +226,23 @@ class Platform:
   sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
-    core.check_text("name", self.name)
-    core.check_instance("device", self.device, Device, "a Device")
     for name in ("to_host", "from_host"):
       kinds = (Link, type(None))
-      core.check_instance(name, getattr(self, name), kinds, "a Link or None")
-    axes = core.check_sequence("axes", self.axes, "Axis objects")
+      core.instance(kinds, "a Link or None")(name, getattr(self, name))
+    axes = core.sequence("Axis objects")("axes", self.axes)
     for i, axis in enumerate(axes):
-      core.check_instance(f"axes[{i}]", axis, Axis, "an Axis")
+      core.instance(Axis, "an Axis")(f"axes[{i}]", axis)
     object.__setattr__(self, "axes", axes)
     noun = "figures to their origin"
-    sources = core.check_mapping("sources", self.sources, noun)
+    sources = core.mapping(noun)("sources", self.sources)
     object.__setattr__(self, "sources", MappingProxyType(sources))
     names = [axis.name for axis in self.axes]
     if len(set(names)) < len(names):
       raise ValueError(f"`axes` must have names of their own, got {names}.")
     paths = self.figure_paths()
     for path, source in sources.items():
-      core.check_choice(f"sources[{path!r}]", path, paths)
-      core.check_text(f"sources[{path!r}]", source)
+      core.choice(paths)(f"sources[{path!r}]", path)
+      core.text(f"sources[{path!r}]", source)
 
   def figure_paths(self) -> list[str]:
     """Returns the paths of all figures, which `sources` may explain."""
@@ -287,7 +284,7 @@ class Platform:
     """
     for name, number in workers.items():
       find_axis(self, name, name)
-      core.check_int(name, number, 1)
+      core.integer(1)(name, number)
     axes = tuple(
       dataclasses.replace(axis, workers=workers.get(axis.name, axis.workers))
       for axis in self.axes
@@ -297,15 +294,15 @@ class Platform:
 
 def find_axis(platform: Platform, argument: str, name: Any) -> Axis:
   """Returns the axis called `name`, or raises an error about `argument`."""
-  core.check_text(argument, name)
+  core.text(argument, name)
   axes = {axis.name: axis for axis in platform.axes}
-  core.check_choice(argument, name, axes)
+  core.choice(axes)(argument, name)
   return axes[name]
 
 
 def _freeze_curves(part: Device | Link) -> list[str]:
   """Makes `measured` read-only, checks its curves, and returns their names."""
-  curves = core.check_mapping("measured", part.measured, "names to curves")
+  curves = core.mapping("names to curves")("measured", part.measured)
   object.__setattr__(part, "measured", MappingProxyType(curves))
   for name, curve in curves.items():
     if not isinstance(curve, _figures.Curve):
@@ -333,7 +330,7 @@ def _check_kernel_name(name: str, value: str) -> None:
     kinds = [f"{k} DTYPE" for k in _ops.MATMULS]
     kinds += [f"{k} CODEC" for k in _CODING]
     kinds += [k for k in _ops.KINDS if k not in _ops.MATMULS]
-    core.check_choice(name, value, kinds)
+    core.choice(kinds)(name, value)
 
 
 def _check_collective_name(name: str, value: str) -> None:
@@ -349,7 +346,7 @@ def _check_collective_name(name: str, value: str) -> None:
 def check_platform(value: Any) -> None:
   """Raises unless `value` is a platform."""
   noun = "a Platform, from `builtin_platform` or `load_platform`"
-  core.check_instance("platform", value, Platform, noun)
+  core.instance(Platform, noun)("platform", value)
 
 
 def named_axes(

@@ -64,7 +64,7 @@ def predict_seconds(cost: _cost.Cost, device: _platform.Device) -> float:
   """
   _cost.check_cost(cost)
   noun = "a Device, such as `platform.device`"
-  core.check_instance("device", device, _platform.Device, noun)
+  core.instance(_platform.Device, noun)("device", device)
   return math.fsum(kernel_seconds(kernel, device) for kernel in cost.kernels)
 
 

@@ -97,6 +97,9 @@ class StepCost:
   uses: _uses.ParamUses
 
 
+@core.declare(
+  loss_fn=core.function, params=core.typed_arrays, batch=core.arrays
+)
 def trace_step(
   loss_fn: Callable[..., Any],
   params: PyTree,
@@ -132,14 +135,9 @@ def trace_step(
     >>> int(cost.gradient.totals["matmul"].flops)  # two matmuls of 8 x 64 x 10
     20480
   """
-  core.check_callable("loss_fn", loss_fn)
-  core.check_arrays("params", params, numbers=False)
-  core.check_arrays("batch", batch)
   if optimizer is not None:
     noun = "an optax transformation or None"
-    core.check_instance(
-      "optimizer", optimizer, optax.GradientTransformation, noun
-    )
+    core.instance(optax.GradientTransformation, noun)("optimizer", optimizer)
   if not isinstance(batch, tuple):
     raise TypeError(
       "`batch` must be a tuple of the arguments of `loss_fn` after `params`, "
@@ -169,6 +167,7 @@ def trace_step(
   )
 
 
+@core.declare(overlap=core.boolean)
 def predict_step(
   step_cost: StepCost,
   platform: _platform.Platform,
@@ -229,11 +228,10 @@ def predict_step(
     True
   """
   noun = "a StepCost, as `trace_step` returns it"
-  core.check_instance("step_cost", step_cost, StepCost, noun)
+  core.instance(StepCost, noun)("step_cost", step_cost)
   _platform.check_platform(platform)
   if codec is not None:
     check_codec("codec", codec, trees=True)
-  core.check_bool("overlap", overlap)
   _collectives.check_algorithm(algorithm)
   device = platform.device
   hosts, devices = _platform.named_axes(platform, mesh_axis)
@@ -244,7 +242,7 @@ def predict_step(
   update_s = _roofline.predict_seconds(step_cost.update, device)
   scale = 1.0
   if base_step_s is not None:
-    core.check_number("base_step_s", base_step_s, 0, open_low=True)
+    core.number(0, open_low=True)("base_step_s", base_step_s)
     scale = base_step_s / (compute_s + update_s + device.call_s)
   # The first leaf of the result is the loss; the others are gradients.
   ready_s = _roofline.predict_ready_seconds(step_cost.gradient, device)[1:]
@@ -262,6 +260,7 @@ def predict_step(
   )
 
 
+@core.declare(bucket_bytes=core.optional(core.integer(1)))
 def predict_timeline(
   layout: _exchange.ExchangeLayout,
   ready_s: Sequence[float],
@@ -279,8 +278,6 @@ def predict_timeline(
   # `ready_s`: seconds after which the gradient of each leaf is in memory.
   # `compute_s`: seconds of the forward and backward pass.
   # `memory_bytes`: those of a step without exchange.
-  if bucket_bytes is not None:
-    core.check_int("bucket_bytes", bucket_bytes, 1)
 
   def ready_time(array: _exchange.ExchangedArray) -> float:
     return max(ready_s[i] for i in array.leaves)

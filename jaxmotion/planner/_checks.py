@@ -13,12 +13,10 @@ from jaxmotion import core, perfmodel
 
 def check_problem(platform: Any, batch: Any, optimizer: Any) -> None:
   """Raises unless arguments beside a function and its parameters are right."""
-  core.check_instance(
-    "platform",
-    platform,
+  core.instance(
     perfmodel.Platform,
     "a perfmodel.Platform (see builtin_platform and load_platform)",
-  )
+  )("platform", platform)
   # An array would otherwise be split by its rows.
   if not isinstance(batch, tuple):
     raise TypeError(
@@ -27,9 +25,7 @@ def check_problem(platform: Any, batch: Any, optimizer: Any) -> None:
     )
   if optimizer is not None:
     noun = "an optax.GradientTransformation or None"
-    core.check_instance(
-      "optimizer", optimizer, optax.GradientTransformation, noun
-    )
+    core.instance(optax.GradientTransformation, noun)("optimizer", optimizer)
 
 
 def check_call(
@@ -40,9 +36,9 @@ def check_call(
 ) -> None:
   """Raises unless a function can be traced with its arguments."""
   name, params_name, batch_name = names
-  core.check_callable(name, fn)
-  core.check_arrays(params_name, params)
-  core.check_arrays(batch_name, batch)
+  core.function(name, fn)
+  core.arrays(params_name, params)
+  core.arrays(batch_name, batch)
   try:
     jax.eval_shape(fn, params, *batch)
   except (TypeError, ValueError) as error:
@@ -59,4 +55,4 @@ def check_positive(name: str, value: Any, most: float = math.inf) -> None:
   """Raises unless `value` is a positive, finite number."""
   # Measured times are often medians of arrays, NumPy's float64.
   value = float(value) if isinstance(value, float) else value
-  core.check_number(name, value, 0, most, open_low=True)
+  core.number(0, most, open_low=True)(name, value)

@@ -6,6 +6,7 @@ from typing import Any
 from jaxmotion import codecs, core
 
 
+@core.declare(codec=core.instance(codecs.Codec, "a codec"))
 def format_codec(codec: codecs.Codec) -> str:
   """Returns the shortest expression that constructs a codec.
 
@@ -17,7 +18,6 @@ def format_codec(codec: codecs.Codec) -> str:
     >>> format_codec(codecs.feedback(codecs.uniform(bits=4)))
     'feedback(uniform(bits=4))'
   """
-  core.check_instance("codec", codec, codecs.Codec, "a codec")
   return _format_value(codec)
 
 

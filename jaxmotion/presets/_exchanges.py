@@ -50,6 +50,7 @@ _NEEDS_SGD = note_facts(
   "Sends factors of rank 4, after 1000 steps at full precision.",
   no_stacks="It assumes that an array is one matrix of low rank",
 )
+@core.declare(form=core.choice(("local", "global", "alternating")))
 def power_sgd(
   axis_name: AxisName,
   *,
@@ -97,7 +98,6 @@ def power_sgd(
     PyTorch 2.13, distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py;
     epfml/powersgd, commit f07be92 (the alternating form).
   """
-  core.check_choice("form", form, ("local", "global", "alternating"))
   factors = codecs.low_rank(rank=rank, seed=seed, view=view)
   codec: codecs.Codec | list[codecs.Codec]
   schedule = None
@@ -130,6 +130,11 @@ def power_sgd(
 
 
 @_NEEDS_SGD
+@core.declare(
+  density=core.number(0, 1, open_low=True),
+  momentum=core.number(0, 1, open_high=True),
+  warmup=core.integer(0, 2**31 - 1),
+)
 def dgc(
   axis_name: AxisName,
   *,
@@ -176,9 +181,6 @@ def dgc(
     for Distributed Training*, arXiv 1712.01887, 2018. Code:
     synxlin/deep-gradient-compression, commit 24673d4.
   """
-  core.check_number("density", density, 0, 1, open_low=True)
-  core.check_number("momentum", momentum, 0, 1, open_high=True)
-  core.check_int("warmup", warmup, 0, 2**31 - 1)
   remember = functools.partial(
     codecs.momentum_correction, decay=momentum, nesterov=nesterov
   )
@@ -198,12 +200,15 @@ def dgc(
   whole = remember(codecs.identity(), masking=False)
   tx = _exchange_large(axis_name, selected, whole, min_size, choose_level)
   if clip_norm is not None:
-    core.check_number("clip_norm", clip_norm, 0, open_low=True)
+    core.number(0, open_low=True)("clip_norm", clip_norm)
     tx = optax.chain(_clip_locally(clip_norm, axis_name), tx)
   return guard_nonfinite(tx, nonfinite, axis_name)
 
 
 @_NEEDS_SGD
+@core.declare(
+  momentum=core.number(0, 1, open_high=True), start=core.integer(0, 2**31 - 1)
+)
 def ef21_sgdm(
   axis_name: AxisName,
   *,
@@ -241,8 +246,6 @@ def ef21_sgdm(
     Feedback!*, arXiv 2305.15155, 2023. Code:
     IgorSokoloff/ef21_experiments_source_code, EF21_100K.py.
   """
-  core.check_number("momentum", momentum, 0, 1, open_high=True)
-  core.check_int("start", start, 0, 2**31 - 1)
   later = codecs.topk(density=0.01) if codec is None else codec
   # From the same state, first of whole differences and then of few elements.
   sent = (later, codecs.identity()) if start else (later,)
@@ -312,7 +315,7 @@ def guard_nonfinite(
 ) -> optax.GradientTransformationExtraArgs:
   """Applies a policy for non-finite gradients to a whole chain."""
   # A NaN would stay in a momentum that each worker keeps before the exchange.
-  core.check_choice("nonfinite", policy, NONFINITE_POLICIES)
+  core.choice(NONFINITE_POLICIES)("nonfinite", policy)
   if policy == "skip":
     return transforms.skip_nonfinite(tx, axis_name, wait=True)
   if policy == "zero":

@@ -31,6 +31,12 @@ class OnebitAdamState(NamedTuple):
   no_lookups="It assumes that every element has a gradient before its second "
   "moments freeze",
 )
+@core.declare(
+  b1=core.number(0, 1, open_high=True),
+  b2=core.number(0, 1, open_high=True),
+  eps=core.number(0, open_low=True),
+  freeze=core.integer(1, 2**31 - 1),
+)
 def onebit_adam(
   axis_name: AxisName,
   learning_rate: optax.ScalarOrSchedule,
@@ -74,10 +80,6 @@ def onebit_adam(
     Adam's Convergence Speed*, arXiv 2102.02888, 2021. Code:
     deepspeedai/DeepSpeed, commit edaa722, runtime/fp16/onebit/adam.py.
   """
-  core.check_number("b1", b1, 0, 1, open_high=True)
-  core.check_number("b2", b2, 0, 1, open_high=True)
-  core.check_number("eps", eps, 0, open_low=True)
-  core.check_int("freeze", freeze, 1, 2**31 - 1)
   codec = codecs.feedback(codecs.sign()) if codec is None else codec
   # No update of Adam is greater (Kingma and Ba, 2015, section 2.1). A sign's
   # magnitude may be far beyond what an element's second moment is made for.
@@ -186,6 +188,9 @@ def demo(
 
 
 @note_facts(_NOTE_TUNED)
+@core.declare(
+  b1=core.number(0, 1, open_high=True), b2=core.number(0, 1, open_high=True)
+)
 def lion(
   axis_name: AxisName,
   learning_rate: optax.ScalarOrSchedule,
@@ -221,8 +226,6 @@ def lion(
     2302.06675, 2023. Liu et al., *Communication Efficient Distributed Training
     with Distributed Lion*, arXiv 2404.00438, 2024 (the majority vote).
   """
-  core.check_number("b1", b1, 0, 1, open_high=True)
-  core.check_number("b2", b2, 0, 1, open_high=True)
   parts = [
     transforms.per_worker(_interpolate(b1, b2), axis_name),
     transforms.exchange(axis_name, _make_vote(one_bit)),
@@ -232,7 +235,7 @@ def lion(
 
 def _make_vote(one_bit: bool) -> codecs.vote:
   """Returns the codec of a vote, in which zeros abstain or are positive."""
-  core.check_bool("one_bit", one_bit)
+  core.boolean("one_bit", one_bit)
   return codecs.vote(codecs.sign()) if one_bit else codecs.vote()
 
 
@@ -255,6 +258,7 @@ def _interpolate(b1: float, b2: float) -> optax.GradientTransformation:
 
 
 @note_facts(_NOTE_TUNED)
+@core.declare(momentum=core.number(0, 1, open_high=True))
 def signum(
   axis_name: AxisName,
   learning_rate: optax.ScalarOrSchedule,
@@ -283,7 +287,6 @@ def signum(
     Bernstein et al., *signSGD with Majority Vote is Communication Efficient and
     Fault Tolerant*, arXiv 1810.05291, 2019, algorithm 1.
   """
-  core.check_number("momentum", momentum, 0, 1, open_high=True)
   parts = [
     transforms.per_worker(optax.trace(momentum), axis_name),
     transforms.exchange(axis_name, _make_vote(one_bit)),
@@ -373,10 +376,10 @@ def check_rates(learning_rate: Any, weight_decay: Any) -> None:
   rates = {"learning_rate": learning_rate, "weight_decay": weight_decay}
   for name, value in rates.items():
     if isinstance(value, jax.Array):
-      core.check_float(name, value)
+      core.float_array(name, value)
       if jnp.ndim(value):
         raise ValueError(
           f"`{name}` must be a scalar, got shape {jnp.shape(value)}."
         )
     elif name != "learning_rate" or not is_schedule:
-      core.check_number(name, value, 0)
+      core.number(0)(name, value)

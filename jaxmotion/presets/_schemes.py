@@ -229,8 +229,8 @@ def _make_nesterov(
   axis_name: AxisName, codec: codecs.Codec | None, rate: float, momentum: float
 ) -> optax.GradientTransformationExtraArgs:
   """Makes the outer optimizer: an exchange, then SGD with Nesterov momentum."""
-  core.check_number("outer_rate", rate, 0, open_low=True)
-  core.check_number("outer_momentum", momentum, 0, 1, open_high=True)
+  core.number(0, open_low=True)("outer_rate", rate)
+  core.number(0, 1, open_high=True)("outer_momentum", momentum)
   nesterov = optax.sgd(rate, momentum=momentum, nesterov=True)
   return optax.chain(transforms.exchange(axis_name, codec), nesterov)
 

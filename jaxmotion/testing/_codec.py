@@ -54,7 +54,7 @@ def check_codec(codec: codecs.Codec, x: Array, *, ulps: int = 0) -> None:
     >>> check_codec(codecs.uniform(bits=8), jnp.linspace(-1, 1, 100))
   """
   _laws.check_codec_and_array(codec, "x", x)
-  core.check_int("ulps", ulps, 0, 1 << 20)
+  core.integer(0, 1 << 20)("ulps", ulps)
   key = core.make_key(7)
   state = codec.init(x)
   traces: list[None] = []
@@ -111,7 +111,7 @@ def check_round_trips(codec: codecs.Codec, arrays: Sequence[Array]) -> None:
     >>> check_round_trips(codecs.uniform(bits=8), [x, x[:0], x[0]])
   """
   check_codec_of_arrays("codec", codec)
-  for i, x in enumerate(core.check_sequence("arrays", arrays, "arrays")):
+  for i, x in enumerate(core.sequence("arrays")("arrays", arrays)):
     _laws.check_array(f"arrays[{i}]", x)
 
   @jax.jit
@@ -282,8 +282,8 @@ def check_unbiased(
     >>> check_unbiased(codec, jnp.linspace(-1, 1, 10))
   """
   _laws.check_codec_and_array(codec, "x", x)
-  core.check_int("samples", samples, 1, 1 << 20)
-  core.check_number("sigmas", sigmas, 0, open_low=True)
+  core.integer(1, 1 << 20)("samples", samples)
+  core.number(0, open_low=True)("sigmas", sigmas)
 
   def round_trip(i: Array) -> Array:
     # Both words of the key change: some codecs round by one, some sample by
@@ -346,7 +346,7 @@ def check_rounds(codec: codecs.Codec, xs: Array, *, steps: int = 2) -> None:
     >>> check_rounds(codecs.feedback(codecs.low_rank(rank=1)), xs)
   """
   _laws.check_codec_and_array(codec, "xs", xs)
-  core.check_int("steps", steps, 1, 1000)
+  core.integer(1, 1000)("steps", steps)
   if not codec.round_kinds:
     raise ValueError(f"`codec` must have `round_kinds`, got {codec!r}.")
   if jnp.ndim(xs) < 1 or not len(xs):

@@ -59,6 +59,7 @@ class _Sample(NamedTuple):
   run: Callable[..., Trip]  # (rows, seed) to the trip of other rows.
 
 
+@core.declare(seed=core.integer(0, 2**32 - 1))
 def find_breaches(
   codec: codecs.Codec, rows: Array, *, seed: int = 0
 ) -> list[Breach]:
@@ -81,7 +82,6 @@ def find_breaches(
     []
   """
   check_codec_and_array(codec, "rows", rows)
-  core.check_int("seed", seed, 0, 2**32 - 1)
   if rows.ndim < 1:
     raise ValueError(
       f"`rows` must have a leading axis, got {core.shape_string(rows)}."
@@ -450,10 +450,10 @@ def check_codec_and_array(codec: Any, name: str, x: Any) -> None:
 def check_array(name: str, x: Any) -> None:
   """Raises unless an argument is a floating-point array with values."""
   noun = "a floating-point array outside of jit"
-  core.check_instance(name, x, (jax.Array, np.ndarray), noun)
+  core.instance((jax.Array, np.ndarray), noun)(name, x)
   if isinstance(x, jax.core.Tracer):
     raise TypeError(f"`{name}` must be {noun}, got {x!r}.")
-  core.check_float(name, x)
+  core.float_array(name, x)
 
 
 def require(holds: bool, message: str) -> None:

@@ -101,8 +101,8 @@ def check_transform(
 def _check_arguments(tx: Any, steps: Any) -> None:
   """Raises unless `tx` is a transformation and `steps` a small number."""
   noun = "an optax transformation"
-  core.check_instance("tx", tx, optax.GradientTransformation, noun)
-  core.check_int("steps", steps, 1, _MAX_STEPS)
+  core.instance(optax.GradientTransformation, noun)("tx", tx)
+  core.integer(1, _MAX_STEPS)("steps", steps)
 
 
 def _check_leaves(params: PyTree) -> None:
@@ -171,7 +171,7 @@ def check_sharded(
     raise ValueError(
       f"`mesh` must have at least 2 workers along {names!r}, got {workers}."
     )
-  core.check_arrays("params", params)
+  core.arrays("params", params)
   _check_leaves(params)
   alone = optax.with_extra_args_support(tx)
   parts = transforms.sharded(axis_name, tx)

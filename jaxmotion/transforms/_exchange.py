@@ -18,6 +18,13 @@ from jaxmotion.transforms._model_axes import ModelAxes
 from jaxmotion.transforms._states import ExchangeState
 
 
+@core.declare(
+  seed=core.integer(0, 2**32 - 1),
+  start=core.integer(0, 2**31 - 1),
+  op=core.choice(("mean", "sum")),
+  method=core.choice((None, "gather", "two_phase")),
+  nonfinite=core.choice(extend.NONFINITE_POLICIES),
+)
 def exchange(
   axis_name: AxisName,
   codec: codecs.Codec | Sequence[codecs.Codec] | None = None,
@@ -92,15 +99,13 @@ def exchange(
     ...   optax.adamw(3e-4),
     ... )
   """
-  workers = core.flatten_axes("axis_name", axis_name)
+  workers = core.worker_axes("axis_name", axis_name)
   if local_codec is not None:
     check_codec("local_codec", local_codec, trees=True)
   extend.check_local_codec(axis_name, local_codec)
-  core.check_int("seed", seed, 0, 2**32 - 1)
-  core.check_int("start", start, 0, 2**31 - 1)
   codec = codecs.identity() if codec is None else codec
   if schedule is not None:
-    core.check_callable("schedule", schedule)
+    core.function("schedule", schedule)
     if isinstance(codec, codecs.Codec):
       raise ValueError(
         "`schedule` must be None for one codec, got one: give `codec` a list "
@@ -109,9 +114,6 @@ def exchange(
   if not isinstance(codec, codecs.Codec):
     extend.check_codecs("codec", codec)
     codec = tuple(codec)
-  core.check_choice("op", op, ("mean", "sum"))
-  core.check_choice("method", method, (None, "gather", "two_phase"))
-  core.check_choice("nonfinite", nonfinite, extend.NONFINITE_POLICIES)
   options = _states.ExchangeOptions(
     axis_name=core.comparable_axes(axis_name), codec=codec, op=op, method=method
   )
@@ -120,6 +122,7 @@ def exchange(
   )
   init_fn, update_state = _model_axes.map_exchange(own, options, options.codecs)
 
+  @core.declare(params=core.arrays, updates=core.typed_arrays)
   def update_fn(
     updates: PyTree,
     state: ExchangeState,
@@ -131,8 +134,6 @@ def exchange(
     **extra_args: Any,
   ) -> tuple[PyTree, ExchangeState]:
     """Returns the mean of gradients, and the state after this update."""
-    core.check_arrays("params", params)
-    core.check_arrays("updates", updates, numbers=False)
     _states.check_options(state, ExchangeState, options)
     if schedule is not None and level is not None:
       raise ValueError(

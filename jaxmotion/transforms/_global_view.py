@@ -69,6 +69,7 @@ class UnsummedGradient:
     )
 
 
+@core.declare(fun=core.function, has_aux=core.boolean)
 def value_and_grad(
   fun: Callable[..., Any],
   argnums: int | Sequence[int] = 0,
@@ -132,16 +133,14 @@ def value_and_grad(
     >>> float(loss), params.round(2).tolist()
     (1.0, [1.0, 0.0, 0.0, 0.0])
   """
-  core.check_callable("fun", fun)
-  core.check_bool("has_aux", has_aux)
-  workers = core.flatten_axes("axis_name", axis_name)
+  workers = core.worker_axes("axis_name", axis_name)
   numbers: tuple[int, ...]
   if isinstance(argnums, int):
     numbers = (argnums,)
   else:
-    numbers = core.check_sequence("argnums", argnums, "integers")
+    numbers = core.sequence("integers")("argnums", argnums)
   for number in numbers:
-    core.check_int("argnums", number, 0)
+    core.integer(0)("argnums", number)
   if len(set(numbers)) != len(numbers) or not numbers:
     raise ValueError(f"`argnums` must be distinct positions, got {argnums!r}.")
 

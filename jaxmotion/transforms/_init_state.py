@@ -15,6 +15,7 @@ MAKER = "state_maker"  # Attribute of the `init` of a step.
 Init = Callable[[PyTree], PyTree]
 
 
+@core.declare(params=core.arrays)
 def init_state(
   tx: optax.GradientTransformation,
   params: PyTree,
@@ -76,7 +77,6 @@ def init_state(
   """
   tx = _states.as_transformation(tx)
   axis_name = check_mesh(mesh, axis_name)
-  core.check_arrays("params", params)
   core.check_buffers({"params": params})
   shardings = _model_axes.Shardings(mesh, axis_name, specs)
   shardings.check_params(params)
@@ -147,8 +147,8 @@ def check_mesh(
   # is_abstract: whether a mesh without devices will do.
   kinds = (Mesh, AbstractMesh) if is_abstract else Mesh
   noun = "a jax.sharding.Mesh" + " or AbstractMesh" * is_abstract
-  core.check_instance("mesh", mesh, kinds, noun)
-  names = core.flatten_axes("axis_name", axis_name)
+  core.instance(kinds, noun)("mesh", mesh)
+  names = core.worker_axes("axis_name", axis_name)
   for name in core.axis_names(names):
     if name not in mesh.axis_names:
       raise ValueError(
@@ -214,21 +214,22 @@ class StateMaker(NamedTuple):
   divide: Callable[[PyTree], Any] | None = None
 
 
+@core.declare(
+  tx=core.instance(
+    optax.GradientTransformation,
+    "an optax transformation, or the `init` of a training step",
+  )
+)
 def find_maker(tx: Any) -> StateMaker:
   """Returns the function that makes one worker's state inside of a map."""
   # tx: optax chain, or the `init` of a step that makes its own state.
   maker = getattr(tx, MAKER, None)
   if isinstance(maker, StateMaker):
     return maker
-  core.check_instance(
-    "tx",
-    tx,
-    optax.GradientTransformation,
-    "an optax transformation, or the `init` of a training step",
-  )
   return StateMaker(tx.init)
 
 
+@core.declare(params=core.typed_arrays)
 def trace_state(
   tx: optax.GradientTransformation | Callable[..., Any],
   params: PyTree,
@@ -240,7 +241,6 @@ def trace_state(
   # tx: optax chain, or the `init` that `make_train_step` returned. mesh: one
   # without devices will do, to ask about other numbers of workers.
   init_whole = find_maker(tx).init
-  core.check_arrays("params", params, numbers=False)
   axis_name = check_mesh(mesh, axis_name, is_abstract=True)
   params = jax.tree.map(core.shape_dtype, params)
   shardings = _model_axes.Shardings(mesh, axis_name, specs)

@@ -125,8 +125,8 @@ def map_exchange(
       init_own = jax.shard_map(init_own, out_specs=out_specs, **maps)
     return init_own(params)._replace(made_for=made_for.note_tree(params, specs))
 
+  @core.declare(params=core.typed_arrays)
   def init(params: PyTree) -> Any:
-    core.check_arrays("params", params, numbers=False)
     return make_state(params, None)
 
   def update(

@@ -24,6 +24,10 @@ from jaxmotion.transforms._shard_layout import LeafCut
 from jaxmotion.transforms._states import ShardedState
 
 
+@core.declare(
+  nonfinite=core.choice(extend.NONFINITE_POLICIES),
+  seed=core.integer(0, 2**32 - 1),
+)
 def sharded(
   axis_name: AxisName,
   tx: optax.GradientTransformation | optax.MultiSteps,
@@ -102,10 +106,8 @@ def sharded(
     Rajbhandari et al., *ZeRO*, 2019; Jia et al., *SDP4Bit*, 2024 (differences
     of weights, two hops).
   """
-  workers = core.flatten_axes("axis_name", axis_name)
+  workers = core.worker_axes("axis_name", axis_name)
   tx = _states.as_transformation(tx)
-  core.check_choice("nonfinite", nonfinite, extend.NONFINITE_POLICIES)
-  core.check_int("seed", seed, 0, 2**32 - 1)
   for name, codec in (
     ("gradient_codec", gradient_codec),
     ("weight_codec", weight_codec),
@@ -134,6 +136,7 @@ def sharded(
   # Every leaf is encoded by itself, so no codec joins some.
   init_fn, update_state = _model_axes.map_exchange(own, options, ())
 
+  @core.declare(updates=core.typed_arrays, params=core.typed_arrays)
   def update_fn(
     updates: PyTree,
     state: ShardedState,
@@ -144,8 +147,6 @@ def sharded(
     **extra_args: Any,
   ) -> tuple[PyTree, ShardedState]:
     """Returns the changes of whole parameters, and the state after them."""
-    core.check_arrays("updates", updates, numbers=False)
-    core.check_arrays("params", params, numbers=False)
     _states.check_options(state, ShardedState, options)
     if params is None:
       raise ValueError(
@@ -267,7 +268,7 @@ class _Sharded(NamedTuple):
     )
 
     def cut_leaf(path: str, x: Any, kept: list[int]) -> LeafCut:
-      core.check_float(f"params/{path}", x)
+      core.float_array(f"params/{path}", x)
       return _shard_layout.cut_leaf(x, workers, kept)
 
     paths, cuts = _shard_layout.cut_leaves(params, model, cut_leaf)

@@ -369,7 +369,7 @@ def count_update(state: Any, ok: Array | None) -> tuple[Array, Array]:
 
 def check_counts(state: Any, kind: Any) -> None:
   """Raises unless a state is of a class, and its counts are scalars."""
-  core.check_instance("state", state, kind, "what `init` returned")
+  core.instance(kind, "what `init` returned")("state", state)
   for name in [n for n in ("count", "skipped") if n in kind._fields]:
     if jnp.shape(getattr(state, name)):
       raise ValueError(
@@ -433,8 +433,8 @@ def as_transformation(
   """Returns an optax transformation, also for an `optax.MultiSteps`."""
   if isinstance(tx, optax.MultiSteps):
     tx = tx.gradient_transformation()
-  core.check_instance(
-    name, tx, optax.GradientTransformation, "an optax transformation"
+  core.instance(optax.GradientTransformation, "an optax transformation")(
+    name, tx
   )
   return tx
 

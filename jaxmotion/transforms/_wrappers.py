@@ -15,6 +15,9 @@ from jaxmotion.transforms import _states
 from jaxmotion.transforms._states import DelayedState, PerWorkerState
 
 
+@core.declare(
+  fun=core.function, axis_name=core.worker_axes, has_aux=core.boolean
+)
 def local_value_and_grad(
   fun: Callable[..., Any], axis_name: AxisName, *, has_aux: bool = False
 ) -> Callable[..., Any]:
@@ -46,18 +49,16 @@ def local_value_and_grad(
     ... ))(jnp.ones(2), jnp.array([3.0, 4.0])).tolist()
     [3.0, 4.0]
   """
-  core.check_callable("fun", fun)
-  axis_name = core.flatten_axes("axis_name", axis_name)
-  core.check_bool("has_aux", has_aux)
   value_and_grad = jax.value_and_grad(fun, has_aux=has_aux)
 
+  @core.declare(params=core.arrays)
   def wrapped(params: PyTree, *args: Any, **kwargs: Any) -> Any:
-    core.check_arrays("params", params)
     return value_and_grad(core.to_varying(params, axis_name), *args, **kwargs)
 
   return wrapped
 
 
+@core.declare(axis_name=core.worker_axes)
 def per_worker(
   inner: optax.GradientTransformation, axis_name: AxisName
 ) -> optax.GradientTransformationExtraArgs:
@@ -93,24 +94,25 @@ def per_worker(
   wrapped = optax.with_extra_args_support(
     _states.as_transformation(inner, "inner")
   )
-  axis_name = core.flatten_axes("axis_name", axis_name)
 
   def mark(state: PyTree) -> PerWorkerState:
     # A count is typed as equal on all workers, and yet has a row of its own.
     return PerWorkerState(core.pack_worker(core.to_varying(state, axis_name)))
 
+  @core.declare(params=core.arrays)
   def init_fn(params: PyTree) -> PerWorkerState:
-    core.check_arrays("params", params)
     core.axis_size(axis_name)
     return mark(wrapped.init(params))
 
+  @core.declare(
+    params=core.arrays,
+    updates=core.arrays,
+    state=core.instance(PerWorkerState, "what `init` returned"),
+  )
   def update_fn(
     updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
   ) -> tuple[PyTree, PerWorkerState]:
     """Transforms a worker's own updates, and its own state."""
-    core.check_arrays("params", params)
-    core.check_arrays("updates", updates)
-    core.check_instance("state", state, PerWorkerState, "what `init` returned")
     core.axis_size(axis_name)
     own = core.unpack_worker(state.inner)
     updates, own = wrapped.update(
@@ -121,6 +123,7 @@ def per_worker(
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
+@core.declare(axis_name=core.worker_axes, wait=core.boolean)
 def skip_nonfinite(
   inner: optax.GradientTransformation,
   axis_name: AxisName,
@@ -156,21 +159,18 @@ def skip_nonfinite(
   wrapped = optax.with_extra_args_support(
     _states.as_transformation(inner, "inner")
   )
-  axis_name = core.flatten_axes("axis_name", axis_name)
-  core.check_bool("wait", wait)
 
+  @core.declare(params=core.arrays)
   def init_fn(params: PyTree) -> _states.SkipNonfiniteState:
-    core.check_arrays("params", params)
     return _states.SkipNonfiniteState(
       jnp.zeros((), jnp.int32), wrapped.init(params)
     )
 
+  @core.declare(params=core.arrays, updates=core.arrays)
   def update_fn(
     updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
   ) -> tuple[PyTree, _states.SkipNonfiniteState]:
     """Runs the chain; keeps its state if a worker's gradient is not finite."""
-    core.check_arrays("params", params)
-    core.check_arrays("updates", updates)
     _states.check_counts(state, _states.SkipNonfiniteState)
     weight = extra_args.get("weight")
     extend.check_weight(weight)
@@ -187,6 +187,7 @@ def skip_nonfinite(
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
+@core.declare(axis_name=core.worker_axes, is_weighted=core.boolean)
 def delayed(
   tx: optax.GradientTransformation | optax.MultiSteps,
   *,
@@ -230,12 +231,10 @@ def delayed(
     [0.0, 1.0, 2.0]
   """
   chain = optax.with_extra_args_support(_states.as_transformation(tx))
-  axis_name = core.flatten_axes("axis_name", axis_name)
-  core.check_bool("is_weighted", is_weighted)
 
+  @core.declare(params=core.arrays)
   def init(params: PyTree) -> DelayedState:
     """Makes the state before the first step, which applies zeros."""
-    core.check_arrays("params", params)
     zeros = jax.tree.map(jnp.zeros_like, params)
     weight = jnp.zeros((), jnp.float32) if is_weighted else None
     pending = core.to_varying((zeros, weight), axis_name)
@@ -243,13 +242,15 @@ def delayed(
       jnp.zeros((), jnp.int32), chain.init(params), core.pack_worker(pending)
     )
 
+  @core.declare(
+    grads=core.arrays,
+    params=core.arrays,
+    state=core.instance(DelayedState, "what `init` returned"),
+  )
   def update(
     grads: PyTree, state: Any, params: PyTree = None, **extra_args: Any
   ) -> tuple[PyTree, DelayedState]:
     """Applies the pending gradient, and keeps the new one for the next step."""
-    core.check_arrays("grads", grads)
-    core.check_arrays("params", params)
-    core.check_instance("state", state, DelayedState, "what `init` returned")
     # The loss is that of the next gradient.
     extra_args.pop("value", None)
     own_weight = extra_args.pop("weight", None)
@@ -270,6 +271,9 @@ def delayed(
   return optax.GradientTransformationExtraArgs(init, update)
 
 
+@core.declare(
+  max_norm=core.number(0, 2.0**63, open_low=True), axis_name=core.worker_axes
+)
 def clip_by_global_norm(
   max_norm: float, axis_name: AxisName
 ) -> optax.GradientTransformation:
@@ -298,18 +302,16 @@ def clip_by_global_norm(
     >>> tx = sharded("data", optax.chain(clip, optax.adamw(3e-4)))
   """
   # Greater ones have no square in float32.
-  core.check_number("max_norm", max_norm, 0, 2.0**63, open_low=True)
-  axis_name = core.flatten_axes("axis_name", axis_name)
 
+  @core.declare(
+    updates=core.arrays,
+    params=core.arrays,
+    state=core.instance(optax.EmptyState, "what `init` returned"),
+  )
   def update_fn(
     updates: PyTree, state: Any, params: PyTree | None = None
   ) -> tuple[PyTree, Any]:
     """Scales all leaves down if their norm is greater than `max_norm`."""
-    core.check_arrays("updates", updates)
-    core.check_arrays("params", params)
-    core.check_instance(
-      "state", state, optax.EmptyState, "what `init` returned"
-    )
     core.axis_size(axis_name)
     if not core.tracks_varying(axis_name):
       raise ValueError(

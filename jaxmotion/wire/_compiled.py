@@ -29,6 +29,7 @@ _MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
 _Groups = frozenset[frozenset[int]]
 
 
+@core.declare(mesh=core.optional(core.instance(Mesh, "a jax.sharding.Mesh")))
 def compiled_bytes(
   compiled: jax.stages.Compiled,
   *,
@@ -77,8 +78,6 @@ def compiled_bytes(
       f"{compiled!r:.200}."
     )
   _ledger.check_choices(branch, while_trips)
-  if mesh is not None:
-    core.check_instance("mesh", mesh, Mesh, "a jax.sharding.Mesh")
   text = compiled.as_text()
   if text is None:
     raise ValueError(f"`compiled` must have a text, got {compiled!r}.")

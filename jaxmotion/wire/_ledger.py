@@ -57,6 +57,13 @@ class Move(_MoveFields):
 
   __slots__ = ()
 
+  @core.declare(
+    op=core.choice(OPS),
+    workers=core.integer(0),
+    dtype=core.text,
+    payload_bytes=core.integer(0),
+    count=core.integer(0),
+  )
   def __new__(
     cls,
     op: str,
@@ -67,12 +74,7 @@ class Move(_MoveFields):
     count: int,
   ) -> Self:
     """Returns a move whose fields are checked."""
-    core.check_choice("op", op, OPS)
     _check_axes(axes)
-    core.check_int("workers", workers, 0)
-    core.check_text("dtype", dtype)
-    core.check_int("payload_bytes", payload_bytes, 0)
-    core.check_int("count", count, 0)
     return super().__new__(cls, op, axes, workers, dtype, payload_bytes, count)
 
   @classmethod
@@ -114,9 +116,9 @@ class Ledger:
   moves: tuple[Move, ...] = ()
 
   def __post_init__(self) -> None:
-    moves = core.check_sequence("moves", self.moves, "Move objects")
+    moves = core.sequence("Move objects")("moves", self.moves)
     for i, move in enumerate(moves):
-      core.check_instance(f"moves[{i}]", move, Move, "a Move")
+      core.instance(Move, "a Move")(f"moves[{i}]", move)
     object.__setattr__(self, "moves", _merge_moves(moves))
 
   @property
@@ -137,6 +139,9 @@ class Ledger:
       totals[move.axes] = totals.get(move.axes, 0.0) + move.wire_bytes
     return totals
 
+  @core.declare(
+    op=core.optional(core.choice(OPS)), dtype=core.optional(core.text)
+  )
   def select(
     self,
     *,
@@ -164,10 +169,6 @@ class Ledger:
       >>> Ledger((word, scale)).select(dtype="float32").total_bytes
       12.0
     """
-    if op is not None:
-      core.check_choice("op", op, OPS)
-    if dtype is not None:
-      core.check_text("dtype", dtype)
     if axes is not None:
       _check_axes(axes)
     wanted = {"op": op, "dtype": dtype, "axes": axes}
@@ -189,9 +190,9 @@ class Ledger:
 
 def _check_axes(axes: tuple[str, ...]) -> None:
   """Raises unless `axes` is a tuple of strings."""
-  core.check_instance("axes", axes, tuple, "a tuple of names of mesh axes")
+  core.instance(tuple, "a tuple of names of mesh axes")("axes", axes)
   for i, name in enumerate(axes):
-    core.check_text(f"axes[{i}]", name)
+    core.text(f"axes[{i}]", name)
 
 
 def _wire_factor(op: str, workers: int) -> float:
@@ -258,7 +259,7 @@ def check_choices(branch: int | None, while_trips: int | None) -> None:
   """Checks the arguments that stand for facts that only a run knows."""
   for name, value in (("branch", branch), ("while_trips", while_trips)):
     if value is not None:
-      core.check_int(name, value, 0)
+      core.integer(0)(name, value)
 
 
 def permuted_workers(pairs: Iterable[tuple[int, int]]) -> int:

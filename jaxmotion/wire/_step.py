@@ -37,6 +37,7 @@ class _Context(NamedTuple):
   while_trips: int | None
 
 
+@core.declare(fn=core.function)
 def step_bytes(
   fn: Callable[..., Any],
   *args: Any,
@@ -85,11 +86,10 @@ def step_bytes(
     >>> step_bytes(mean, x).total_bytes  # 2 (4 - 1) / 4 of 1024 bytes
     1536.0
   """
-  core.check_callable("fn", fn)
   _ledger.check_choices(branch, while_trips)
   if not isinstance(fn, jax.stages.Wrapped):
     # A function that is jitted already may have static arguments.
-    core.check_arrays("args", args)
+    core.arrays("args", args)
     fn = jax.jit(fn)
   jaxpr = fn.trace(*args).jaxpr
   context = _Context({}, branch, while_trips)
@@ -207,6 +207,7 @@ def _check_no_collective(step: Step) -> None:
     )
 
 
+@core.declare(like=core.typed_arrays)
 def payload_bytes(codec: codecs.Codec, like: PyTree) -> int:
   """Returns the bytes of the payloads of a tree, from their traced shapes.
 
@@ -227,9 +228,8 @@ def payload_bytes(codec: codecs.Codec, like: PyTree) -> int:
     2080
   """
   check_codec("codec", codec, trees=True)
-  core.check_arrays("like", like, numbers=False)
   for path, leaf in core.named_leaves(like):
-    core.check_float(f"like/{path}" if path else "like", leaf)
+    core.float_array(f"like/{path}" if path else "like", leaf)
   cut = partition(codec, like)
   return sum(
     core.tree_bytes(part.codec.payload_like(array))

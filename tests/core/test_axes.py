@@ -21,14 +21,14 @@ def test_axes_are_strings_each_named_once(value):
     with pytest.raises(error, match=f"`{name}` must be the name of a mesh"):
       check(value)
 
-  core.check_axis_name("axis_name", "data")
-  core.check_axis_name("axis_name", ("host", "device"))
-  refuse("axis_name", lambda v: core.check_axis_name("axis_name", v))
+  core.mesh_axes("axis_name", "data")
+  core.mesh_axes("axis_name", ("host", "device"))
+  refuse("axis_name", lambda v: core.mesh_axes("axis_name", v))
   refuse("hosts", lambda v: HostAxes(v, "device"))
   refuse("devices", lambda v: HostAxes("host", v))
-  assert core.flatten_axes("axis_name", "data") == "data"
+  assert core.worker_axes("axis_name", "data") == "data"
   if value is not AXES:
-    refuse("axis_name", lambda v: core.flatten_axes("axis_name", v))
+    refuse("axis_name", lambda v: core.worker_axes("axis_name", v))
 
 
 @pytest.mark.parametrize("devices", ["host", ("device", "host"), ("host",)])
@@ -41,7 +41,7 @@ def test_hosts_and_devices_share_no_axis(devices):
 def test_names_are_those_of_hosts_then_devices_and_decide_equality():
   axes = HostAxes(("pod", "host"), "device")
   assert axes.names == core.axis_names(axes) == ("pod", "host", "device")
-  assert core.flatten_axes("axis_name", axes) == axes.names
+  assert core.worker_axes("axis_name", axes) == axes.names
   assert core.split_axes(axes) == (("pod", "host"), "device")
   assert core.split_axes("data") == ("data", ())
   assert AXES == HostAxes(("host",), ("device",)) != HostAxes("device", "host")

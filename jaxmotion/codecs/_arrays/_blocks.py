@@ -24,6 +24,11 @@ _NAN_BASE = 255
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(
+  bits=core.integer(1, 8),
+  symmetric=core.boolean,
+  rounding=core.choice(("nearest", "stochastic")),
+)
 class uniform(_bases.BlockCodec):
   """Quantizes each block to evenly spaced levels, packed into words.
 
@@ -67,10 +72,7 @@ class uniform(_bases.BlockCodec):
   rounding: str = "nearest"
 
   def __post_init__(self) -> None:
-    core.check_int("bits", self.bits, 1, 8)
     kernels.check_block(self.block)
-    core.check_bool("symmetric", self.symmetric)
-    core.check_choice("rounding", self.rounding, ("nearest", "stochastic"))
 
   def _make_laws(self) -> _laws.Laws:
     """States the laws of evenly spaced levels, from the width of a step."""
@@ -155,6 +157,7 @@ class sign(_bases.BlockCodec):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(rounding=core.choice(("stochastic", "threshold")))
 class ternary(_bases.BlockCodec):
   """Sends -1, 0 or 1 for each element and a magnitude for each block.
 
@@ -192,7 +195,6 @@ class ternary(_bases.BlockCodec):
 
   def __post_init__(self) -> None:
     kernels.check_block(self.block)
-    core.check_choice("rounding", self.rounding, ("stochastic", "threshold"))
 
   def _make_laws(self) -> _laws.Laws:
     """States the laws of three levels, drawn or by threshold."""
@@ -217,6 +219,7 @@ class ternary(_bases.BlockCodec):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(format=core.choice(FORMATS))
 class microscaling(_bases.BlockCodec):
   """Blocks of 4-, 6- or 8-bit floats that share a power-of-two scale.
 
@@ -258,7 +261,6 @@ class microscaling(_bases.BlockCodec):
   block: int = 32
 
   def __post_init__(self) -> None:
-    core.check_choice("format", self.format, FORMATS)
     kernels.check_block(self.block)
 
   def _make_laws(self) -> _laws.Laws:
@@ -294,6 +296,9 @@ class Unsigned(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(
+  bits=core.choice((8, 16)), rounding=core.choice(("nearest", "stochastic"))
+)
 class nonnegative(_bases.ArrayCodec):
   """Rounds values >= 0 to 8-bit floats that share an exponent (UE5M3).
 
@@ -333,9 +338,7 @@ class nonnegative(_bases.ArrayCodec):
   rounding: str = "nearest"
 
   def __post_init__(self) -> None:
-    core.check_choice("bits", self.bits, (8, 16))
     kernels.check_block(self.block)
-    core.check_choice("rounding", self.rounding, ("nearest", "stochastic"))
 
   @property
   def needs_key(self) -> bool:

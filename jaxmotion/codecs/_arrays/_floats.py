@@ -63,6 +63,7 @@ class Words(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+@core.declare(dtype=core.choice(_FORMATS))
 class cast(ElementCodec):
   """Rounds to a narrower float, carried as words of its bits.
 
@@ -91,9 +92,6 @@ class cast(ElementCodec):
   """
 
   dtype: str
-
-  def __post_init__(self) -> None:
-    core.check_choice("dtype", self.dtype, _FORMATS)
 
   def _make_laws(self) -> _laws.Laws:
     """States the laws of rounding to a narrow float."""
@@ -125,6 +123,9 @@ class BytePlanes(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(
+  bytes=core.integer(1, 4), rounding=core.choice(("zero", "nearest"))
+)
 class truncate(ElementCodec):
   """Keeps the most significant bytes of each float32 word.
 
@@ -158,10 +159,6 @@ class truncate(ElementCodec):
 
   bytes: int
   rounding: str = "zero"
-
-  def __post_init__(self) -> None:
-    core.check_int("bytes", self.bytes, 1, 4)
-    core.check_choice("rounding", self.rounding, ("zero", "nearest"))
 
   def _make_laws(self) -> _laws.Laws:
     """States the laws of the leading bytes of a float32."""

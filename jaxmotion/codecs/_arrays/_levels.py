@@ -29,6 +29,7 @@ class Codes(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(bits=core.integer(2, 8), span=core.number(0, 1e6, open_low=True))
 class codebook(_bases.ArrayCodec):
   """Rounds elements to levels that are means of elements (SparseLoCo).
 
@@ -60,10 +61,6 @@ class codebook(_bases.ArrayCodec):
 
   bits: int = 2
   span: float = 6.0
-
-  def __post_init__(self) -> None:
-    core.check_int("bits", self.bits, 2, 8)
-    core.check_number("span", self.span, 0, 1e6, open_low=True)
 
   def _make_laws(self) -> _laws.Laws:
     """States the laws of bins, whose width decides about error memory."""
@@ -122,6 +119,7 @@ class Leveled(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(bits=core.integer(1, 4))
 class lloyd_max(_bases.ArrayCodec):
   """Rounds elements to the levels that suit a normal distribution best.
 
@@ -158,7 +156,6 @@ class lloyd_max(_bases.ArrayCodec):
   block: int = 128
 
   def __post_init__(self) -> None:
-    core.check_int("bits", self.bits, 1, 4)
     kernels.check_block(self.block)
 
   def _make_laws(self) -> _laws.Laws:

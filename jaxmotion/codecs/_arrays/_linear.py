@@ -32,6 +32,7 @@ def _orthogonal_laws(peak: float, floor: float, unit: int) -> _laws.Laws:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(block=core.choice(_BLOCKS), seed=core.integer(0, 2**32 - 1))
 class rotate(_bases.ArrayCodec):
   """Rotates each block by a random Hadamard matrix, for a codec to follow.
 
@@ -68,10 +69,6 @@ class rotate(_bases.ArrayCodec):
 
   block: int = 128
   seed: int = 0
-
-  def __post_init__(self) -> None:
-    core.check_choice("block", self.block, _BLOCKS)
-    core.check_int("seed", self.seed, 0, 2**32 - 1)
 
   def _make_laws(self) -> _laws.Laws:
     # Rounding of the sums of a block, whose energy may end up in one element.
@@ -141,6 +138,11 @@ class TileCodec(_bases.ArrayCodec):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(
+  chunk=core.integer(1, 2**31 - 1),
+  fit=core.choice(_FITS),
+  shape=core.choice(("square", "row")),
+)
 class tiles(TileCodec):
   """Cuts a matrix into tiles, one in each column, for a codec to follow.
 
@@ -174,11 +176,6 @@ class tiles(TileCodec):
 
   laws = _laws.PERMUTED
 
-  def __post_init__(self) -> None:
-    core.check_int("chunk", self.chunk, 1, 2**31 - 1)
-    core.check_choice("fit", self.fit, _FITS)
-    core.check_choice("shape", self.shape, ("square", "row"))
-
   def _layout(self, like: ShapedLike) -> TileLayout:
     if self.shape == "row" and len(like.shape) > 1:
       rows, columns = math.prod(like.shape[:-1]), like.shape[-1]
@@ -187,6 +184,7 @@ class tiles(TileCodec):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(chunk=core.integer(1, 256), fit=core.choice(_FITS))
 class dct(TileCodec):
   """Transforms each tile of a matrix by cosines, for a codec to follow.
 
@@ -216,10 +214,6 @@ class dct(TileCodec):
 
   chunk: int = 64
   fit: str = "pad"
-
-  def __post_init__(self) -> None:
-    core.check_int("chunk", self.chunk, 1, 256)
-    core.check_choice("fit", self.fit, _FITS)
 
   def _make_laws(self) -> _laws.Laws:
     # The rounding of sums of `chunk` products, whose energy may end up in one

@@ -22,6 +22,7 @@ class Sampled(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(density=core.number(0, 1, open_low=True), scaled=core.boolean)
 class random_k(_bases.ArrayCodec):
   """Keeps k elements at random positions, the same on all workers.
 
@@ -61,10 +62,6 @@ class random_k(_bases.ArrayCodec):
 
   density: float
   scaled: bool = True
-
-  def __post_init__(self) -> None:
-    core.check_number("density", self.density, 0, 1, open_low=True)
-    core.check_bool("scaled", self.scaled)
 
   def _make_laws(self) -> _laws.Laws:
     """States the laws of sampling, from the length of a run."""
@@ -133,6 +130,9 @@ class Above(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(
+  value=core.number(0, open_low=True), capacity=core.number(0, 1, open_low=True)
+)
 class threshold(_bases.ArrayCodec):
   """Keeps the elements of magnitude at or above a threshold, up to a capacity.
 
@@ -168,10 +168,6 @@ class threshold(_bases.ArrayCodec):
 
   value: float
   capacity: float
-
-  def __post_init__(self) -> None:
-    core.check_number("value", self.value, 0, open_low=True)
-    core.check_number("capacity", self.capacity, 0, 1, open_low=True)
 
   def _make_laws(self) -> _laws.Laws:
     """States the laws of elements that are exact or below the threshold."""
@@ -227,6 +223,9 @@ class threshold(_bases.ArrayCodec):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(
+  capacity=core.number(0, 1, open_low=True), tile=core.choice(_TILES)
+)
 class zero_value(_bases.ArrayCodec):
   """Leaves out the zeros that ReLU and pruning produce, without loss (ZVC).
 
@@ -267,10 +266,6 @@ class zero_value(_bases.ArrayCodec):
 
   capacity: float
   tile: int = 1024
-
-  def __post_init__(self) -> None:
-    core.check_number("capacity", self.capacity, 0, 1, open_low=True)
-    core.check_choice("tile", self.tile, _TILES)
 
   def _count_dropped(
     self, payload: compact.NonZeros, like: ShapedLike

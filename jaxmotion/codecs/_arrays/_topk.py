@@ -116,6 +116,7 @@ def _place_bits(block: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(density=core.number(0, 1, open_low=True))
 class topk(SparseCodec):
   """Keeps the elements of largest magnitude of every block of an array.
 
@@ -153,7 +154,6 @@ class topk(SparseCodec):
   block: int | None = None
 
   def __post_init__(self) -> None:
-    core.check_number("density", self.density, 0, 1, open_low=True)
     if self.block is not None:
       kernels.check_block(self.block)
 
@@ -239,9 +239,9 @@ class topk_columns(SparseCodec):
         f"{self.count!r} and density {self.density!r}."
       )
     if self.count is not None:
-      core.check_int("count", self.count, 1, 2**31 - 1)
+      core.integer(1, 2**31 - 1)("count", self.count)
     else:
-      core.check_number("density", self.density, 0, 1, open_low=True)
+      core.number(0, 1, open_low=True)("density", self.density)
 
   def _make_laws(self) -> _laws.Laws:
     return _selection_laws(0.999 * (self.density or 0.0))

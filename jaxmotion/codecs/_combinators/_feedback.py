@@ -22,6 +22,9 @@ class Feedback(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+@core.declare(
+  decay=core.number(0, 1, open_low=True), form=core.choice(("local", "global"))
+)
 class feedback(_bases.MemoryCodec, _bases.TreeCodec):
   """Adds the error of the last encoding to the next value.
 
@@ -70,8 +73,6 @@ class feedback(_bases.MemoryCodec, _bases.TreeCodec):
         "codec whose error is less than its input: more bits, smaller blocks, "
         "rounding to nearest, `scaled=False`; or no feedback."
       )
-    core.check_number("decay", self.decay, 0, 1, open_low=True)
-    core.check_choice("form", self.form, ("local", "global"))
 
   @property
   def laws(self) -> _laws.Laws:

@@ -148,6 +148,12 @@ class Factors(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(
+  rank=core.integer(1, 1 << 16),
+  seed=core.integer(0, 2**32 - 1),
+  sends=core.choice(("both", "left", "right")),
+  view=core.choice(("last", "first")),
+)
 class low_rank(_bases.MultiRoundCodec):
   """Approximates the workers' mean by a matrix of low rank (PowerSGD).
 
@@ -197,12 +203,6 @@ class low_rank(_bases.MultiRoundCodec):
   seed: int = 0
   sends: str = "both"
   view: str = "last"
-
-  def __post_init__(self) -> None:
-    core.check_int("rank", self.rank, 1, 1 << 16)
-    core.check_int("seed", self.seed, 0, 2**32 - 1)
-    core.check_choice("sends", self.sends, ("both", "left", "right"))
-    core.check_choice("view", self.view, ("last", "first"))
 
   # Those of a projection onto some columns.
   laws = _laws.Laws(bounds_memory=True, nonfinite="array")
@@ -402,10 +402,10 @@ class onebit(_bases.MultiRoundCodec):
     """Returns the state of a worker that has no others."""
     return self.init_rounds(like, 1)
 
+  @core.declare(workers=core.integer(1, 1 << 24))
   def init_rounds(self, like: ShapedLike, workers: int) -> Onebit:
     """Returns zero errors for this number of workers."""
     _checks.check_shaped("like", like)
-    core.check_int("workers", workers, 1, 1 << 24)
     row = _row_length(like, workers)
     return Onebit(
       jnp.zeros(row * workers, jnp.float32), jnp.zeros(row, jnp.float32)

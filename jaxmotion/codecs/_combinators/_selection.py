@@ -89,6 +89,11 @@ class MomentumCorrection(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+@core.declare(
+  decay=core.number(0, 1, open_high=True),
+  nesterov=core.boolean,
+  masking=core.boolean,
+)
 class momentum_correction(_bases.MemoryCodec):
   """Sends each worker's momentum in place of its gradient.
 
@@ -129,9 +134,6 @@ class momentum_correction(_bases.MemoryCodec):
 
   def __post_init__(self) -> None:
     _codec.check_codec("codec", self.codec, one_round=True)
-    core.check_number("decay", self.decay, 0, 1, open_high=True)
-    core.check_bool("nesterov", self.nesterov)
-    core.check_bool("masking", self.masking)
     if self.masking and not selects_elements(self.codec):
       raise ValueError(
         "`codec` must select elements for `masking` (`topk`, `topk_columns`, "

@@ -62,11 +62,9 @@ class rules(ChoiceCodec):
   rules: tuple[tuple[str, _codec.Codec], ...]
 
   def __post_init__(self) -> None:
-    rules = core.check_sequence(
-      "rules", self.rules, "pairs of pattern and codec"
-    )
+    rules = core.sequence("pairs of pattern and codec")("rules", self.rules)
     for rule in rules:
-      core.check_sequence("rules", rule, "pairs of pattern and codec")
+      core.sequence("pairs of pattern and codec")("rules", rule)
     pairs = tuple(tuple(rule) for rule in rules)
     object.__setattr__(self, "rules", pairs)
     if not pairs:
@@ -117,6 +115,7 @@ class rules(ChoiceCodec):
 
 
 @dataclasses.dataclass(frozen=True)
+@core.declare(max_leaf_size=core.integer(1), max_bucket_size=core.integer(1))
 class buckets(ChoiceCodec):
   """Concatenates small leaves of one dtype and codec before encoding them.
 
@@ -145,8 +144,6 @@ class buckets(ChoiceCodec):
 
   def __post_init__(self) -> None:
     _codec.check_codec("codec", self.codec, trees=True)
-    core.check_int("max_leaf_size", self.max_leaf_size, 1)
-    core.check_int("max_bucket_size", self.max_bucket_size, 1)
 
   def _choices(self) -> list[_codec.Codec]:
     return [self.codec]
@@ -183,6 +180,11 @@ class buckets(ChoiceCodec):
 
 
 @dataclasses.dataclass(frozen=True)
+@core.declare(
+  min_ratio=core.number(0, 1e9, open_low=True),
+  min_size=core.integer(0),
+  min_dimensions=core.integer(0, 32),
+)
 class where_smaller(ChoiceCodec):
   """Encodes the leaves that a codec makes smaller; others by another codec.
 
@@ -218,9 +220,6 @@ class where_smaller(ChoiceCodec):
   def __post_init__(self) -> None:
     _codec.check_codec("codec", self.codec)
     _codec.check_codec("otherwise", self.otherwise)
-    core.check_number("min_ratio", self.min_ratio, 0, 1e9, open_low=True)
-    core.check_int("min_size", self.min_size, 0)
-    core.check_int("min_dimensions", self.min_dimensions, 0, 32)
 
   def _choices(self) -> list[_codec.Codec]:
     return [self.codec, self.otherwise]

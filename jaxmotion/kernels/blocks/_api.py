@@ -161,8 +161,8 @@ def encode_mean(
 
 
 def _check_array(op: Any, x: Any, key: Any) -> None:
-  core.check_instance("op", op, _block_op.BlockOp, "a BlockOp")
-  core.check_float("x", x)
+  core.instance(_block_op.BlockOp, "a BlockOp")("op", op)
+  core.float_array("x", x)
   _checks.check_key(key, op.needs_key)
 
 
@@ -172,6 +172,6 @@ def _check_payloads(op: Any, payloads: Any, like: Any) -> None:
 
 
 def _describe_payload(op: Any, like: Any) -> PyTree:
-  core.check_instance("op", op, _block_op.BlockOp, "a BlockOp")
-  core.check_float("like", like)
+  core.instance(_block_op.BlockOp, "a BlockOp")("op", op)
+  core.float_array("like", like)
   return _block_op.describe_payload(op, like)

@@ -17,6 +17,9 @@ _MAX_TILE = 1024
 _MAX_FLOAT = float(jnp.finfo(jnp.float32).max)
 
 
+@core.declare(
+  x=core.float_array, threshold=core.number(0, _MAX_FLOAT, open_low=True)
+)
 def threshold_bitmap(
   x: Array, threshold: float, *, implementation: str | None = None
 ) -> Array:
@@ -36,8 +39,6 @@ def threshold_bitmap(
     >>> threshold_bitmap(jnp.array([1.0, 0.5, -3.0]), 1.0).tolist()
     [5]
   """
-  core.check_float("x", x)
-  core.check_number("threshold", threshold, 0, _MAX_FLOAT, open_low=True)
   return _run(
     "threshold_bitmap", x, implementation=implementation, threshold=threshold
   )
@@ -72,7 +73,7 @@ def bitmap_positions(
   if not hasattr(before, "dtype") or before.dtype != jnp.int32:
     raise TypeError(f"`before` must be int32[words + 1], got {before!r:.200}.")
   _checks.check_shape("before", before, (bitmap.size + 1,), "int32")
-  core.check_int("capacity", capacity, 0, 32 * bitmap.size)
+  core.integer(0, 32 * bitmap.size)("capacity", capacity)
   return _run(
     "bitmap_positions",
     bitmap,
@@ -82,6 +83,7 @@ def bitmap_positions(
   )
 
 
+@core.declare(tile=core.integer(32, _MAX_TILE))
 def compact_tiles(
   words: Array, tile: int, capacity: int, *, implementation: str | None = None
 ) -> _reference.NonZeros:
@@ -105,10 +107,9 @@ def compact_tiles(
     >>> tiles.mask.tolist(), tiles.words.tolist(), int(tiles.overflow)
     ([[26]], [[7, 8]], 1)
   """
-  core.check_int("tile", tile, 32, _MAX_TILE)
   if tile % 32:
     raise ValueError(f"`tile` must be a multiple of 32, got {tile}.")
-  core.check_int("capacity", capacity, 1, tile)
+  core.integer(1, tile)("capacity", capacity)
   _checks.check_words("words", words, ("n",))
   return _run(
     "compact_tiles",
@@ -119,6 +120,9 @@ def compact_tiles(
   )
 
 
+@core.declare(
+  tiles=core.instance(_reference.NonZeros, "the result of `compact_tiles`")
+)
 def expand_tiles(
   tiles: _reference.NonZeros, size: int, *, implementation: str | None = None
 ) -> Array:
@@ -135,12 +139,9 @@ def expand_tiles(
     >>> expand_tiles(tiles, 5).tolist()
     [0, 7, 0, 8, 0]
   """
-  core.check_instance(
-    "tiles", tiles, _reference.NonZeros, "the result of `compact_tiles`"
-  )
   _checks.check_words("tiles.mask", tiles.mask, ("tiles", "words"), 32)
   count = tiles.mask.shape[0]
   _checks.check_words("tiles.words", tiles.words, (count, "capacity"))
   _checks.check_words("tiles.count", tiles.count, (count,), 32)
-  core.check_int("size", size, 0, 32 * tiles.mask.size)
+  core.integer(0, 32 * tiles.mask.size)("size", size)
   return _run("expand_tiles", tiles, implementation=implementation, size=size)

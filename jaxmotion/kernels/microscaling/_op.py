@@ -50,6 +50,7 @@ class Scaled(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(format=core.choice(FORMATS))
 class MicroscalingOp(_block_op.BlockOp):
   """Narrow floats under a power of two that their block shares.
 
@@ -64,7 +65,6 @@ class MicroscalingOp(_block_op.BlockOp):
   block: int
 
   def __post_init__(self) -> None:
-    core.check_choice("format", self.format, FORMATS)
     _checks.check_block(self.block)
 
   @property

@@ -29,6 +29,7 @@ _SPECIAL = {
 }
 
 
+@core.declare(x=core.float_array, dtype=core.choice(_FORMATS))
 def cast_encode(x: Array, dtype: str) -> Array:
   """Rounds to a narrower float and returns words of its bits.
 
@@ -50,8 +51,6 @@ def cast_encode(x: Array, dtype: str) -> Array:
     >>> cast_encode(jnp.array([1.0, 500.0]), "float8_e4m3fn").tolist()
     [56, 126]
   """
-  core.check_float("x", x)
-  core.check_choice("dtype", dtype, _FORMATS)
   if jnp.dtype(dtype).itemsize == 1:
     return _encode_float8(x, dtype)
   y = core.saturate_cast(x.astype(jnp.float32), dtype)
@@ -86,6 +85,11 @@ def cast_sum(words: Array, like: ShapedLike, dtype: str) -> Array:
   return _error_memory.sum_decoded(decode, words, like)
 
 
+@core.declare(
+  x=core.float_array,
+  bytes=core.integer(1, 4),
+  rounding=core.choice(("zero", "nearest")),
+)
 def truncate_encode(
   x: Array, bytes: int, rounding: str = "zero"
 ) -> tuple[Array, ...]:
@@ -109,9 +113,6 @@ def truncate_encode(
     >>> [p.tolist() for p in truncate_encode(jnp.array([1.0, -2.0]), 2)]
     [[63, 192], [128, 0]]
   """
-  core.check_float("x", x)
-  core.check_int("bytes", bytes, 1, 4)
-  core.check_choice("rounding", rounding, ("zero", "nearest"))
   u = _round_to_bytes(_word_of(x), bytes, rounding)
   return tuple((u >> (24 - 8 * i)).astype(jnp.uint8) for i in range(bytes))
 
@@ -223,16 +224,16 @@ def _join_planes(planes: tuple[Array, ...], like: ShapedLike) -> Array:
 
 
 def _check_cast(words: Any, like: Any, dtype: Any, *lead: str) -> None:
-  core.check_choice("dtype", dtype, _FORMATS)
-  core.check_float("like", like)
+  core.choice(_FORMATS)("dtype", dtype)
+  core.float_array("like", like)
   bits = jnp.dtype(dtype).itemsize * 8
   _checks.check_words("words", words, (*lead, *like.shape), bits)
 
 
 def _check_planes(planes: Any, like: Any, *lead: str) -> None:
   """Raises unless `planes` are one to four uint8 arrays like `like`."""
-  core.check_float("like", like)
-  found = core.check_sequence("planes", planes, "1 to 4 uint8 arrays")
+  core.float_array("like", like)
+  found = core.sequence("1 to 4 uint8 arrays")("planes", planes)
   if not 1 <= len(found) <= 4:
     raise ValueError(
       f"`planes` must be 1 to 4 uint8 arrays, got {len(found)} of them."

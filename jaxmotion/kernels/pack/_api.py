@@ -61,7 +61,7 @@ def unpack_flat(
     [0, 1, 2]
   """
   _checks.check_words("words", words, (_reference.word_rows(bits), "..."), 32)
-  core.check_int("size", size, 0, words.size * 32 // bits)
+  core.integer(0, words.size * 32 // bits)("size", size)
   return _run(
     "unpack_flat", words, implementation=implementation, bits=bits, size=size
   )

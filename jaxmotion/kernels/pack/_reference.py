@@ -23,13 +23,13 @@ _MAX_SUM, _MAX_SUM_OF_MANY = 4, 8
 
 
 @functools.cache
+@core.declare(bits=core.integer(1, 32))
 def field_widths(bits: int) -> tuple[int, ...]:
   """Splits a width into powers of two, widest first.
 
   >>> field_widths(7), field_widths(8)
   ((4, 2, 1), (8,))
   """
-  core.check_int("bits", bits, 1, 32)
   return tuple(f for f in (32, 16, 8, 4, 2, 1) if bits & f)
 
 

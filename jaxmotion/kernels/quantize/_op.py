@@ -51,6 +51,7 @@ class MinMax(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(bits=core.integer(1, 8), stochastic=core.boolean)
 class UniformOp(_block_op.ScaledOp):
   """Base of quantizers with evenly spaced levels.
 
@@ -65,9 +66,7 @@ class UniformOp(_block_op.ScaledOp):
   stochastic: bool = False
 
   def __post_init__(self) -> None:
-    core.check_int("bits", self.bits, 1, 8)
     _checks.check_block(self.block)
-    core.check_bool("stochastic", self.stochastic)
 
   @property
   def planes(self) -> int:

@@ -17,6 +17,11 @@ _LENGTHS = tuple(2**i for i in range(17))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(
+  op=core.instance(_block_op.BlockOp, "a BlockOp"),
+  length=core.choice(_LENGTHS),
+  seed=core.integer(0, 2**32 - 1),
+)
 class RotateOp(_block_op.BlockOp):
   """Rotates rows, then encodes them with another op.
 
@@ -29,11 +34,6 @@ class RotateOp(_block_op.BlockOp):
   op: _block_op.BlockOp
   length: int
   seed: int
-
-  def __post_init__(self) -> None:
-    core.check_instance("op", self.op, _block_op.BlockOp, "a BlockOp")
-    core.check_choice("length", self.length, _LENGTHS)
-    core.check_int("seed", self.seed, 0, 2**32 - 1)
 
   @property
   def planes(self) -> int:

@@ -15,6 +15,7 @@ _run = functools.partial(_dispatch.dispatch, _TABLE)
 _MAX_PLANES = 2**31 - 1
 
 
+@core.declare(planes=core.integer(1, _MAX_PLANES), x=core.float_array)
 def topk_select(
   x: Array, k: int, planes: int, *, implementation: str | None = None
 ) -> tuple[Array, Array]:
@@ -46,9 +47,7 @@ def topk_select(
     >>> values.tolist(), places.tolist()
     ([[2.0, -3.0]], [[1, 0]])
   """
-  core.check_int("planes", planes, 1, _MAX_PLANES)
-  core.check_int("k", k, 1, planes)
-  core.check_float("x", x)
+  core.integer(1, planes)("k", k)
   return _run(
     "topk_select",
     x,
@@ -136,9 +135,9 @@ def _check_selected(
   values: Any, places: Any, like: Any, planes: Any, *lead: str
 ) -> None:
   """Raises unless values and places are those that a selection returns."""
-  core.check_int("planes", planes, 1, _MAX_PLANES)
-  core.check_float("like", like)
-  core.check_float("values", values)
+  core.integer(1, _MAX_PLANES)("planes", planes)
+  core.float_array("like", like)
+  core.float_array("values", values)
   lanes = _block_layout.plane_length(tuple(like.shape), planes)
   _checks.check_shape("values", values, (*lead, "k", lanes), "float")
   _checks.check_words("places", places, tuple(values.shape))

@@ -40,6 +40,7 @@ class Trits(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(stochastic=core.boolean)
 class TernaryOp(_block_op.ScaledOp):
   """Minus, zero or plus the scale of the block, for each element.
 
@@ -56,7 +57,6 @@ class TernaryOp(_block_op.ScaledOp):
 
   def __post_init__(self) -> None:
     _checks.check_block(self.block)
-    core.check_bool("stochastic", self.stochastic)
 
   @property
   def planes(self) -> int:

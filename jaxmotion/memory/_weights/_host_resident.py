@@ -27,6 +27,11 @@ _INT8 = uniform(bits=8)
 
 
 @dataclasses.dataclass(frozen=True)
+@core.declare(
+  update=core.choice(("once", "per_stage")),
+  min_leaf_size=core.integer(0),
+  seed=core.integer(0, 2**32 - 1),
+)
 class HostResident:
   """Trains a model whose float32 weights and optimizer state are on the host.
 
@@ -125,18 +130,15 @@ class HostResident:
   device: jax.Device | None = None
 
   def __post_init__(self) -> None:
-    core.check_choice("update", self.update, ("once", "per_stage"))
     for flag in ("send_difference", "stream_weights", "stateful"):
-      core.check_bool(flag, getattr(self, flag))
-    core.check_int("min_leaf_size", self.min_leaf_size, 0)
-    core.check_int("seed", self.seed, 0, 2**32 - 1)
+      core.boolean(flag, getattr(self, flag))
     if self.stream_weights and self.send_difference:
       raise ValueError(
         "`stream_weights` must be False with `send_difference`, which keeps "
         "the weights on the device, got True."
       )
     noun = "an optax.GradientTransformation"
-    core.check_instance("tx", self.tx, optax.GradientTransformation, noun)
+    core.instance(optax.GradientTransformation, noun)("tx", self.tx)
     check_codec("grads", self.grads)
     object.__setattr__(self, "device_dtype", _resolve_dtype(self.device_dtype))
     is_device = hasattr(self.device, "addressable_memories")
@@ -147,9 +149,7 @@ class HostResident:
     # Tuples, because options are part of the keys of compiled programs.
     object.__setattr__(self, "weights", _resolve_codecs(self.weights))
     if self.groups is not None:
-      core.check_sequence(
-        "groups", self.groups, "pairs of a pattern and a name"
-      )
+      core.sequence("pairs of a pattern and a name")("groups", self.groups)
       rules = tuple(
         core.PathRules(self.groups, "groups", "name of a group or None")
       )
@@ -209,6 +209,7 @@ class HostResident:
       stats=jax.device_put(state.stats, device),
     )
 
+  @core.declare(donate=core.boolean, run_op=core.function)
   def step(
     self,
     state: _state.HostState,
@@ -245,7 +246,6 @@ class HostResident:
       ValueError: a level is out of range, there is not one for each group, the
         loss is not a scalar, or `state` was donated before.
     """
-    core.check_bool("donate", donate)
     _check_state(state)
     if donate and state.is_taken:
       raise ValueError(
@@ -266,7 +266,6 @@ class HostResident:
       state = jax.tree.map(
         lambda a: jnp.copy(a) if isinstance(a, jax.Array) else a, state
       )
-    core.check_callable("run_op", run_op)
     _layout.check_outside_jit("batch", batch)
     step = _step.Step(self._spec(state.params, level), state, run_op)
     loss = step.run(batch)
@@ -309,6 +308,7 @@ class HostResident:
     step = _step.Step(self._spec(state.params, level), state)
     return _relative_errors(step.squared_errors(), norms)
 
+  @core.declare(batch=core.arrays, measure_memory=core.function)
   def device_bytes(
     self,
     params: PyTree,
@@ -349,21 +349,19 @@ class HostResident:
       >>> model.device_bytes(w, batch) < model.plain_bytes(w) * 4
       True
     """
-    core.check_arrays("batch", batch)
-    core.check_callable("measure_memory", measure_memory)
     spec = self._spec(params, level)
     grad_state = jax.eval_shape(lambda: _state.init_grad_state(spec))
     data = jax.tree.map(core.abstract_like, (self._stage_stats(stats), batch))
     shapes = _device_bytes.StepShapes(spec, grad_state, *data)
     return _device_bytes.peak_device_bytes(shapes, measure_memory)
 
+  @core.declare(params=core.typed_arrays)
   def plain_bytes(self, params: PyTree) -> int:
     """Returns the bytes of the parameters, which float32 moves each way.
 
     Args:
       params: parameters as for `init`.
     """
-    core.check_arrays("params", params, numbers=False)
     return wire.payload_bytes(identity(), params)
 
   def _spec(self, params: PyTree, level: Any = 0) -> _programs.ModelSpec:
@@ -445,7 +443,7 @@ def _resolve_codecs(weights: Any) -> tuple[Codec, ...]:
   codecs = (
     (weights,)
     if isinstance(weights, Codec)
-    else core.check_sequence("weights", weights, "codecs, or one codec")
+    else core.sequence("codecs, or one codec")("weights", weights)
   )
   if not codecs:
     raise ValueError("`weights` must hold at least one codec, got none.")
@@ -470,14 +468,14 @@ def _resolve_dtype(dtype: Any) -> str:
   name = dtype
   with contextlib.suppress(TypeError):
     name = jnp.dtype(dtype).name if dtype is not None else None
-  core.check_choice("device_dtype", name, _layout.DEVICE_DTYPES)
+  core.choice(_layout.DEVICE_DTYPES)("device_dtype", name)
   return cast(str, name)
 
 
 def _check_stages(stages: Any) -> tuple[tuple[str, Callable[..., Any]], ...]:
   """Returns the stages as a tuple of pairs, checked."""
   noun = "pairs of a name and a function, or one function"
-  pairs = core.check_sequence("stages", stages, noun)
+  pairs = core.sequence(noun)("stages", stages)
   if not pairs:
     raise ValueError("`stages` must hold at least one stage, got none.")
   for pair in pairs:
@@ -494,7 +492,7 @@ def _check_stages(stages: Any) -> tuple[tuple[str, Callable[..., Any]], ...]:
 
 def _check_state(state: Any) -> None:
   """Raises unless `state` is one that `init` returns."""
-  core.check_instance("state", state, _state.HostState, "a HostState")
+  core.instance(_state.HostState, "a HostState")("state", state)
   _layout.check_outside_jit("state", state)
   if np.shape(state.step) != ():
     raise ValueError(

@@ -54,6 +54,7 @@ class Layout(NamedTuple):
     )
 
 
+@core.declare(params=core.arrays)
 def make_layout(
   params: PyTree,
   names: tuple[str, ...] | None,
@@ -70,7 +71,6 @@ def make_layout(
       f"`params` must be a mapping with the stages {sorted(names)}, "
       f"got {given!r}."
     )
-  core.check_arrays("params", params)
   if not jax.tree.leaves(params):
     raise ValueError(
       f"`params` must hold at least one array, got {params!r:.200}."
@@ -165,7 +165,7 @@ def _drop_small_leaves(
 def check_outside_jit(name: str, tree: PyTree) -> None:
   """Raises unless every leaf is an array, and none is traced."""
   # A step sends arrays between backends, which no trace can do.
-  core.check_arrays(name, tree)
+  core.arrays(name, tree)
   for path, x in core.named_leaves(tree):
     if isinstance(x, jax.core.Tracer):
       raise TypeError(

@@ -351,7 +351,7 @@ def _move_arrays(tree: PyTree, device: jax.Device) -> PyTree:
 def _check_output(name: str, x: PyTree, *, is_last: bool) -> None:
   """Raises unless a stage returns floats, and the last one a scalar."""
   for a in jax.tree.leaves(x):
-    core.check_float(f"output of stage {name}", a)
+    core.float_array(f"output of stage {name}", a)
   if is_last and not (isinstance(x, jax.Array) and jnp.shape(x) == ()):
     shapes = jax.tree.map(core.shape_string, x)
     raise ValueError(

@@ -15,6 +15,7 @@ from jaxmotion.memory.residuals import _arguments, _traced, choose, run
 _HEADROOM = 0.05
 
 
+@core.declare(fn=core.function, count_overflows=core.boolean)
 def compress_residuals(
   fn: Callable[..., PyTree],
   codec: choose.Action | choose.ResidualRules | choose.ResidualChoice = None,
@@ -130,15 +131,13 @@ def compress_residuals(
     Engine*, 2018. Jain et al., *Gist: efficient data encoding for deep neural
     network training*, 2018. Chen et al., *ActNN*, 2021.
   """
-  core.check_callable("fn", fn)
   _arguments.check_params(params)
   options = choose.make_options(codec, memory_budget, device)
-  core.check_bool("count_overflows", count_overflows)
   positions: Any = static_argnums
   if not isinstance(positions, list | tuple | range):
     positions = (positions,)
   for position in positions:
-    core.check_int("static_argnums", position, -(2**31), 2**31 - 1)
+    core.integer(-(2**31), 2**31 - 1)("static_argnums", position)
 
   @functools.wraps(fn)
   def wrapped(*args: PyTree, **kwargs: Any) -> PyTree:
@@ -152,6 +151,7 @@ def compress_residuals(
   return wrapped
 
 
+@core.declare(fn=core.function)
 def residuals_of(
   fn: Callable[..., PyTree],
   *args: PyTree,
@@ -189,7 +189,6 @@ def residuals_of(
     >>> [(r.name, r.encoded_bytes) for r in residuals_of(loss, w, x)]
     [('dense/1', 8192), ('sparse/custom_jvp_call_0', 8192)]
   """
-  core.check_callable("fn", fn)
   _arguments.check_params(params)
   options = choose.make_options(codec, memory_budget, device)
   given = _arguments.ArrayLeaves(args)
@@ -204,6 +203,7 @@ def residuals_of(
   return saved
 
 
+@core.declare(fn=core.function)
 def calibrate_zero_value(
   fn: Callable[..., PyTree],
   batches: Iterable[Sequence[PyTree]],
@@ -246,7 +246,6 @@ def calibrate_zero_value(
     Rhu et al., *Compressing DMA Engine: Leveraging Activation Sparsity for
     Training Deep Neural Networks*, 2018.
   """
-  core.check_callable("fn", fn)
   _arguments.check_params(params)
   options = choose.make_options(None)._replace(measure=True)
 
@@ -263,8 +262,8 @@ def calibrate_zero_value(
       f"`batches` must be an iterable of tuples of arguments, got {batches!r}."
     )
   for args in batches:
-    core.check_sequence("batches", args, "arguments, for each run of `fn`")
-    core.check_arrays("batches", args)
+    core.sequence("arguments, for each run of `fn`")("batches", args)
+    core.arrays("batches", args)
     for name, fill in jax.device_get(measure(*args)).items():
       fills[name] = max(fills.get(name, 0.0), float(fill))
   if not fills:

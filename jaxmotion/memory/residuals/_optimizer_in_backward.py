@@ -19,6 +19,7 @@ Block = Callable[[PyTree, PyTree], PyTree]
 
 
 @dataclasses.dataclass(frozen=True)
+@core.declare(loss=core.function, segment=core.optional(core.integer(1)))
 class OptimizerInBackward:
   """Trains a chain of blocks without holding the gradients of all of them.
 
@@ -80,7 +81,7 @@ class OptimizerInBackward:
 
   def __post_init__(self) -> None:
     noun = "pairs of a function and its repeats"
-    pairs = core.check_sequence("blocks", self.blocks, noun)
+    pairs = core.sequence(noun)("blocks", self.blocks)
     if not pairs:
       raise ValueError("`blocks` must hold at least one block, got none.")
     for i, pair in enumerate(pairs):
@@ -89,14 +90,11 @@ class OptimizerInBackward:
           f"`blocks[{i}]` must be a pair of a function and its repeats, got "
           f"{pair!r}."
         )
-      core.check_callable(f"blocks[{i}][0]", pair[0])
-      core.check_int(f"blocks[{i}][1]", pair[1], 1)
-    core.check_callable("loss", self.loss)
+      core.function(f"blocks[{i}][0]", pair[0])
+      core.integer(1)(f"blocks[{i}][1]", pair[1])
     choose.make_choice(self.codec)
-    if self.segment is not None:
-      core.check_int("segment", self.segment, 1)
     noun = "an optax.GradientTransformation"
-    core.check_instance("tx", self.tx, optax.GradientTransformation, noun)
+    core.instance(optax.GradientTransformation, noun)("tx", self.tx)
 
   def init(self, params: Sequence[PyTree]) -> list[PyTree]:
     """Returns the optimizer state of each block, stacked like its parameters.
@@ -119,6 +117,7 @@ class OptimizerInBackward:
       for own, (_, repeats) in zip(params, self.blocks, strict=True)
     ]
 
+  @core.declare(x=core.arrays)
   def step(
     self,
     params: Sequence[PyTree],
@@ -148,8 +147,7 @@ class OptimizerInBackward:
     self._check_params(params)
     state = list(state) if type(state) is tuple else state
     core.check_like("state", state, jax.eval_shape(self.init, params), "`init`")
-    core.check_arrays("x", x)
-    core.check_arrays("batch", batch)
+    core.arrays("batch", batch)
     loops: list[tuple[int, _SingleBlock | _BlockLoop, PyTree]] = []
     names: list[str] = []
     for i in range(len(self.blocks)):
@@ -176,10 +174,10 @@ class OptimizerInBackward:
       raise TypeError(f"`params` must be {wanted}, got {params!r:.200}.")
     if len(params) != len(self.blocks):
       raise ValueError(f"`params` must be {wanted}, got {len(params)}.")
-    core.check_arrays("params", params)
+    core.arrays("params", params)
     for i, (_, repeats) in enumerate(self.blocks):
       for path, x in core.named_leaves(params[i]):
-        core.check_float("/".join(filter(None, (f"params[{i}]", path))), x)
+        core.float_array("/".join(filter(None, (f"params[{i}]", path))), x)
         if repeats > 1 and jnp.shape(x)[:1] != (repeats,):
           raise ValueError(
             f"`params[{i}]` must be stacked {repeats} times along a leading "

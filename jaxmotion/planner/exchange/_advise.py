@@ -24,6 +24,13 @@ CANDIDATES: tuple[codecs.Codec, ...] = (
 """Codecs that `advise` chooses from by default, besides full precision."""
 
 
+@core.declare(
+  accuracy_budget=core.number(0, 1),
+  overlap=core.boolean,
+  params=core.arrays,
+  gradients=core.optional(core.arrays),
+  bucket_bytes=core.optional(core.integer(1, 1 << 62)),
+)
 def advise(
   loss_fn: Callable[..., Any] | perfmodel.StepCost,
   params: PyTree,
@@ -107,17 +114,10 @@ def advise(
     al., Espresso, 2023 (encoding delays the gradients that follow).
   """
   _checks.check_problem(platform, batch, optimizer)
-  core.check_number("accuracy_budget", accuracy_budget, 0, 1)
-  core.check_bool("overlap", overlap)
-  core.check_arrays("params", params)
-  if gradients is not None:
-    core.check_arrays("gradients", gradients)
   mesh_axis = _check_axes(platform, mesh_axis)
   candidates = _check_candidates(candidates)
   if not jax.tree.leaves(params):
     raise ValueError("`params` must hold at least one array, got none.")
-  if bucket_bytes is not None:
-    core.check_int("bucket_bytes", bucket_bytes, 1, 1 << 62)
   if isinstance(loss_fn, perfmodel.StepCost):
     _check_traced_step(loss_fn, params, batch)
     step_cost = loss_fn
@@ -154,9 +154,9 @@ def _check_axes(
   if mesh_axis is None and len(names) == 1:
     mesh_axis = names[0]
   hosts, devices = core.split_axes(mesh_axis)
-  core.check_choice("mesh_axis", hosts, names)
+  core.choice(names)("mesh_axis", hosts)
   if devices:
-    core.check_choice("mesh_axis", devices, names)
+    core.choice(names)("mesh_axis", devices)
   assert mesh_axis is not None
   return mesh_axis
 
@@ -165,7 +165,7 @@ def _check_candidates(
   candidates: Sequence[codecs.Codec],
 ) -> tuple[codecs.Codec, ...]:
   """Returns the candidates without duplicates, full precision first."""
-  candidates = core.check_sequence("candidates", candidates, "codecs")
+  candidates = core.sequence("codecs")("candidates", candidates)
   for i, codec in enumerate(candidates):
     check_codec(f"candidates[{i}]", codec, one_round=True)
   return tuple(dict.fromkeys((codecs.identity(), *candidates)))

@@ -17,6 +17,7 @@ from jaxmotion.planner.exchange import _plan, _problem, _solve, _table
 _MOST_S = 1e6  # Seconds that a part of a step may take: eleven days.
 
 
+@core.declare(plan=core.instance(_plan.ExchangePlan, "what `advise` returned"))
 def replan(
   plan: _plan.ExchangePlan,
   *,
@@ -61,9 +62,6 @@ def replan(
     >>> new.rate > old.rate
     True
   """
-  core.check_instance(
-    "plan", plan, _plan.ExchangePlan, "what `advise` returned"
-  )
   given = dict(
     compute_s=compute_s, coding_s=coding_s, link_s=link_s, step_s=step_s
   )

@@ -41,6 +41,23 @@ def program_memory_bytes(fn: Callable[..., PyTree], *args: PyTree) -> int:
   return program.device_bytes(compiled.memory_analysis())
 
 
+def _check_action(name: str, option: Any) -> Any:
+  """Returns a codec, `offload(...)`, `recompute()` or None, or raises."""
+  kinds = (codecs.Codec, residuals.offload, residuals.recompute, type(None))
+  noun = "codecs, `offload(...)`, `recompute()` or None"
+  core.instance(kinds, noun)("options", option)
+  codec: Any = option.codec if isinstance(option, residuals.offload) else option
+  if isinstance(codec, codecs.Codec):
+    check_codec(name, codec, stateless=True)
+  return option
+
+
+@core.declare(
+  options=core.sequence("actions", _check_action),
+  has_aux=core.boolean,
+  measure_memory=core.optional(core.function),
+  progress=core.optional(core.function),
+)
 def fit_memory(
   fn: Callable[..., Any],
   params: PyTree,
@@ -144,14 +161,8 @@ def fit_memory(
   _checks.check_call(("fn", "params", "batch"), fn, params, batch)
   check_trained(params)
   _checks.check_positive("budget_bytes", budget_bytes, _MOST_BYTES)
-  core.check_bool("has_aux", has_aux)
-  if measure_memory is not None:
-    core.check_callable("measure_memory", measure_memory)
-  if progress is not None:
-    core.check_callable("progress", progress)
   if time_limit_s is not None:
     _checks.check_positive("time_limit_s", time_limit_s, _MOST_SECONDS)
-  options = _check_options(options)
   args = jax.tree.map(_abstract_array, (params, *batch))
   _check_result(fn, args, has_aux)
   missing_host = _explain_missing_host(platform, measure_memory)
@@ -213,23 +224,6 @@ def _explain_missing_host(
       "(`measure_memory` may be a compiler for the platform)"
     )
   return ""
-
-
-def _check_options(
-  options: Sequence[residuals.Action],
-) -> tuple[residuals.Action, ...]:
-  """Returns the options as a tuple; raises unless each is an action."""
-  options = core.check_sequence("options", options, "actions")
-  kinds = (codecs.Codec, residuals.offload, residuals.recompute, type(None))
-  noun = "codecs, `offload(...)`, `recompute()` or None"
-  for i, option in enumerate(options):
-    core.check_instance("options", option, kinds, noun)
-    codec: Any = (
-      option.codec if isinstance(option, residuals.offload) else option
-    )
-    if isinstance(codec, codecs.Codec):
-      check_codec(f"options[{i}]", codec, stateless=True)
-  return options
 
 
 def _check_result(

@@ -20,6 +20,12 @@ from jaxmotion.transforms._step import _results, _scheme
 from jaxmotion.transforms._step._scheme import Scheme, TrainState, Workers
 
 
+@core.declare(
+  regather=core.choice((True, False, "local")),
+  error_feedback=core.boolean,
+  nonfinite=core.choice(extend.NONFINITE_POLICIES),
+  seed=core.integer(0, 2**32 - 1),
+)
 def fully_sharded(
   tx: optax.GradientTransformation | optax.MultiSteps,
   *,
@@ -109,7 +115,6 @@ def fully_sharded(
     Rajbhandari et al., *ZeRO*, 2019; Wang et al., *ZeRO++*, 2023.
   """
   tx = _states.as_transformation(tx)
-  core.check_choice("regather", regather, (True, False, "local"))
   options = _gather_plan.GatherPlan(
     weight_codec,
     gradient_codec,
@@ -123,9 +128,6 @@ def fully_sharded(
   for name, codec in options.codecs.items():
     if codec is not None:
       check_codec(name, codec, trees=True)
-  core.check_bool("error_feedback", error_feedback)
-  core.check_choice("nonfinite", nonfinite, extend.NONFINITE_POLICIES)
-  core.check_int("seed", seed, 0, 2**32 - 1)
   return FullySharded(optax.with_extra_args_support(tx), options)
 
 
@@ -268,6 +270,7 @@ class FullySharded(Scheme):
     return optax.apply_updates(state.params, changes), new
 
 
+@core.declare(state=core.instance(TrainState, "what `init` or `step` returned"))
 def read_params(state: TrainState) -> PyTree:
   """Returns the parameters of a training state, to evaluate and to save.
 
@@ -299,9 +302,6 @@ def read_params(state: TrainState) -> PyTree:
     >>> read_params(state).shape
     (33, 1023)
   """
-  core.check_instance(
-    "state", state, TrainState, "what `init` or `step` returned"
-  )
   held = state.opt_state
   if not isinstance(held, _states.FullyShardedState):
     return state.params

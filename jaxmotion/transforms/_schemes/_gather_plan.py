@@ -209,14 +209,12 @@ def find_plan(
 ) -> ShardPlan:
   """Returns the division of parts and their optimizer's state, or raises."""
   name, params, held = "state/opt_state", state.params, state.opt_state
-  core.check_instance(
-    name, held, _states.FullyShardedState, "what `init` returned"
-  )
+  core.instance(_states.FullyShardedState, "what `init` returned")(name, held)
   count = jax.ShapeDtypeStruct((), jnp.int32)
   core.check_like(f"{name}/count", held.count, count, "`init`")
   made_for = held.made_for
-  core.check_instance(
-    f"{name}/made_for", made_for, FullyShardedOptions, "that of `init`"
+  core.instance(FullyShardedOptions, "that of `init`")(
+    f"{name}/made_for", made_for
   )
   check_padded(params, made_for.cuts)
   whole = _shard_layout.map_cuts(

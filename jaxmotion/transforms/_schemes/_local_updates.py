@@ -28,6 +28,14 @@ from jaxmotion.transforms._step._scheme import (
 Parts = Callable[[str, tuple[int, ...]], int]
 
 
+@core.declare(
+  every=core.integer(1, 2**31 - 1),
+  fragments=core.integer(1, 2**31 - 1),
+  delay=core.integer(0, 2**31 - 1),
+  mix=core.number(0, 1, open_high=True),
+  parts=core.optional(core.function),
+  nonfinite=core.choice(("skip", "propagate")),
+)
 def local_updates(
   inner: optax.GradientTransformation,
   outer: optax.GradientTransformation,
@@ -115,13 +123,6 @@ def local_updates(
   """
   inner = _states.as_transformation(inner, "inner")
   outer = _states.as_transformation(outer, "outer")
-  core.check_int("every", every, 1, 2**31 - 1)
-  core.check_int("fragments", fragments, 1, 2**31 - 1)
-  core.check_int("delay", delay, 0, 2**31 - 1)
-  core.check_number("mix", mix, 0, 1, open_high=True)
-  if parts is not None:
-    core.check_callable("parts", parts)
-  core.check_choice("nonfinite", nonfinite, ("skip", "propagate"))
   if every % fragments:
     raise ValueError(
       f"`fragments` must divide `every`, {every}, got {fragments}."
@@ -218,7 +219,7 @@ class LocalUpdates(Scheme):
         shape = tuple(jnp.shape(leaf))
         owners.append(self.parts(path, shape))
         name = f"parts({path!r}, {shape})"
-        core.check_int(name, owners[-1], 0, self.fragments - 1)
+        core.integer(0, self.fragments - 1)(name, owners[-1])
     if empty := sorted(set(range(self.fragments)) - set(owners)):
       raise ValueError(
         "`fragments` must each have a leaf of the parameters, got "
@@ -547,8 +548,8 @@ def _both(first: Array | bool, second: Array) -> Array | bool:
 
 def _check_state(state: Any) -> None:
   """Raises unless a scheme's state is that of `local_updates`."""
-  core.check_instance(
-    "state/opt_state", state, _states.LocalState, "what `init` returned"
+  core.instance(_states.LocalState, "what `init` returned")(
+    "state/opt_state", state
   )
 
 

@@ -132,6 +132,7 @@ class WeightPart:
     return checkpoint_name(whole, GATHERED)
 
 
+@core.declare(params=core.arrays)
 def gather_params(params: PyTree) -> PyTree:
   """Gathers whole weights from the parts of a tree.
 
@@ -149,7 +150,6 @@ def gather_params(params: PyTree) -> PyTree:
     >>> gather_params({"bias": jnp.zeros(3)})["bias"].shape
     (3,)
   """
-  core.check_arrays("params", params)
   is_part = lambda node: isinstance(node, WeightPart)
   return jax.tree.map(
     lambda node: node.gather_whole() if is_part(node) else node,
@@ -158,6 +158,7 @@ def gather_params(params: PyTree) -> PyTree:
   )
 
 
+@core.declare(block=core.function, regather=core.choice((None, *_SAVED)))
 def gather_block(
   block: Callable[..., Any], *, regather: bool | str | None = None
 ) -> Callable[..., Any]:
@@ -185,8 +186,6 @@ def gather_block(
     >>> block({"w": jnp.ones((3, 3))}, jnp.ones((2, 3))).shape
     (2, 3)
   """
-  core.check_callable("block", block)
-  core.check_choice("regather", regather, (None, *_SAVED))
   run_block = lambda params, *args: block(gather_params(params), *args)
 
   def run_again(params: PyTree, *args: Any) -> Any:

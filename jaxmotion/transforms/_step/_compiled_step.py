@@ -59,7 +59,7 @@ class StepCalls:
     """Raises if an argument that is traced has leaves that are no arrays."""
     for name, tree in given.items():
       try:
-        core.check_arrays(name, tree)
+        core.arrays(name, tree)
       except TypeError as error:
         if not self._has_static:
           raise
@@ -198,6 +198,9 @@ class FlyingStep:
     # Steps of the last state. To read its array would wait for that step.
     self._last: tuple[Array | None, int] = (None, 0)
 
+  @core.declare(
+    state=core.instance(TrainState, "the TrainState that `init` returned")
+  )
   def __call__(
     self,
     state: TrainState,
@@ -209,9 +212,6 @@ class FlyingStep:
   ) -> tuple[TrainState, PyTree]:
     """Runs a step; what it sends may be in flight when it returns."""
     scheme = self._scheme
-    core.check_instance(
-      "state", state, TrainState, "the TrainState that `init` returned"
-    )
     known: Any = scheme.count(state.opt_state)
     count = self._last[1] if known is self._last[0] else int(known)
     count = min(count + 1, 2**31 - 1)

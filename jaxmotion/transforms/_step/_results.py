@@ -34,13 +34,13 @@ class LossOptions(NamedTuple):
 
   def check(self) -> None:
     """Raises unless all options are valid."""
-    core.check_callable("loss_fn", self.loss_fn)
-    core.check_bool("has_aux", self.has_aux)
-    core.check_choice("model_state", self.model_state, (None, "mean", "local"))
+    core.function("loss_fn", self.loss_fn)
+    core.boolean("has_aux", self.has_aux)
+    core.choice((None, "mean", "local"))("model_state", self.model_state)
     if self.weight_fn is not None:
-      core.check_callable("weight_fn", self.weight_fn)
-    core.check_int("microbatches", self.microbatches, 1, 2**31 - 1)
-    core.check_bool("mean_loss", self.mean_loss)
+      core.function("weight_fn", self.weight_fn)
+    core.integer(1, 2**31 - 1)("microbatches", self.microbatches)
+    core.boolean("mean_loss", self.mean_loss)
 
   def get_loss(self, metrics: PyTree) -> Any:
     """Returns the loss among the metrics of a step."""

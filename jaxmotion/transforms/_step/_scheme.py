@@ -322,7 +322,5 @@ def as_scheme(scheme: Any) -> Scheme:
   if isinstance(scheme, Scheme):
     return scheme
   kinds = optax.GradientTransformation, optax.MultiSteps
-  core.check_instance(
-    "scheme", scheme, kinds, "a Scheme or an optax transformation"
-  )
+  core.instance(kinds, "a Scheme or an optax transformation")("scheme", scheme)
   return Replicated(_states.as_transformation(scheme, "scheme"))

@@ -29,9 +29,9 @@ def is_raw_key(x: Any) -> bool:
 
 def check_names(name: str, value: Any) -> tuple[str, ...]:
   """Returns the strings of a list or tuple, or raises."""
-  names = core.check_sequence(name, value, "strings")
+  names = core.sequence("strings")(name, value)
   for item in names:
-    core.check_text(name, item)
+    core.text(name, item)
   return names
 
 
@@ -144,10 +144,10 @@ def place_arguments(
 class StepParameters:
   """Parameters of a step of one's own: which are split, static, donated."""
 
+  @core.declare(fun=core.function)
   def __init__(
     self, fun: Any, split: Sequence[str], options: Mapping[str, Sequence[Any]]
   ) -> None:
-    core.check_callable("fun", fun)
     self._fun = fun
     self._signature = inspect.signature(fun)
     self.name = getattr(fun, "__name__", type(fun).__name__)
@@ -261,6 +261,6 @@ def _check_several(name: str, value: Any) -> tuple[str, ...]:
 
 def _check_positions(name: str, value: Any) -> tuple[int, ...]:
   numbers = (value,) if isinstance(value, int) else value
-  for number in core.check_sequence(name, numbers, "positions"):
-    core.check_int(name, number, -(2**31), 2**31 - 1)
+  for number in core.sequence("positions")(name, numbers):
+    core.integer(-(2**31), 2**31 - 1)(name, number)
   return tuple(numbers)

@@ -73,6 +73,7 @@ class TrainStep(NamedTuple):
   step: StepFunction
 
 
+@core.declare(overlap=core.choice(hosts.OVERLAPS), donate=core.boolean)
 def make_train_step(
   loss_fn: Callable[..., Any],
   scheme: Scheme | optax.GradientTransformation | optax.MultiSteps,
@@ -214,8 +215,6 @@ def make_train_step(
     loss_fn, has_aux, model_state, weight_fn, microbatches, mean_loss
   )
   loss.check()
-  core.check_choice("overlap", overlap, hosts.OVERLAPS)
-  core.check_bool("donate", donate)
   scheme = scheme.for_workers(workers)
   driver = _Driver(workers, scheme, loss)
   way = "program"
@@ -279,6 +278,7 @@ class _Driver:
     self._keeps_own = loss.model_state == "local"
     self._model_spec = self._split if self._keeps_own else P()
 
+  @core.declare(params=core.arrays, model_state=core.arrays)
   def init(self, params: PyTree, model_state: PyTree = None) -> TrainState:
     """Checks parameters and model state, and makes the state on the mesh."""
     kind = self._loss.model_state
@@ -288,10 +288,8 @@ class _Driver:
         f"`model_state` must {wanted} `make_train_step(..., model_state=...)`, "
         f"got {type(model_state).__name__} for {kind!r}."
       )
-    core.check_arrays("params", params)
     _states.check_trained(params)
     self._workers.shardings.check_params(params)
-    core.check_arrays("model_state", model_state)
     core.check_buffers({"params": params, "model_state": model_state})
     shared = None if self._keeps_own else model_state
     _agreement.check_processes(self._workers, self._scheme, params, shared)
@@ -341,7 +339,7 @@ class _Driver:
     self._check_state(state)
     if counts is not None:  # Unequal work joins model states by their mean.
       for path, leaf in core.named_leaves(state.model_state):
-        core.check_float(f"model_state/{path}", leaf)
+        core.float_array(f"model_state/{path}", leaf)
     bound = self._scheme.bind(workers, state)
     layout = bound.layout(workers, state)
     batch_specs = _step_arguments.split_specs(
@@ -370,7 +368,7 @@ class _Driver:
       inputs = batch, *jax.tree.map(lambda a: a[0], (keys, counts))
       if self._keeps_own:
         noun = "the PerWorker that `init` returned"
-        core.check_instance("model_state", model, core.PerWorker, noun)
+        core.instance(core.PerWorker, noun)("model_state", model)
         model = core.unpack_worker(model)
       elif loss.model_state is not None:
         _results.check_equal(
@@ -409,6 +407,7 @@ class _Driver:
     grads = workers.shardings.place(work.grads, layout.grads)
     return work._replace(grads=grads)
 
+  @core.declare(work=core.instance(LocalWork, "what `step.compute` returned"))
   def update(
     self, state: TrainState, work: LocalWork, **extra_args: Any
   ) -> tuple[TrainState, PyTree]:
@@ -416,7 +415,6 @@ class _Driver:
     workers, loss = self._workers, self._loss
     shardings, split = workers.shardings, self._split
     self._check_state(state)
-    core.check_instance("work", work, LocalWork, "what `step.compute` returned")
     sending = hosts.check_sending(extra_args.pop("sending", None))
     bound = self._scheme.bind(workers, state)
     is_free = bound.takes_weight and loss.weight_fn is None
@@ -475,8 +473,8 @@ class _Driver:
 
   def _check_state(self, state: TrainState) -> None:
     """Raises unless the state has rows for as many workers as there are."""
-    core.check_instance(
-      "state", state, TrainState, "the TrainState that `init` returned"
+    core.instance(TrainState, "the TrainState that `init` returned")(
+      "state", state
     )
     # An exchange has a row for each device, if devices have shards.
     try:

@@ -91,17 +91,16 @@ class Options(NamedTuple):
   measure: bool = False  # Whether to measure the nonzeros of sparse residuals.
 
 
+@core.declare(memory_budget=core.optional(core.number(0)))
 def make_options(
   codec: Action | ResidualRules | ResidualChoice,
   memory_budget: float | None = None,
   device: perfmodel.Device | None = None,
 ) -> Options:
   """Returns the options that `compress_residuals` was given, checked."""
-  if memory_budget is not None:
-    core.check_number("memory_budget", memory_budget, 0)
   if device is None:
     device = perfmodel.builtin_platform("h100_node").device
-  core.check_instance("device", device, perfmodel.Device, "a Device")
+  core.instance(perfmodel.Device, "a Device")("device", device)
   return Options(make_choice(codec), memory_budget, device)
 
 
@@ -227,9 +226,9 @@ def _name_rules(
   argument: str, names: Any, action: Action
 ) -> tuple[tuple[str, Action], ...]:
   """Returns a rule for each label."""
-  core.check_sequence(argument, names, "names")
+  core.sequence("names")(argument, names)
   if not names:
     raise ValueError(f"`{argument}` must hold a name, got {names!r}.")
   for name in names:
-    core.check_text(argument, name)
+    core.text(argument, name)
   return tuple((f"/{re.escape(name)}$", action) for name in names)
