@@ -39,6 +39,20 @@ def find_defects(
   error = call.run(target, call.bind(target))
   assert error is None, f"{name}: the valid call raises {error!r}"
   defects: dict[str, list[str]] = {}
+  kinds, shown = getattr(target, "declared", {}), set()
+
+  def try_value(one: Replacement, value: Any) -> BaseException | None:
+    """Returns the error of a declared kind, or that of the whole call."""
+    # A call has shown once that it refuses what its declaration refuses.
+    if one.argument in shown:
+      try:
+        kinds[one.argument](one.argument, value)
+      except Exception as error:
+        return error
+    raised = call.run(target, one.arguments)
+    if raised is not None and one.argument in kinds:
+      shown.add(one.argument)
+    return raised
 
   def judge(one: Replacement, value: Any) -> None:
     if one.argument in known_bad and one.argument in defects:
@@ -46,7 +60,7 @@ def find_defects(
     arguments = one.arguments.arguments
     arguments[one.outer] = _put(arguments[one.outer], one.inner, value)
     with _time_limit():
-      raised = call.run(target, one.arguments)
+      raised = try_value(one, value)
     if raised is not None and is_clear(raised, one.names):
       return
     if raised is None:

@@ -4,10 +4,11 @@ Each table of this folder has valid calls of one room; see `Table`.
 """
 
 import fnmatch
+import inspect
 
 import pytest
 
-from tests.arguments.calls import public_names, read_table
+from tests.arguments.calls import find_public, public_names, read_table
 from tests.arguments.judge import find_defects
 from tests.test_architecture import PRESENT
 
@@ -43,3 +44,15 @@ def test_wrong_arguments_are_refused_by_name(name, tmp_path, monkeypatch):
   assert not report, "\n".join([name, *report])
   mended = known - set(defects)
   assert not mended, f"remove {name}, {sorted(mended)} from KNOWN_BAD"
+
+
+@pytest.mark.parametrize("room", PRESENT)
+def test_defaults_are_of_the_declared_kinds(room):
+  # They are not checked when a function is called.
+  for name in public_names(room):
+    target = find_public(name)
+    kinds = getattr(target, "declared", {})
+    for argument, parameter in inspect.signature(target).parameters.items():
+      default = parameter.default
+      if argument in kinds and default not in (parameter.empty, None):
+        assert kinds[argument](argument, default) == default, (name, argument)
