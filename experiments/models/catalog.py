@@ -30,7 +30,6 @@ _NAMED: dict[str, dict[str, Any]] = {
 }
 
 
-@core.declare(name=core.choice((*NETWORKS, *_NAMED)))
 def make_network(name: str, **options: Any) -> network.Network:
   """Makes a network by its name, with options of its own function.
 
@@ -46,6 +45,7 @@ def make_network(name: str, **options: Any) -> network.Network:
   # All networks have the options `classes` and `width`, a factor of all
   # channels. Networks of images have `image`, their height and width from 32
   # up. "resnet" has the `blocks` of each stage.
+  core.choice((*NETWORKS, *_NAMED))("name", name)
   if name in _NAMED:
     options = _NAMED[name] | options
     name = name.rstrip("0123456789")

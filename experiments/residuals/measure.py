@@ -90,7 +90,7 @@ def processor_seconds() -> float:
   return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-@core.declare(target=core.choice(tuple(TARGETS)))
+@core.declare(target=core.choice(TARGETS))
 def compile_step(
   step: cases.StepProgram, target: str, memory_gib: float | None = None
 ) -> StepMemory:

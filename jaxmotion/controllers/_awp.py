@@ -142,7 +142,7 @@ _PRESETS = {
 }
 
 
-@core.declare(network=core.choice(tuple(_PRESETS)))
+@core.declare(network=core.choice(_PRESETS))
 def awp_preset(network: str) -> awp:
   """Returns `awp` with the paper's constants for a kind of network.
 

@@ -214,18 +214,14 @@ class StateMaker(NamedTuple):
   divide: Callable[[PyTree], Any] | None = None
 
 
-@core.declare(
-  tx=core.instance(
-    optax.GradientTransformation,
-    "an optax transformation, or the `init` of a training step",
-  )
-)
 def find_maker(tx: Any) -> StateMaker:
   """Returns the function that makes one worker's state inside of a map."""
   # tx: optax chain, or the `init` of a step that makes its own state.
   maker = getattr(tx, MAKER, None)
   if isinstance(maker, StateMaker):
     return maker
+  noun = "an optax transformation, or the `init` of a training step"
+  core.instance(optax.GradientTransformation, noun)("tx", tx)
   return StateMaker(tx.init)
 
 

@@ -122,6 +122,8 @@ def _list_parts(name: str, x: Any) -> Iterator[tuple[str, Any]]:
     yield from ((name, value) for value in (x.__self__, x.__func__))
   elif not _is_ours(x):
     return
+  elif hasattr(x, "__wrapped__"):
+    yield name, x.__wrapped__
   elif isinstance(x, types.FunctionType):
     outer = x.__qualname__.split(".<locals>")[0]
     cells = zip(x.__code__.co_freevars, x.__closure__ or (), strict=True)
@@ -130,8 +132,6 @@ def _list_parts(name: str, x: Any) -> Iterator[tuple[str, Any]]:
         yield f"{outer}.{key}", cell.cell_contents
       except ValueError:  # A name that is not bound yet.
         continue
-  elif hasattr(x, "__wrapped__"):
-    yield name, x.__wrapped__
   elif not isinstance(x, type):
     held = getattr(x, "__dict__", {})
     yield from ((f"{kind}.{key}", value) for key, value in held.items())
