@@ -374,6 +374,7 @@ def _check_cuts(state: PyTree, saved: transforms.FullyShardedState) -> None:
       )
 
 
+@core.declare(state=core.arrays)
 def check_workers(state: PyTree) -> None:
   """Raises if all workers have the per-worker state of one of them.
 
@@ -406,7 +407,6 @@ def check_workers(state: PyTree) -> None:
 memory for all 3 at 'error': keep per-worker state whole, also in a \
 checkpoint, in the place of jax_utils.unreplicate.
   """
-  core.arrays("state", state)
 
   def is_own(node: Any) -> bool:
     return isinstance(node, core.PerWorker)

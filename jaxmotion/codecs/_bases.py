@@ -205,13 +205,14 @@ class MemoryCodec(WrapperCodec):
     """The part that it remembers, and those of the wrapped codec."""
     return _laws.nest_parts(self._part, self.codec.memory_parts)
 
+  @core.declare(like=_checks.check_shaped)
   def read_memory(self, state: Any, like: ShapedLike) -> dict[str, Array]:
     """Returns what it remembers, and the wrapped codec's parts."""
-    _checks.check_shaped("like", like)
     self._check_state(state, like)
     inner = self.codec.read_memory(state.inner, like)
     return {self._part.name: self._read_part(state), **inner}
 
+  @_checks.declare_parts
   def write_memory(
     self,
     parts: Mapping[str, Array],
@@ -220,7 +221,7 @@ class MemoryCodec(WrapperCodec):
     workers: int,
   ) -> Any:
     """Returns a state that remembers these parts."""
-    _checks.check_parts(self, parts, means, like, workers)
+    _checks.check_parts(self, parts, means, like)
     own, mean = (a[self._part.name].astype(jnp.float32) for a in (parts, means))
     state = self._write_part(own, mean)
     inner = self.codec.write_memory(parts, means, like, workers)

@@ -6,18 +6,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmotion import core, kernels
+from jaxmotion import core
 from jaxmotion.core import PyTree, ShapedLike
 
+WORKERS = core.integer(1, 2**31 - 1)
+FRACTION = core.number(0, 1, open_low=True)
 
-def check_shaped(name: str, like: Any) -> None:
-  """Raises unless an argument has the shape and dtype of a floating array."""
+
+def check_shaped(name: str, like: Any) -> Any:
+  """Returns what has the shape and dtype of a floating array, or raises."""
   if not (hasattr(like, "shape") and hasattr(like, "dtype")):
     raise TypeError(
       f"`{name}` must be a floating-point array or ShapeDtypeStruct, got "
       f"{like!r}."
     )
-  core.float_array(name, like)
+  return core.float_array(name, like)
 
 
 def check_unsharded(x: Any, unit: int = 0) -> None:
@@ -44,26 +47,15 @@ def check_unsharded(x: Any, unit: int = 0) -> None:
   )
 
 
-def check_leaves(leaves: Any) -> None:
-  """Raises unless an argument is a list of paths and shapes."""
+def check_leaves(name: str, value: Any) -> Any:
+  """Returns pairs of a path and a shape, or raises."""
   noun = "pairs of a path and a shape"
-  for leaf in core.sequence(noun)("leaves", leaves):
-    pair = core.sequence(noun)("leaves", leaf)
-    if len(pair) != 2 or not isinstance(pair[0], str):
-      raise TypeError(f"`leaves` must be {noun}, got {leaf!r:.200}.")
-    check_shaped(f"leaves[{pair[0]!r}]", pair[1])
-
-
-def check_error_memory(x: Any, memory: Any, decay: Any) -> None:
-  """Raises unless the arguments are an array, its error memory and a factor."""
-  check_shaped("x", x)
-  core.instance(kernels.ErrorMemory, "an ErrorMemory")("memory", memory)
-  if jnp.shape(memory.value) != x.shape or jnp.shape(memory.count) != ():
-    raise ValueError(
-      f"`x` must have the shape of its memory, {jnp.shape(memory.value)}, got "
-      f"{core.shape_string(x)} and a count {jnp.shape(memory.count)}."
-    )
-  core.number(0, 1, open_low=True)("decay", decay)
+  leaves = core.sequence(noun, core.sequence(noun))(name, value)
+  for leaf in leaves:
+    if len(leaf) != 2 or not isinstance(leaf[0], str):
+      raise TypeError(f"`{name}` must be {noun}, got {leaf!r:.200}.")
+    check_shaped(f"{name}[{leaf[0]!r}]", leaf[1])
+  return leaves
 
 
 def check_nothing(codec: Any, state: Any) -> None:
@@ -92,14 +84,10 @@ def check_unread(codec: Any, state: Any) -> None:
 
 
 def check_payload(
-  codec: Any,
-  payload: PyTree,
-  wanted: PyTree,
-  like: ShapedLike,
-  *,
-  stacked: bool,
+  codec: Any, payload: PyTree, like: ShapedLike, *, stacked: bool
 ) -> None:
   """Raises unless payloads have the expected shapes, stacked or not."""
+  wanted = codec.payload_like(like)
   # The leading axis is that of workers.
   skipped = int(stacked)
   treedef: Any
@@ -128,14 +116,16 @@ def check_payload(
   )
 
 
-def check_parts(
-  codec: Any, parts: Any, means: Any, like: ShapedLike, workers: int
-) -> None:
+_PARTS = core.mapping("names to parts of a memory")
+# Of `write_memory`, whose body calls `check_parts`.
+declare_parts = core.declare(
+  parts=_PARTS, means=_PARTS, like=check_shaped, workers=WORKERS
+)
+
+
+def check_parts(codec: Any, parts: Any, means: Any, like: ShapedLike) -> None:
   """Raises unless arguments of `write_memory` have all of a codec's parts."""
-  check_shaped("like", like)
-  core.integer(1, 2**31 - 1)("workers", workers)
-  for name, values in (("parts", parts), ("means", means)):
-    arrays = core.mapping("names to parts of a memory")(name, values)
+  for name, arrays in (("parts", parts), ("means", means)):
     for part in codec.memory_parts:
       if part.row_of is not None:
         continue
@@ -143,8 +133,7 @@ def check_parts(
         raise ValueError(
           f"`{name}` must have the part {part.name!r}, got {sorted(arrays)}."
         )
-      x = arrays[part.name]
-      core.float_array(f"{name}[{part.name!r}]", x)
+      x = core.float_array(f"{name}[{part.name!r}]", arrays[part.name])
       if jnp.shape(x) != tuple(like.shape):
         raise ValueError(
           f"`{name}[{part.name!r}]` must have the shape of `like`, "

@@ -141,6 +141,7 @@ class Codec(abc.ABC):
     """Whether it remembers anything between calls, such as error memory."""
     return _has_state(self)
 
+  @core.declare(like=_checks.check_shaped)
   def init(self, like: ShapedLike) -> PyTree:
     """Returns the state for an array of this shape and dtype.
 
@@ -150,10 +151,9 @@ class Codec(abc.ABC):
     Returns:
       A pytree of arrays; `()` for a codec that remembers nothing.
     """
-    _checks.check_shaped("like", like)
     return ()
 
-  @core.declare(workers=core.integer(1, 2**31 - 1))
+  @core.declare(workers=_checks.WORKERS)
   def init_rounds(self, like: ShapedLike, workers: int) -> PyTree:
     """Returns the state of a codec that has `round_kinds`.
 
@@ -215,6 +215,11 @@ class Codec(abc.ABC):
     self._check_payload(payload, like)
     return self._count_dropped(payload, like)
 
+  @core.declare(
+    x=_checks.check_shaped,
+    memory=core.instance(kernels.ErrorMemory, "an ErrorMemory"),
+    decay=_checks.FRACTION,
+  )
   def encode_error(
     self,
     x: Array,
@@ -236,7 +241,12 @@ class Codec(abc.ABC):
     Returns:
       The payload, the value it encodes (float32) and the new state.
     """
-    _checks.check_error_memory(x, memory, decay)
+    value, count = jnp.shape(memory.value), jnp.shape(memory.count)
+    if value != x.shape or count != ():
+      raise ValueError(
+        f"`x` must have the shape of its memory, {value}, got "
+        f"{core.shape_string(x)} and a count {count}."
+      )
     return self._encode_error(x, memory, state, key, decay)
 
   def sum_decoded(self, payloads: PyTree, like: ShapedLike) -> Array:
@@ -314,7 +324,7 @@ class Codec(abc.ABC):
     self._check_state(state)
     return state
 
-  @core.declare(workers=core.integer(1, 2**31 - 1))
+  @core.declare(like=_checks.check_shaped, workers=_checks.WORKERS)
   def division(
     self, like: ShapedLike, workers: int
   ) -> _division.Division | None:
@@ -327,7 +337,6 @@ class Codec(abc.ABC):
       like: shape and dtype of the array.
       workers: number of workers.
     """
-    _checks.check_shaped("like", like)
     return self._divide(like, workers)
 
   def canonical_state(self, state: PyTree) -> PyTree:
@@ -343,6 +352,7 @@ class Codec(abc.ABC):
     self._check_state(state)
     return state
 
+  @core.declare(like=_checks.check_shaped)
   def read_memory(self, state: PyTree, like: ShapedLike) -> dict[str, Array]:
     """Returns what one worker remembers of one array, as named parts.
 
@@ -365,12 +375,12 @@ class Codec(abc.ABC):
       >>> codec.read_memory(state, x)["error"].tolist()
       [1.0, 0.0]
     """
-    _checks.check_shaped("like", like)
     if type(self).init is Codec.init:
       _checks.check_nothing(self, state)
     _checks.check_unread(self, state)
     return {}
 
+  @_checks.declare_parts
   def write_memory(
     self,
     parts: Mapping[str, Array],
@@ -406,11 +416,12 @@ class Codec(abc.ABC):
       >>> codec.read_memory(state, x)["error"].tolist()
       [0.5, -2.0]
     """
-    _checks.check_parts(self, parts, means, like, workers)
+    _checks.check_parts(self, parts, means, like)
     state = self.init_rounds(like, workers)
     _checks.check_unread(self, state)
     return state
 
+  @core.declare(leaves=_checks.check_leaves)
   def leaf_groups(
     self, leaves: Sequence[tuple[str, ShapedLike]]
   ) -> "list[LeafGroup]":
@@ -423,16 +434,15 @@ class Codec(abc.ABC):
       Groups that together hold every leaf once. An ordinary codec encodes each
       leaf as it is.
     """
-    _checks.check_leaves(leaves)
     return [LeafGroup((i,), self) for i in range(len(leaves))]
 
+  @core.declare(like=_checks.check_shaped)
   def payload_like(self, like: ShapedLike) -> PyTree:
     """Returns the payload of an array, its leaves as ShapeDtypeStructs.
 
     Args:
       like: shape and dtype of the array.
     """
-    _checks.check_shaped("like", like)
     return self._payload_like(like)
 
   def config(self) -> dict[str, Any]:
@@ -443,6 +453,9 @@ class Codec(abc.ABC):
     return {"name": type(self).__name__, **fields}
 
   @staticmethod
+  @core.declare(
+    config=core.instance(dict, "a dict that `Codec.config` returned")
+  )
   def from_config(config: dict[str, Any]) -> "Codec":
     """Constructs the codec that `config` describes.
 
@@ -464,10 +477,6 @@ class Codec(abc.ABC):
       >>> codecs.Codec.from_config(codec.config()) == codec
       True
     """
-    if not isinstance(config, dict):
-      raise TypeError(
-        f"`config` must be a dict that `Codec.config` returned, got {config!r}."
-      )
     fields = dict(config)
     name = fields.pop("name", None)
     kind = _find_type(name)
@@ -527,7 +536,7 @@ class Codec(abc.ABC):
   def _check_input(self, x: Any, key: Any, state: Any = ()) -> None:
     """Checks what `encode` is given; `state` is that of a codec without any."""
     _checks.check_shaped("x", x)
-    core.instance((core.Key, type(None)), "a jaxmotion.Key or None")("key", key)
+    core.optional_key("key", key)
     if self.needs_key and key is None:
       raise ValueError(
         f"`key` must be a jaxmotion.Key for {self}, got None: "
@@ -540,8 +549,7 @@ class Codec(abc.ABC):
     self, payload: PyTree, like: ShapedLike, *, stacked: bool = False
   ) -> None:
     """Checks a payload, or those that `sum_decoded` takes, stacked."""
-    wanted = self.payload_like(like)
-    _checks.check_payload(self, payload, wanted, like, stacked=stacked)
+    _checks.check_payload(self, payload, like, stacked=stacked)
 
 
 def check_codec(
@@ -551,8 +559,8 @@ def check_codec(
   trees: bool = False,
   stateless: bool = False,
   one_round: bool = False,
-) -> None:
-  """Raises unless an argument is a codec of the kind that the caller takes.
+) -> Any:
+  """Returns a codec of the kind that the caller takes, or raises.
 
   Args:
     name: the argument's name, for the message.
@@ -581,6 +589,7 @@ def check_codec(
       f"`{name}` must be a codec that encodes without other workers, got "
       f"{codec!r}: give it to `all_reduce` or `exchange`."
     )
+  return codec
 
 
 @functools.lru_cache(maxsize=4096)

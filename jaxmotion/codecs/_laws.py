@@ -14,9 +14,11 @@ MAX_FLOAT32 = float(np.finfo(np.float32).max)
 # 2^-126: what is less counts as zero in arithmetic, and so any codec may lose
 # it. Floors of laws are this, or a few times as much.
 LEAST_FLOAT32 = float(np.finfo(np.float32).tiny)
+_SIZE = core.number(0.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(relative=_SIZE, peak=_SIZE, floor=_SIZE)
 class ErrorBound:
   """Bound of the error of each element.
 
@@ -41,10 +43,6 @@ class ErrorBound:
   relative: float = 0.0
   peak: float = 0.0
   floor: float = 0.0
-
-  def __post_init__(self) -> None:
-    for field in dataclasses.fields(self):
-      core.number(0.0)(field.name, getattr(self, field.name))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

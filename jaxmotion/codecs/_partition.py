@@ -47,9 +47,7 @@ class Partition:
       likes += own
     return likes
 
-  @core.declare(
-    key=core.instance((core.Key, type(None)), "a jaxmotion.Key or None")
-  )
+  @core.declare(key=core.optional_key)
   def array_keys(self, key: core.Key | None) -> list[core.Key | None]:
     """Returns a key for each array, derived from the paths of its leaves."""
     groups = self.leaf_groups
@@ -71,6 +69,7 @@ class Partition:
       arrays += own
     return arrays
 
+  @core.declare(arrays=core.sequence("arrays"))
   def merge(self, arrays: Sequence[Array]) -> PyTree:
     """Returns the tree of these arrays: inverts `split`."""
     self._check_merged(arrays)
@@ -86,13 +85,14 @@ class Partition:
         leaves[i] = piece.reshape(leaf.shape)
     return self.treedef.unflatten(leaves)
 
-  def _check_merged(self, arrays: Any) -> None:
+  def _check_merged(self, arrays: Sequence[Any]) -> None:
     """Raises unless arrays are those that the tree is divided into."""
-    count = len(self.leaf_groups)
-    items = core.sequence("arrays")("arrays", arrays)
-    if len(items) != count:
-      raise ValueError(f"`arrays` must be {count} arrays, got {len(items)}.")
-    for i, (x, like) in enumerate(zip(items, self.array_likes(), strict=True)):
+    likes = self.array_likes()
+    if len(arrays) != len(likes):
+      raise ValueError(
+        f"`arrays` must be {len(likes)} arrays, got {len(arrays)}."
+      )
+    for i, (x, like) in enumerate(zip(arrays, likes, strict=True)):
       if getattr(x, "shape", None) != like.shape:
         raise ValueError(
           f"`arrays[{i}]` must be like {core.shape_string(like)}, got "
@@ -100,7 +100,9 @@ class Partition:
         )
 
 
-@core.declare(codec=core.instance(_codec.Codec, "a codec"))
+@core.declare(
+  codec=core.instance(_codec.Codec, "a codec"), tree=core.typed_arrays
+)
 def partition(codec: _codec.Codec, tree: PyTree) -> Partition:
   """Divides a tree into the arrays that `codec` encodes.
 
@@ -119,18 +121,7 @@ def partition(codec: _codec.Codec, tree: PyTree) -> Partition:
     [(9,)]
   """
   leaves, treedef = jax.tree.flatten(tree)
-  try:
-    likes = tuple(map(core.shape_dtype, leaves))
-  except (AttributeError, TypeError):
-    path, x = next(
-      (path, x)
-      for path, x in core.named_leaves(tree)
-      if not hasattr(x, "dtype") or not hasattr(x, "shape")
-    )
-    raise TypeError(
-      f"`tree` must hold floating-point arrays, got {x!r} at {path!r}."
-    ) from None
-  return _partition_shapes(codec, treedef, likes)
+  return _partition_shapes(codec, treedef, tuple(map(core.shape_dtype, leaves)))
 
 
 @functools.lru_cache(maxsize=1024)

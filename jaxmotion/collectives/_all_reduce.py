@@ -33,7 +33,12 @@ from jaxmotion.core import Array, AxisName, PyTree
 Codecs = codecs.Codec | Sequence[codecs.Codec]
 
 
-@core.declare(x=core.typed_arrays, method=core.choice(_layout.METHODS))
+@core.declare(
+  x=core.typed_arrays,
+  axis_name=_arguments.check_axes,
+  codec=_arguments.check_codecs,
+  method=core.choice(_layout.METHODS),
+)
 def all_reduce_init(
   x: PyTree, axis_name: AxisName, codec: Codecs, *, method: str | None = None
 ) -> list[PyTree]:
@@ -68,8 +73,6 @@ def all_reduce_init(
     >>> jax.eval_shape(f, jnp.ones(4)).shape
     (4,)
   """
-  core.worker_axes("axis_name", axis_name)
-  _arguments.check_codecs("codec", codec)
   return init_tree(x, axis_name, codec, method)
 
 
@@ -125,9 +128,14 @@ def _init_states(
 
 @core.declare(
   x=core.typed_arrays,
+  axis_name=_arguments.check_axes,
+  codec=core.optional(_arguments.check_codecs),
   state=core.arrays,
+  key=core.optional_key,
   op=core.choice(("mean", "sum")),
+  weight=_arguments.check_weight,
   method=core.choice(_layout.METHODS),
+  local_codec=core.optional(functools.partial(check_codec, trees=True)),
 )
 def all_reduce(
   x: PyTree,
@@ -239,13 +247,7 @@ def all_reduce(
     ([1.0, 0.0], [1.0, 0.25])
   """
   codec = codecs.identity() if codec is None else codec
-  core.worker_axes("axis_name", axis_name)
-  _arguments.check_codecs("codec", codec)
-  _arguments.check_key(key)
-  _arguments.check_weight(weight)
   _arguments.check_level_given(level, codec)
-  if local_codec is not None:
-    check_codec("local_codec", local_codec, trees=True)
   _arguments.check_local_codec(axis_name, local_codec)
   return reduce_tree(
     x,

@@ -1,5 +1,6 @@
 """Arguments of collectives: their checks, weights, levels and gradients."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +10,19 @@ import numpy as np
 from jax import lax
 
 from jaxmotion import codecs, core
+from jaxmotion.codecs.extend import check_codec
 from jaxmotion.core import Array, AxisName, PyTree
 
+stateless = core.optional(
+  functools.partial(check_codec, stateless=True, one_round=True)
+)
 NONFINITE_POLICIES = ("propagate", "skip", "zero")
+
+
+def check_axes(name: str, value: Any) -> Any:
+  """Returns axes of workers as they are given, or raises."""
+  core.worker_axes(name, value)
+  return value
 
 
 def check_state(
@@ -40,26 +51,27 @@ def check_state(
   return state
 
 
-def check_weight(weight: Any) -> None:
-  """Raises unless a worker's weight is a real scalar, finite if it is known."""
+def check_weight(name: str, weight: Any) -> Any:
+  """Returns a real scalar, finite if it is known, or None, or raises."""
   if weight is None:
-    return
+    return None
   # The value of a traced weight is not known. Where it is not finite, it makes
   # the result not finite on all workers.
   is_traced = isinstance(weight, jax.core.Tracer)
   try:
     value = weight if is_traced else np.asarray(weight)
   except ValueError as error:  # A list of lists of unequal lengths.
-    raise TypeError(f"`weight` must be a scalar, got {weight!r}.") from error
+    raise TypeError(f"`{name}` must be a scalar, got {weight!r}.") from error
   kinds = (jnp.floating, jnp.integer)
   if not any(jnp.issubdtype(value.dtype, kind) for kind in kinds):
-    raise TypeError(f"`weight` must be a real number, got {weight!r}.")
+    raise TypeError(f"`{name}` must be a real number, got {weight!r}.")
   if value.ndim:
     raise ValueError(
-      f"`weight` must be a scalar, got an array {core.shape_string(value)}."
+      f"`{name}` must be a scalar, got an array {core.shape_string(value)}."
     )
   if not is_traced and not np.isfinite(np.float64(value)):
-    raise ValueError(f"`weight` must be finite, got {weight!r}.")
+    raise ValueError(f"`{name}` must be finite, got {weight!r}.")
+  return weight
 
 
 def apply_weight(
@@ -126,12 +138,6 @@ def keep_update(
   return updates, state
 
 
-@core.declare(axis_name=core.mesh_axes)
-def count_workers(axis_name: AxisName) -> int:
-  """Returns the number of workers along an axis; raises unless it is bound."""
-  return core.axis_size(axis_name)
-
-
 def check_local_codec(axis_name: AxisName, local_codec: Any) -> None:
   """Raises if a codec within a host is given where axes name no hosts."""
   if local_codec is not None and not isinstance(axis_name, core.HostAxes):
@@ -139,13 +145,6 @@ def check_local_codec(axis_name: AxisName, local_codec: Any) -> None:
       f"`local_codec` must be None without hosts, got {local_codec!r}: give "
       '`axis_name` as jaxmotion.HostAxes("host", "device").'
     )
-
-
-def check_key(key: Any) -> None:
-  """Raises unless `key` is a Key or None."""
-  if key is not None:
-    noun = "a jaxmotion.Key (make one with jaxmotion.make_key(seed)) or None"
-    core.instance(core.Key, noun)("key", key)
 
 
 def check_position(name: str, axis: Any, ndim: int) -> int:
@@ -170,8 +169,8 @@ def as_level(level: Any) -> Any:
   return value
 
 
-def check_codecs(name: str, codec: Any) -> None:
-  """Raises unless an argument is a codec, or a sequence of one a level."""
+def check_codecs(name: str, codec: Any) -> Any:
+  """Returns a codec, or a sequence of one for each level, or raises."""
   levels = (codec,) if isinstance(codec, codecs.Codec) else codec
   if not isinstance(levels, list | tuple) or not all(
     isinstance(one, codecs.Codec) for one in levels
@@ -182,6 +181,7 @@ def check_codecs(name: str, codec: Any) -> None:
     )
   if not levels:
     raise ValueError(f"`{name}` must hold at least one codec, got none.")
+  return codec
 
 
 def check_level_given(level: Any, codec: Any) -> None:
@@ -193,6 +193,7 @@ def check_level_given(level: Any, codec: Any) -> None:
     )
 
 
+@core.declare(axis_name=core.worker_axes)
 def max_over_workers(level: Array, axis_name: AxisName) -> Array:
   """Returns the highest level of any worker, equal on all of them.
 
@@ -209,9 +210,8 @@ def max_over_workers(level: Array, axis_name: AxisName) -> Array:
     >>> int(jax.jit(f)(jnp.array([2])))
     2
   """
-  names = core.worker_axes("axis_name", axis_name)
-  count_workers(names)
-  return lax.pmax(as_level(level), names)
+  core.axis_size(axis_name)  # Raises unless it is bound.
+  return lax.pmax(as_level(level), axis_name)
 
 
 def check_level(level: Any, num_levels: int, axis_name: AxisName) -> Array:

@@ -25,7 +25,7 @@ from jaxmotion.core import Array, AxisName, PyTree
 _ELEMENT_BYTES = 4
 
 
-@core.declare(x=core.typed_arrays, tiled=core.boolean)
+@core.declare(x=core.typed_arrays, axis_name=core.mesh_axes, tiled=core.boolean)
 def all_gather_planes(
   x: PyTree,
   axis_name: AxisName,
@@ -77,7 +77,7 @@ def all_gather_planes(
     of Deep Neural Networks*, 2020 (A2DTWP: the same bytes, from host to
     device).
   """
-  _arguments.count_workers(axis_name)
+  core.axis_size(axis_name)  # Raises unless it is bound.
   axes = [
     _arguments.check_position("axis", axis, leaf.ndim + (not tiled))
     for leaf in jax.tree.leaves(x)
@@ -101,7 +101,7 @@ def all_gather_planes(
   return _send_planes(x, axis_name, level, rounding, gather, reference_op)
 
 
-@core.declare(x=core.typed_arrays)
+@core.declare(x=core.typed_arrays, axis_name=core.mesh_axes)
 def broadcast_planes(
   x: PyTree,
   axis_name: AxisName,
@@ -142,7 +142,7 @@ def broadcast_planes(
     >>> f(jnp.array([1.0, 3.14159274]), 1).tolist()
     [1.0, 3.140625]
   """
-  core.integer(0, _arguments.count_workers(axis_name) - 1)("source", source)
+  core.integer(0, core.axis_size(axis_name) - 1)("source", source)
   is_source = core.worker_index(axis_name) == source
 
   def sum_from_source(x: PyTree) -> PyTree:

@@ -25,9 +25,17 @@ from jaxmotion.core import Array, AxisName, PyTree, ShapedLike
 
 # (source, destination) of each transfer.
 Pairs = tuple[tuple[int, int], ...]
+_ONE_ROUND = functools.partial(check_codec, one_round=True)
+# What moves of arrays are given alike.
+_INPUTS = dict(
+  x=core.float_array,
+  axis_name=core.mesh_axes,
+  codec=core.optional(_ONE_ROUND),
+  key=core.optional_key,
+)
 
 
-@core.declare(x=core.float_array)
+@core.declare(x=core.float_array, axis_name=core.mesh_axes, codec=_ONE_ROUND)
 def all_gather_init(
   x: ShapedLike, axis_name: AxisName, codec: codecs.Codec
 ) -> PyTree:
@@ -54,12 +62,11 @@ def all_gather_init(
     >>> jax.eval_shape(f, jnp.ones(4)).shape
     (1, 4)
   """
-  _arguments.count_workers(axis_name)
-  check_codec("codec", codec, one_round=True)
+  core.axis_size(axis_name)  # Raises unless it is bound.
   return core.to_varying(codec.init(x), axis_name)
 
 
-@core.declare(tiled=core.boolean)
+@core.declare(**_INPUTS, tiled=core.boolean)
 def all_gather(
   x: Array,
   axis_name: AxisName,
@@ -102,7 +109,7 @@ def all_gather(
     >>> jax.jit(f)(jnp.arange(4.0)).tolist()
     [0.0, 1.0, 2.0, 3.0]
   """
-  codec = _check_input(x, codec, key)
+  codec = codecs.identity() if codec is None else codec
   axis = _arguments.check_position("axis", axis, x.ndim + (not tiled))
   expected = jax.eval_shape(lambda: all_gather_init(x, axis_name, codec))
   state = _arguments.check_state(expected, state)
@@ -118,6 +125,7 @@ def all_gather(
   return _arguments.straight_through(reference_op, x, y), state
 
 
+@core.declare(x=core.float_array, axis_name=core.mesh_axes, codec=_ONE_ROUND)
 def reduce_scatter_init(
   x: ShapedLike, axis_name: AxisName, codec: codecs.Codec, *, axis: int = 0
 ) -> PyTree:
@@ -149,11 +157,10 @@ def reduce_scatter_init(
   shape = list(x.shape)
   shape[axis] //= workers
   row = jax.ShapeDtypeStruct(tuple(shape), x.dtype)
-  check_codec("codec", codec, one_round=True)
   return core.to_varying(_states.init_rows(codec, workers, row), axis_name)
 
 
-@core.declare(op=core.choice(("sum", "mean")))
+@core.declare(**_INPUTS, op=core.choice(("sum", "mean")))
 def reduce_scatter(
   x: Array,
   axis_name: AxisName,
@@ -197,7 +204,7 @@ def reduce_scatter(
     >>> jax.jit(f)(jnp.arange(4.0)).tolist()
     [0.0, 1.0, 2.0, 3.0]
   """
-  codec = _check_input(x, codec, key)
+  codec = codecs.identity() if codec is None else codec
   workers, axis = _check_rows("axis", x, axis, axis_name)
   expected = jax.eval_shape(
     lambda: reduce_scatter_init(x, axis_name, codec, axis=axis)
@@ -218,6 +225,7 @@ def reduce_scatter(
   return _arguments.straight_through(reference_op, x, y), state
 
 
+@core.declare(**_INPUTS, backward=_arguments.stateless)
 def all_to_all(
   x: Array,
   axis_name: AxisName,
@@ -264,9 +272,7 @@ def all_to_all(
     >>> jax.jit(f)(jnp.arange(4.0)).tolist()
     [0.0, 1.0, 2.0, 3.0]
   """
-  codec = _check_input(x, codec, key)
-  if backward is not None:
-    check_codec("backward", backward, stateless=True, one_round=True)
+  codec = codecs.identity() if codec is None else codec
   workers, split_axis = _check_rows("split_axis", x, split_axis, axis_name)
   concat_axis = _arguments.check_position("concat_axis", concat_axis, x.ndim)
   expected = jax.eval_shape(
@@ -297,6 +303,13 @@ def all_to_all(
   return _arguments.with_gradient(send_back, x, y, own_key), state
 
 
+@core.declare(
+  x=core.float_array,
+  axis_name=core.mesh_axes,
+  codec=_arguments.stateless,
+  backward=_arguments.stateless,
+  key=core.optional_key,
+)
 def permute(
   x: Array,
   axis_name: AxisName,
@@ -346,10 +359,9 @@ def permute(
     Wang et al., *Fine-tuning Language Models over Slow Networks using
     Activation Quantization with Guarantees*, 2022 (links between stages).
   """
-  codec = _check_input(x, codec, key, stateless=True)
+  codec = codecs.identity() if codec is None else codec
   backward = codecs.identity() if backward is None else backward
-  check_codec("backward", backward, stateless=True, one_round=True)
-  workers = _arguments.count_workers(axis_name)
+  workers = core.axis_size(axis_name)
   forth = _check_pairs(pairs, workers)
   back = tuple((target, source) for source, target in forth)
 
@@ -406,23 +418,11 @@ def _check_pairs(pairs: Sequence[tuple[int, int]], workers: int) -> Pairs:
   return tuple((source, target) for source, target in pairs)
 
 
-def _check_input(
-  x: Any, codec: codecs.Codec | None, key: Any, *, stateless: bool = False
-) -> codecs.Codec:
-  """Returns the codec of an array; raises unless both fit a move."""
-  codec = codecs.identity() if codec is None else codec
-  check_codec("codec", codec, stateless=stateless, one_round=True)
-  core.float_array("x", x)
-  _arguments.check_key(key)
-  return codec
-
-
 def _check_rows(
   name: str, x: Array, axis: int, axis_name: AxisName
 ) -> tuple[int, int]:
   """Returns the number of workers and the non-negative axis that they cut."""
-  workers = _arguments.count_workers(axis_name)
-  core.float_array("x", x)
+  workers = core.axis_size(axis_name)
   axis = _arguments.check_position(name, axis, len(x.shape))
   if x.shape[axis] % workers:
     raise ValueError(

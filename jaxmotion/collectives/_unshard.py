@@ -10,7 +10,6 @@ from jax.sharding import PartitionSpec
 
 from jaxmotion import core
 from jaxmotion.codecs import Codec, identity
-from jaxmotion.codecs.extend import check_codec
 from jaxmotion.collectives import _arguments, _layout, _rounds
 from jaxmotion.core import Array, AxisName, PyTree
 
@@ -21,7 +20,16 @@ HOST_WEIGHTS = "jaxmotion/host"
 """Name of a device's words of all hosts, for `jax.checkpoint_policies`."""
 
 
-@core.declare(x=core.float_array)
+@core.declare(
+  x=core.float_array,
+  axis_name=_arguments.check_axes,
+  weight_codec=_arguments.stateless,
+  gradient_codec=_arguments.stateless,
+  error=core.optional(core.float_array),
+  key=core.optional_key,
+  local_codec=_arguments.stateless,
+  spec=core.optional(core.instance(PartitionSpec, "a PartitionSpec or None")),
+)
 def unshard(
   x: Array,
   axis_name: AxisName,
@@ -92,38 +100,27 @@ def unshard(
     >>> jax.jit(grad)(jnp.ones(3), jnp.ones((4, 3))).tolist()
     [1.0, 1.0, 1.0]
   """
-  workers = core.worker_axes("axis_name", axis_name)
   _arguments.check_local_codec(axis_name, local_codec)
-  core.axis_size(workers)
+  core.axis_size(axis_name)
   rows = core.axis_size(core.split_axes(axis_name)[0])
   axis = _arguments.check_position("axis", axis, x.ndim)
-  codecs: dict[str, Any] = dict(
-    weight_codec=weight_codec,
-    gradient_codec=gradient_codec,
-    local_codec=local_codec,
-  )
-  for name, codec in codecs.items():
-    codecs[name] = identity() if codec is None else codec
-    check_codec(name, codecs[name], stateless=True, one_round=True)
-  _arguments.check_key(key)
+  given = weight_codec, gradient_codec, local_codec
+  codecs = [identity() if codec is None else codec for codec in given]
   remembered = list(x.shape)
   remembered[axis] *= rows
-  if error is not None:
-    core.float_array("error", error)
-    if error.shape != tuple(remembered):
-      raise ValueError(
-        f"`error` must have the shape {tuple(remembered)} of the weights that "
-        f"this worker sends, got {core.shape_string(error)}."
-      )
+  if error is not None and error.shape != tuple(remembered):
+    raise ValueError(
+      f"`error` must have the shape {tuple(remembered)} of the weights that "
+      f"this worker sends, got {core.shape_string(error)}."
+    )
   if spec is not None:
-    core.instance(PartitionSpec, "a PartitionSpec or None")("spec", spec)
     if len(spec) > x.ndim or (len(spec) > axis and spec[axis] is not None):
       raise ValueError(
         f"`spec` must shard other axes than {axis}, which workers cut, of "
         f"{x.ndim} axes, got {spec}: its rows would be in another order."
       )
     spec = spec if any(entry is not None for entry in spec) else None
-  one = _Gather(axis_name, axis, spec, **codecs)
+  one = _Gather(axis_name, axis, spec, *codecs)
 
   def gather(part: Array, key: core.Key | None) -> Array:
     return one.map_model(one.gather_shard, (spec, jax.P()), spec)(part, key)
@@ -142,7 +139,7 @@ def unshard(
     return *reduce(ct, *kept), zeros
 
   run.defvjp(forward, backward)
-  return run(*core.to_varying((x, error, key), workers))
+  return run(*core.to_varying((x, error, key), axis_name))
 
 
 class _Gather(NamedTuple):

@@ -81,12 +81,12 @@ class awp(_base.Controller):
   counter: str = "cumulative"
   reference: str = "previous"
 
+  @core.declare(signal=_base.check_signal)
   def init(self, signal: Array) -> AwpState:
     """Returns the state before training, from norms of the first weights."""
-    norms = _base.check_signal("signal", signal)
-    groups = norms.shape[0]
-    ok = jnp.isfinite(norms)
-    norms = jnp.where(ok, norms, 0.0)
+    groups = signal.shape[0]
+    ok = jnp.isfinite(signal)
+    norms = jnp.where(ok, signal, 0.0)
     zeros = jnp.zeros((groups,), jnp.int32)
     return AwpState(
       # Levels only rise, so a history of `levels` changes holds all of them.
@@ -97,10 +97,10 @@ class awp(_base.Controller):
       num_norms=ok.astype(jnp.int32),
     )
 
+  @core.declare(state=_base.state_of(AwpState))
   def update(self, signal: Array, state: AwpState) -> AwpState:
     """Returns the state after a step, from norms of the weights after it."""
-    groups = _base.check_state(state, AwpState).counter.shape[0]
-    norm = _base.check_signal("signal", signal, groups)
+    norm = _base.check_signal("signal", signal, state.counter.shape[0])
     ok = jnp.isfinite(norm)
     norms = jnp.concatenate([norm[:, None], state.norms[:, :-1]], axis=1)
     num_norms = jnp.minimum(state.num_norms + 1, self.window)

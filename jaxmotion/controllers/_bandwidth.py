@@ -27,6 +27,9 @@ class Times(NamedTuple):
   compute: Array
 
 
+_TIMES = core.instance(Times, "the Times of a step")
+
+
 class BandwidthState(NamedTuple):
   """State of the `bandwidth` controller."""
 
@@ -40,6 +43,7 @@ class BandwidthState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @core.declare(
+  level_bytes=core.sequence("integers", core.integer(1, 1 << 62)),
   decay=core.number(0, 1, open_high=True),
   margin=core.number(0, 1, open_low=True),
   patience=core.integer(1, _base.MAX_UPDATES),
@@ -92,10 +96,6 @@ class bandwidth(_base.Controller):
   history_size: int = 64
 
   def __post_init__(self) -> None:
-    level_bytes = core.sequence("integers")("level_bytes", self.level_bytes)
-    object.__setattr__(self, "level_bytes", level_bytes)
-    for i, count in enumerate(level_bytes):
-      core.integer(1, 1 << 62)(f"level_bytes[{i}]", count)
     if not self.level_bytes or list(self.level_bytes) != sorted(
       set(self.level_bytes)
     ):
@@ -103,9 +103,9 @@ class bandwidth(_base.Controller):
         f"`level_bytes` must rise from level to level, got {self.level_bytes}."
       )
 
+  @core.declare(signal=_TIMES)
   def init(self, signal: Times) -> BandwidthState:
     """Returns the state before training, at level 0, for as many groups."""
-    _check_times(signal)
     groups = _base.check_signal("signal.transfer", signal.transfer).shape[0]
     # Arrays of their own: a step that donates the state donates each once.
     return BandwidthState(
@@ -116,10 +116,10 @@ class bandwidth(_base.Controller):
       streak=jnp.zeros((groups,), jnp.int32),
     )
 
+  @core.declare(signal=_TIMES, state=_base.state_of(BandwidthState))
   def update(self, signal: Times, state: BandwidthState) -> BandwidthState:
     """Returns the state after a step that took these times."""
-    _check_times(signal)
-    groups = _base.check_state(state, BandwidthState).measured.shape[0]
+    groups = state.measured.shape[0]
     transfer = _base.check_signal("signal.transfer", signal.transfer, groups)
     compute = _base.check_signal("signal.compute", signal.compute, groups)
     low, high = jnp.minimum(transfer, compute), jnp.maximum(transfer, compute)
@@ -154,7 +154,3 @@ class bandwidth(_base.Controller):
       measured=state.measured + 1,
       streak=jnp.where(rises, 0, streak),
     )
-
-
-def _check_times(signal: Times) -> None:
-  core.instance(Times, "the Times of a step")("signal", signal)

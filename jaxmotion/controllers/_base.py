@@ -165,21 +165,25 @@ def check_signal(name: str, signal: Any, groups: int | None = None) -> Array:
   return signal.astype(jnp.float32)
 
 
-def check_state(state: Any, kind: type[Any] = tuple) -> Any:
-  """Returns a controller's state; raises unless it is one."""
+def state_of(cls: type[Any] = tuple) -> core.Kind:
+  """Makes the kind of states of a controller, of one class."""
   source = "what `init` or the last `update` returned"
-  core.instance(kind, source)("state", state)
-  core.instance(History, source)("state", getattr(state, "history", None))
-  shape = jnp.shape(state.history.levels)
-  of_groups = jax.tree.leaves(state._replace(history=state.history[1:]))
-  if (
-    len(shape) != 2
-    or jnp.shape(state.history.steps) != shape
-    or any(jnp.shape(x)[:1] != shape[:1] for x in of_groups)
-  ):
-    shapes = jax.tree.map(jnp.shape, tuple(state))
-    raise ValueError(f"`state` must be {source}, got shapes {shapes}.")
-  return state
+
+  def check(name: str, state: Any) -> Any:
+    core.instance(cls, source)(name, state)
+    core.instance(History, source)(name, getattr(state, "history", None))
+    shape = jnp.shape(state.history.levels)
+    of_groups = jax.tree.leaves(state._replace(history=state.history[1:]))
+    if (
+      len(shape) != 2
+      or jnp.shape(state.history.steps) != shape
+      or any(jnp.shape(x)[:1] != shape[:1] for x in of_groups)
+    ):
+      shapes = jax.tree.map(jnp.shape, tuple(state))
+      raise ValueError(f"`{name}` must be {source}, got shapes {shapes}.")
+    return state
+
+  return check
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -220,13 +224,14 @@ class Controller:
     """
     raise NotImplementedError
 
+  @core.declare(state=state_of())
   def level(self, state: Any) -> Array:
     """Returns the level of every group, int32[groups]; 0 is the fewest bits.
 
     Args:
       state: what `init` or `update` returned.
     """
-    level: Array = check_state(state).history.level
+    level: Array = state.history.level
     return level
 
 
@@ -269,8 +274,9 @@ class fixed(Controller):
     ((groups,),) = shapes
     return FixedState(start_history(groups, self.at, 1))
 
+  @core.declare(state=state_of(FixedState))
   def update(self, signal: PyTree, state: FixedState) -> FixedState:
     """Returns the state after a step of any signal, at the same level."""
     del signal
-    level = check_state(state, FixedState).history.level
+    level = state.history.level
     return advance_state(state, level, jnp.full_like(level, True, bool))

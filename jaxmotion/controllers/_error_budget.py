@@ -77,17 +77,18 @@ class error_budget(_base.Controller):
   patience: int = 100
   history_size: int = 64
 
+  @core.declare(signal=_base.check_signal)
   def init(self, signal: Array) -> ErrorBudgetState:
     """Returns the state before training, at the highest level."""
-    groups = _base.check_signal("signal", signal).shape[0]
+    groups = signal.shape[0]
     return ErrorBudgetState(
       _base.start_history(groups, self.levels - 1, self.history_size),
       jnp.zeros((groups,), jnp.int32),
     )
 
+  @core.declare(state=_base.state_of(ErrorBudgetState))
   def update(self, signal: Array, state: ErrorBudgetState) -> ErrorBudgetState:
     """Returns the state after a step, from errors at the present levels."""
-    _base.check_state(state, ErrorBudgetState)
     error = _base.check_signal("signal", signal, state.streak.shape[0])
     ok = jnp.isfinite(error)
     now = state.history.level

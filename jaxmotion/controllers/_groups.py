@@ -12,6 +12,10 @@ from jaxmotion.core import Array, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
+@core.declare(
+  names=core.sequence("strings", core.text),
+  of_leaf=core.sequence("integers and None"),
+)
 class Groups:
   """Groups of leaves of a tree; the leaves of a group share a level.
 
@@ -30,13 +34,9 @@ class Groups:
   of_leaf: tuple[int | None, ...]
 
   def __post_init__(self) -> None:
-    names = core.sequence("strings")("names", self.names)
-    of_leaf = core.sequence("integers and None")("of_leaf", self.of_leaf)
-    for i, name in enumerate(names):
-      core.text(f"names[{i}]", name)
-    for i, group in enumerate(of_leaf):
-      if group is not None:
-        core.integer(0, len(names) - 1)(f"of_leaf[{i}]", group)
+    names, of_leaf = self.names, self.of_leaf
+    group = core.optional(core.integer(0, len(names) - 1))
+    core.sequence("integers and None", group)("of_leaf", of_leaf)
     if len(set(names)) < len(names):
       raise ValueError(f"`names` must be given once each, got {names}.")
     if len(set(of_leaf) - {None}) < len(names):
@@ -44,8 +44,6 @@ class Groups:
         f"`of_leaf` must have a leaf of each of the {len(names)} groups, got"
         f" {of_leaf}."
       )
-    object.__setattr__(self, "names", names)
-    object.__setattr__(self, "of_leaf", of_leaf)
 
   def split(self, tree: PyTree) -> list[list[Any]]:
     """Returns the leaves of every group.
@@ -62,6 +60,7 @@ class Groups:
         parts[group].append(leaf)
     return parts
 
+  @core.declare(parts=core.sequence("lists", core.sequence("leaves")))
   def merge(self, parts: Sequence[Sequence[Any]], tree: PyTree) -> PyTree:
     """Returns the tree with these leaves of the groups; inverts `split`.
 
@@ -70,16 +69,12 @@ class Groups:
       tree: pytree of the same structure; it has the leaves of no group.
     """
     wanted = [self.of_leaf.count(group) for group in range(len(self.names))]
-    given = [
-      core.sequence("leaves")(f"parts[{i}]", part)
-      for i, part in enumerate(core.sequence("lists")("parts", parts))
-    ]
-    if [len(part) for part in given] != wanted:
+    if [len(part) for part in parts] != wanted:
       raise ValueError(
         f"`parts` must have {wanted} leaves by group, got"
-        f" {[len(part) for part in given]}."
+        f" {[len(part) for part in parts]}."
       )
-    remaining = [iter(part) for part in given]
+    remaining = [iter(part) for part in parts]
     leaves = [
       leaf if group is None else next(remaining[group])
       for leaf, group in zip(
@@ -99,7 +94,9 @@ class Groups:
     return leaves
 
 
-@core.declare(params=core.arrays)
+@core.declare(
+  params=core.arrays, rules=core.sequence("pairs of a pattern and a name")
+)
 def group_by(params: PyTree, rules: Sequence[tuple[str, str | None]]) -> Groups:
   r"""Groups the leaves of a tree by their paths.
 
@@ -126,8 +123,7 @@ def group_by(params: PyTree, rules: Sequence[tuple[str, str | None]]) -> Groups:
     >>> group_by(params, [("bias", None), ("(.*)/", r"\1")])
     Groups(names=('conv1', 'conv2'), of_leaf=(None, 0, None, 1))
   """
-  pairs = core.sequence("pairs of a pattern and a name")("rules", rules)
-  path_rules = core.PathRules(pairs, value="name")
+  path_rules = core.PathRules(rules, value="name")
   paths = [path for path, _ in core.named_leaves(params)]
   path_rules.require_use(paths)
   names: dict[str, int] = {}

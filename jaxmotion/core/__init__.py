@@ -62,6 +62,7 @@ from jaxmotion.core._key import (
   Key as Key,
   combine_seeds as combine_seeds,
   make_key as make_key,
+  optional_key as optional_key,
   random_words as random_words,
   random_words_at as random_words_at,
 )

@@ -100,6 +100,12 @@ class Key(NamedTuple):
     return self.fold(zlib.crc32(path.encode()))
 
 
+def optional_key(name: str, value: Any) -> Any:
+  """Returns a `Key` or None, or raises."""
+  noun = "a jaxmotion.Key (make one with jaxmotion.make_key(seed)) or None"
+  return _checks.optional(_checks.instance(Key, noun))(name, value)
+
+
 def make_key(seed: int | _tree.Array, worker: int | _tree.Array = 0) -> Key:
   """Returns the key of a seed and a worker index.
 

@@ -17,6 +17,7 @@ from jaxmotion.core import PyTree
 PerWorkerSeconds = float | Sequence[float]
 
 
+@core.declare(total=core.integer(0))
 def ideal_shares(
   total: int,
   speeds: Sequence[float],
@@ -73,7 +74,7 @@ def ideal_shares(
   return tuple(shares_by(t).tolist())
 
 
-@core.declare(min_microbatches=core.integer(0))
+@core.declare(total=core.integer(0), min_microbatches=core.integer(0))
 def integer_shares(
   total: int,
   speeds: Sequence[float],
@@ -295,7 +296,6 @@ def _check_work(
   caps: Sequence[int] | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Returns speeds, fixed times and caps as float64[workers], checked."""
-  core.integer(0)("total", total)
   v, a = _check_speeds(speeds, fixed_s)
   if caps is None:
     return v, a, np.full(len(v), float(total))

@@ -12,20 +12,10 @@ from jaxmotion import core
 from jaxmotion.core import PyTree, ShapedLike
 from jaxmotion.kernels import _error_memory
 
-_MAX_BLOCK = 2**31 - 1
 
-
-def check_block(block: Any) -> None:
-  """Raises unless `block` is a number of elements that int32 can index.
-
-  Args:
-    block: what the caller gave.
-
-  Raises:
-    TypeError: not an integer.
-    ValueError: outside the range.
-  """
-  core.integer(1, _MAX_BLOCK)("block", block)
+def check_block(name: str, value: Any) -> Any:
+  """Returns a number of elements that int32 can index, or raises."""
+  return core.integer(1, 2**31 - 1)(name, value)
 
 
 def check_words(
@@ -62,9 +52,8 @@ def _describe(
   return f"`{name}` must be an array {kind}[{axes}], got {found}."
 
 
-def check_key(key: Any, needs_key: bool) -> None:
-  """Raises unless `key` is a key, or None where none is needed."""
-  core.instance((core.Key, type(None)), "a jaxmotion.Key or None")("key", key)
+def check_key(key: core.Key | None, needs_key: bool) -> None:
+  """Raises if there is no key where one is needed."""
   if needs_key and key is None:
     raise ValueError(
       "`key` must be a jaxmotion.Key for an op that draws random numbers, got "
@@ -73,11 +62,9 @@ def check_key(key: Any, needs_key: bool) -> None:
 
 
 def check_memory(
-  x: ShapedLike, memory: Any, sent: PyTree, decay: float
+  x: ShapedLike, memory: _error_memory.ErrorMemory, sent: PyTree
 ) -> None:
   """Raises unless an error memory fits an array and its payload."""
-  core.number(0, 1)("decay", decay)
-  core.instance(_error_memory.ErrorMemory, "an ErrorMemory")("memory", memory)
   core.float_array("memory.value", memory.value)
   check_shape("memory.value", memory.value, tuple(x.shape), "float32")
   if jnp.shape(memory.count) != ():

@@ -24,6 +24,7 @@ INTERPRETS_KERNELS = False
 _ON_GPU = ("pallas_triton", "reference")
 
 
+@core.declare(implementation=core.optional(core.choice(IMPLEMENTATIONS)))
 def dispatch(
   table: Mapping[str, Any],
   name: str,
@@ -40,7 +41,6 @@ def dispatch(
   forced = os.environ.get(VARIABLE)
   run = functools.partial(_try_in_order, table, name, static)
   if implementation is not None:
-    core.choice(IMPLEMENTATIONS)("implementation", implementation)
     return run([implementation], *args)
   if forced:
     core.choice(IMPLEMENTATIONS)(VARIABLE, forced)

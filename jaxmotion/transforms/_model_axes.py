@@ -133,7 +133,7 @@ def map_exchange(
     updates: PyTree, state: Any, params: PyTree, args: dict[str, Any]
   ) -> tuple[PyTree, Any]:
     """Exchanges updates, on shards where axes of a model are not manual."""
-    check_weight(args["weight"])
+    check_weight("weight", args["weight"])
     args = args | {"sending": hosts.check_sending(args["sending"])}
     # The options are no arrays, so a map does not take them.
     made_for, state = state.made_for, state._replace(made_for=None)

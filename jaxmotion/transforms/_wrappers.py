@@ -173,7 +173,7 @@ def skip_nonfinite(
     """Runs the chain; keeps its state if a worker's gradient is not finite."""
     _states.check_counts(state, _states.SkipNonfiniteState)
     weight = extra_args.get("weight")
-    extend.check_weight(weight)
+    extend.check_weight("weight", weight)
     ok = extend.all_finite((updates, weight), axis_name)
     if wait:
       updates = jax.tree.map(lambda a: jnp.where(ok, a, 0), updates)

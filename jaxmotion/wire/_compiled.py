@@ -29,7 +29,11 @@ _MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
 _Groups = frozenset[frozenset[int]]
 
 
-@core.declare(mesh=core.optional(core.instance(Mesh, "a jax.sharding.Mesh")))
+@core.declare(
+  branch=core.optional(_ledger.COUNT),
+  while_trips=core.optional(_ledger.COUNT),
+  mesh=core.optional(core.instance(Mesh, "a jax.sharding.Mesh")),
+)
 def compiled_bytes(
   compiled: jax.stages.Compiled,
   *,
@@ -77,7 +81,6 @@ def compiled_bytes(
       "`compiled` must be `jax.jit(fn).lower(*args).compile()`, got "
       f"{compiled!r:.200}."
     )
-  _ledger.check_choices(branch, while_trips)
   text = compiled.as_text()
   if text is None:
     raise ValueError(f"`compiled` must have a text, got {compiled!r}.")

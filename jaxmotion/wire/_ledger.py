@@ -11,6 +11,7 @@ from jaxmotion import core, program
 
 # In the order of errors, which name them all.
 OPS = tuple(dict.fromkeys(program.COLLECTIVES.values()))
+COUNT = core.integer(0)
 
 
 class _MoveFields(NamedTuple):
@@ -22,6 +23,13 @@ class _MoveFields(NamedTuple):
   dtype: str
   payload_bytes: int
   count: int  # type: ignore[assignment]  # Hides tuple.count on purpose.
+
+
+def _check_axes(name: str, value: Any) -> Any:
+  """Returns a tuple of strings, or raises."""
+  noun = "a tuple of names of mesh axes"
+  axes = core.instance(tuple, noun)(name, value)
+  return core.sequence(noun, core.text)(name, axes)
 
 
 class Move(_MoveFields):
@@ -59,10 +67,11 @@ class Move(_MoveFields):
 
   @core.declare(
     op=core.choice(OPS),
-    workers=core.integer(0),
+    axes=_check_axes,
+    workers=COUNT,
     dtype=core.text,
-    payload_bytes=core.integer(0),
-    count=core.integer(0),
+    payload_bytes=COUNT,
+    count=COUNT,
   )
   def __new__(
     cls,
@@ -74,7 +83,6 @@ class Move(_MoveFields):
     count: int,
   ) -> Self:
     """Returns a move whose fields are checked."""
-    _check_axes(axes)
     return super().__new__(cls, op, axes, workers, dtype, payload_bytes, count)
 
   @classmethod
@@ -91,6 +99,9 @@ class Move(_MoveFields):
 
 
 @dataclasses.dataclass(frozen=True)
+@core.declare(
+  moves=core.sequence("Move objects", core.instance(Move, "a Move"))
+)
 class Ledger:
   """The collectives of a program; equal moves are merged, counts added.
 
@@ -116,10 +127,7 @@ class Ledger:
   moves: tuple[Move, ...] = ()
 
   def __post_init__(self) -> None:
-    moves = core.sequence("Move objects")("moves", self.moves)
-    for i, move in enumerate(moves):
-      core.instance(Move, "a Move")(f"moves[{i}]", move)
-    object.__setattr__(self, "moves", _merge_moves(moves))
+    object.__setattr__(self, "moves", _merge_moves(self.moves))
 
   @property
   def total_bytes(self) -> float:
@@ -140,7 +148,9 @@ class Ledger:
     return totals
 
   @core.declare(
-    op=core.optional(core.choice(OPS)), dtype=core.optional(core.text)
+    op=core.optional(core.choice(OPS)),
+    dtype=core.optional(core.text),
+    axes=core.optional(_check_axes),
   )
   def select(
     self,
@@ -169,8 +179,6 @@ class Ledger:
       >>> Ledger((word, scale)).select(dtype="float32").total_bytes
       12.0
     """
-    if axes is not None:
-      _check_axes(axes)
     wanted = {"op": op, "dtype": dtype, "axes": axes}
     moves = self.moves
     for field, value in wanted.items():
@@ -186,13 +194,6 @@ class Ledger:
     rows.append(("total", *blanks, _format_number(self.total_bytes)))
     texts = map(Move._fields.index, ("op", "axes", "dtype"))
     return core.text_table(rows, right=set(range(len(header))) - set(texts))
-
-
-def _check_axes(axes: tuple[str, ...]) -> None:
-  """Raises unless `axes` is a tuple of strings."""
-  core.instance(tuple, "a tuple of names of mesh axes")("axes", axes)
-  for i, name in enumerate(axes):
-    core.text(f"axes[{i}]", name)
 
 
 def _wire_factor(op: str, workers: int) -> float:
@@ -253,13 +254,6 @@ def pick_branch(
       f" of {name}, got {branch}."
     )
   return branches[branch]
-
-
-def check_choices(branch: int | None, while_trips: int | None) -> None:
-  """Checks the arguments that stand for facts that only a run knows."""
-  for name, value in (("branch", branch), ("while_trips", while_trips)):
-    if value is not None:
-      core.integer(0)(name, value)
 
 
 def permuted_workers(pairs: Iterable[tuple[int, int]]) -> int:

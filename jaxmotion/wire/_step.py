@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -37,7 +38,11 @@ class _Context(NamedTuple):
   while_trips: int | None
 
 
-@core.declare(fn=core.function)
+@core.declare(
+  fn=core.function,
+  branch=core.optional(_ledger.COUNT),
+  while_trips=core.optional(_ledger.COUNT),
+)
 def step_bytes(
   fn: Callable[..., Any],
   *args: Any,
@@ -86,7 +91,6 @@ def step_bytes(
     >>> step_bytes(mean, x).total_bytes  # 2 (4 - 1) / 4 of 1024 bytes
     1536.0
   """
-  _ledger.check_choices(branch, while_trips)
   if not isinstance(fn, jax.stages.Wrapped):
     # A function that is jitted already may have static arguments.
     core.arrays("args", args)
@@ -207,7 +211,9 @@ def _check_no_collective(step: Step) -> None:
     )
 
 
-@core.declare(like=core.typed_arrays)
+@core.declare(
+  codec=functools.partial(check_codec, trees=True), like=core.typed_arrays
+)
 def payload_bytes(codec: codecs.Codec, like: PyTree) -> int:
   """Returns the bytes of the payloads of a tree, from their traced shapes.
 
@@ -227,7 +233,6 @@ def payload_bytes(codec: codecs.Codec, like: PyTree) -> int:
     >>> payload_bytes(codecs.uniform(bits=4, block=512), jnp.zeros(4096))
     2080
   """
-  check_codec("codec", codec, trees=True)
   for path, leaf in core.named_leaves(like):
     core.float_array(f"like/{path}" if path else "like", leaf)
   cut = partition(codec, like)

@@ -26,6 +26,7 @@ _NAN_BASE = 255
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @core.declare(
   bits=core.integer(1, 8),
+  block=kernels.check_block,
   symmetric=core.boolean,
   rounding=core.choice(("nearest", "stochastic")),
 )
@@ -71,9 +72,6 @@ class uniform(_bases.BlockCodec):
   symmetric: bool = True
   rounding: str = "nearest"
 
-  def __post_init__(self) -> None:
-    kernels.check_block(self.block)
-
   def _make_laws(self) -> _laws.Laws:
     """States the laws of evenly spaced levels, from the width of a step."""
     levels = 2 ** (self.bits - 1) - 1 if self.bits > 1 else 0.5
@@ -110,6 +108,7 @@ class uniform(_bases.BlockCodec):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(block=kernels.check_block)
 class sign(_bases.BlockCodec):
   """Sends the sign of each element and the mean magnitude of each block.
 
@@ -137,9 +136,6 @@ class sign(_bases.BlockCodec):
 
   block: int = 1024
 
-  def __post_init__(self) -> None:
-    kernels.check_block(self.block)
-
   def _make_laws(self) -> _laws.Laws:
     """States the laws of signs under a mean magnitude."""
     return _laws.Laws(
@@ -157,7 +153,10 @@ class sign(_bases.BlockCodec):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-@core.declare(rounding=core.choice(("stochastic", "threshold")))
+@core.declare(
+  block=kernels.check_block,
+  rounding=core.choice(("stochastic", "threshold")),
+)
 class ternary(_bases.BlockCodec):
   """Sends -1, 0 or 1 for each element and a magnitude for each block.
 
@@ -193,9 +192,6 @@ class ternary(_bases.BlockCodec):
   block: int = 1024
   rounding: str = "stochastic"
 
-  def __post_init__(self) -> None:
-    kernels.check_block(self.block)
-
   def _make_laws(self) -> _laws.Laws:
     """States the laws of three levels, drawn or by threshold."""
     by_threshold = self.rounding == "threshold"
@@ -219,7 +215,7 @@ class ternary(_bases.BlockCodec):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-@core.declare(format=core.choice(FORMATS))
+@core.declare(format=core.choice(FORMATS), block=kernels.check_block)
 class microscaling(_bases.BlockCodec):
   """Blocks of 4-, 6- or 8-bit floats that share a power-of-two scale.
 
@@ -260,9 +256,6 @@ class microscaling(_bases.BlockCodec):
   format: str
   block: int = 32
 
-  def __post_init__(self) -> None:
-    kernels.check_block(self.block)
-
   def _make_laws(self) -> _laws.Laws:
     """States the laws of narrow floats, from the width of their mantissa."""
     mantissa = FORMATS[self.format].mantissa
@@ -297,7 +290,9 @@ class Unsigned(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @core.declare(
-  bits=core.choice((8, 16)), rounding=core.choice(("nearest", "stochastic"))
+  bits=core.choice((8, 16)),
+  block=kernels.check_block,
+  rounding=core.choice(("nearest", "stochastic")),
 )
 class nonnegative(_bases.ArrayCodec):
   """Rounds values >= 0 to 8-bit floats that share an exponent (UE5M3).
@@ -336,9 +331,6 @@ class nonnegative(_bases.ArrayCodec):
   bits: int = 8
   block: int = 256
   rounding: str = "nearest"
-
-  def __post_init__(self) -> None:
-    kernels.check_block(self.block)
 
   @property
   def needs_key(self) -> bool:
@@ -414,6 +406,7 @@ class nonnegative(_bases.ArrayCodec):
 
 
 @dataclasses.dataclass(frozen=True)
+@core.declare(codec=_codec.check_codec)
 class vote(_bases.ArrayCodec):
   """Takes the sign that most workers have, -1, 0 or 1.
 
@@ -444,7 +437,6 @@ class vote(_bases.ArrayCodec):
   )
 
   def __post_init__(self) -> None:
-    _codec.check_codec("codec", self.codec)
     exact = isinstance(self.codec, sign) or (
       isinstance(self.codec, ternary) and not self.codec.needs_key
     )

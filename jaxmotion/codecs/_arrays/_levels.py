@@ -119,7 +119,7 @@ class Leveled(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-@core.declare(bits=core.integer(1, 4))
+@core.declare(bits=core.integer(1, 4), block=kernels.check_block)
 class lloyd_max(_bases.ArrayCodec):
   """Rounds elements to the levels that suit a normal distribution best.
 
@@ -154,9 +154,6 @@ class lloyd_max(_bases.ArrayCodec):
 
   bits: int = 2
   block: int = 128
-
-  def __post_init__(self) -> None:
-    kernels.check_block(self.block)
 
   def _make_laws(self) -> _laws.Laws:
     """States the laws of levels that a normal distribution suits."""

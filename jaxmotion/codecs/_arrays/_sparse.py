@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxmotion import core
-from jaxmotion.codecs import _bases, _laws
+from jaxmotion.codecs import _bases, _checks, _laws
 from jaxmotion.core import Array, ShapedLike
 from jaxmotion.kernels import compact, pack, select
 
@@ -22,7 +22,7 @@ class Sampled(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-@core.declare(density=core.number(0, 1, open_low=True), scaled=core.boolean)
+@core.declare(density=_checks.FRACTION, scaled=core.boolean)
 class random_k(_bases.ArrayCodec):
   """Keeps k elements at random positions, the same on all workers.
 
@@ -130,9 +130,7 @@ class Above(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-@core.declare(
-  value=core.number(0, open_low=True), capacity=core.number(0, 1, open_low=True)
-)
+@core.declare(value=core.number(0, open_low=True), capacity=_checks.FRACTION)
 class threshold(_bases.ArrayCodec):
   """Keeps the elements of magnitude at or above a threshold, up to a capacity.
 
@@ -223,9 +221,7 @@ class threshold(_bases.ArrayCodec):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-@core.declare(
-  capacity=core.number(0, 1, open_low=True), tile=core.choice(_TILES)
-)
+@core.declare(capacity=_checks.FRACTION, tile=core.choice(_TILES))
 class zero_value(_bases.ArrayCodec):
   """Leaves out the zeros that ReLU and pruning produce, without loss (ZVC).
 

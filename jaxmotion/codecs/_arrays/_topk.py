@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmotion import core, hosts, kernels
-from jaxmotion.codecs import _bases, _division, _laws
+from jaxmotion.codecs import _bases, _checks, _division, _laws
 from jaxmotion.core import Array, PyTree, ShapedLike
 from jaxmotion.kernels import pack, select
 
@@ -116,7 +116,9 @@ def _place_bits(block: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-@core.declare(density=core.number(0, 1, open_low=True))
+@core.declare(
+  density=_checks.FRACTION, block=core.optional(kernels.check_block)
+)
 class topk(SparseCodec):
   """Keeps the elements of largest magnitude of every block of an array.
 
@@ -152,10 +154,6 @@ class topk(SparseCodec):
 
   density: float
   block: int | None = None
-
-  def __post_init__(self) -> None:
-    if self.block is not None:
-      kernels.check_block(self.block)
 
   def _make_laws(self) -> _laws.Laws:
     # Blocks of an odd length, or that follow the rows, keep a share of their
@@ -206,6 +204,10 @@ class topk(SparseCodec):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(
+  count=core.optional(core.integer(1, 2**31 - 1)),
+  density=core.optional(_checks.FRACTION),
+)
 class topk_columns(SparseCodec):
   """Keeps the elements of largest magnitude of every column of an array.
 
@@ -238,10 +240,6 @@ class topk_columns(SparseCodec):
         "`count` must be given if `density` is not, and only then, got "
         f"{self.count!r} and density {self.density!r}."
       )
-    if self.count is not None:
-      core.integer(1, 2**31 - 1)("count", self.count)
-    else:
-      core.number(0, 1, open_low=True)("density", self.density)
 
   def _make_laws(self) -> _laws.Laws:
     return _selection_laws(0.999 * (self.density or 0.0))

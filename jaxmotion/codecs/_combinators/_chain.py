@@ -97,9 +97,9 @@ class chain(_codec.Codec):
     """Whether all of the codecs keep the dtype."""
     return all(codec.keeps_dtype for codec in self.codecs)
 
+  @core.declare(like=_checks.check_shaped)
   def init(self, like: ShapedLike) -> tuple[Any, ...]:
     """Returns the codecs' states; `()` if none has any."""
-    _checks.check_shaped("like", like)
     states = tuple(
       codec.init(a)
       for codec, a in zip(self.codecs, self._input_likes(like), strict=True)
@@ -193,10 +193,10 @@ class chain(_codec.Codec):
     new = (*states[:-1], reduced.state) if state else ()
     return _rounds.Reduced(mean, _nest(outer, reduced.sent), new)
 
+  @core.declare(like=_checks.check_shaped)
   def sum_decoded(self, payloads: PyTree, like: ShapedLike) -> Array:
     """Decodes and adds payloads; linear codecs decode the sum alone, once."""
     *heads, last = self.codecs
-    _checks.check_shaped("like", like)
     is_narrow = jnp.finfo(like.dtype).bits < 32  # Sums are made in float32.
     if is_narrow or not all(codec.linear for codec in heads):
       return super().sum_decoded(payloads, like)

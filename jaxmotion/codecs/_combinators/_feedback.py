@@ -1,6 +1,7 @@
 """The codec `feedback`: what an encoding leaves out is added to the next."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +24,9 @@ class Feedback(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 @core.declare(
-  decay=core.number(0, 1, open_low=True), form=core.choice(("local", "global"))
+  codec=functools.partial(_codec.check_codec, trees=True),
+  decay=_checks.FRACTION,
+  form=core.choice(("local", "global")),
 )
 class feedback(_bases.MemoryCodec, _bases.TreeCodec):
   """Adds the error of the last encoding to the next value.
@@ -65,7 +68,6 @@ class feedback(_bases.MemoryCodec, _bases.TreeCodec):
   form: str = dataclasses.field(default="local", kw_only=True)
 
   def __post_init__(self) -> None:
-    _codec.check_codec("codec", self.codec, trees=True)
     if not self.codec.laws.bounds_memory:
       raise ValueError(
         "`codec` must bound the error memory (`codec.laws.bounds_memory`), got "
@@ -190,9 +192,9 @@ class feedback(_bases.MemoryCodec, _bases.TreeCodec):
     y = self.codec.decode(payload, _bases.widen(like))
     return core.saturate_cast(y, like.dtype)
 
+  @core.declare(like=_checks.check_shaped)
   def sum_decoded(self, payloads: PyTree, like: ShapedLike) -> Array:
     """Decodes and adds several workers' payloads with the wrapped codec."""
-    _checks.check_shaped("like", like)
     return self.codec.sum_decoded(payloads, _bases.widen(like))
 
   def after_reduce(self, state: PyTree, output: Array) -> PyTree:

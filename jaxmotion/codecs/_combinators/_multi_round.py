@@ -30,6 +30,7 @@ class Ef21(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+@core.declare(codec=_codec.check_codec)
 class ef21(_bases.MemoryCodec, _bases.MultiRoundCodec):
   """Encodes the difference to what was sent before (EF21).
 
@@ -65,7 +66,6 @@ class ef21(_bases.MemoryCodec, _bases.MultiRoundCodec):
   _part = _laws.SENT
 
   def __post_init__(self) -> None:
-    _codec.check_codec("codec", self.codec)
     if not self.codec.laws.bounds_memory:
       raise ValueError(
         "`codec` must bound the error memory (`codec.laws.bounds_memory`), got "
@@ -84,9 +84,9 @@ class ef21(_bases.MemoryCodec, _bases.MultiRoundCodec):
       return self.codec.round_kinds
     return ("sum",) if self.codec.summable else ("gather",)
 
+  @core.declare(like=_checks.check_shaped)
   def init(self, like: ShapedLike) -> Ef21:
     """Returns zeros, and the wrapped codec's state."""
-    _checks.check_shaped("like", like)
     own, mean = (jnp.zeros(like.shape, jnp.float32) for _ in range(2))
     return Ef21(own, core.Shared(mean), self.codec.init(like))
 
@@ -212,9 +212,9 @@ class low_rank(_bases.MultiRoundCodec):
     """Kinds of its messages: a sum for each factor that it sends."""
     return ("sum", "sum") if self.sends == "both" else ("sum",)
 
+  @core.declare(like=_checks.check_shaped)
   def init(self, like: ShapedLike) -> core.Shared:
     """Returns random factors, the same on all workers."""
-    _checks.check_shaped("like", like)
     rows, columns, rank = self._dimensions(like)
     right = _random_columns(self.seed, columns, rank)
     if self.sends == "both":
@@ -402,10 +402,9 @@ class onebit(_bases.MultiRoundCodec):
     """Returns the state of a worker that has no others."""
     return self.init_rounds(like, 1)
 
-  @core.declare(workers=core.integer(1, 1 << 24))
+  @core.declare(like=_checks.check_shaped, workers=core.integer(1, 1 << 24))
   def init_rounds(self, like: ShapedLike, workers: int) -> Onebit:
     """Returns zero errors for this number of workers."""
-    _checks.check_shaped("like", like)
     row = _row_length(like, workers)
     return Onebit(
       jnp.zeros(row * workers, jnp.float32), jnp.zeros(row, jnp.float32)
@@ -434,15 +433,16 @@ class onebit(_bases.MultiRoundCodec):
     whole = OneMagnitude(_pack_signs(value[: flat.size]), scale)
     return _rounds.Reduced(mean.reshape(x.shape), whole, Onebit(own, of_mean))
 
+  @core.declare(like=_checks.check_shaped)
   def read_memory(self, state: Onebit, like: ShapedLike) -> dict[str, Array]:
     """Returns both errors, without the padding of this worker's own."""
-    _checks.check_shaped("like", like)
     self._check_state(state)
     workers = max(1, state.own.size // max(1, state.of_mean.size))
     self._check_state(state, like, workers)
     own = state.own[: math.prod(like.shape)].reshape(like.shape)
     return {"error": own, "error_of_mean": state.of_mean}
 
+  @_checks.declare_parts
   def write_memory(
     self,
     parts: Mapping[str, Array],
@@ -451,7 +451,7 @@ class onebit(_bases.MultiRoundCodec):
     workers: int,
   ) -> Onebit:
     """Returns a state whose padding, and whose row, have no error."""
-    _checks.check_parts(self, parts, means, like, workers)
+    _checks.check_parts(self, parts, means, like)
     fresh = self.init_rounds(like, workers)
     error = parts["error"].reshape(-1).astype(jnp.float32)
     padding = fresh.own.size - error.size

@@ -1,6 +1,7 @@
 """Codecs that look at which elements a selection sends."""
 
 import dataclasses
+import functools
 import itertools
 from typing import Any, NamedTuple
 
@@ -15,6 +16,9 @@ from jaxmotion.core import Array, PyTree, ShapedLike
 
 
 @dataclasses.dataclass(frozen=True)
+@core.declare(
+  codec=functools.partial(_codec.check_codec, stateless=True, one_round=True)
+)
 class contributors(_bases.WrapperCodec):
   """Averages each element over the workers that sent it, not over all.
 
@@ -48,7 +52,6 @@ class contributors(_bases.WrapperCodec):
   """
 
   def __post_init__(self) -> None:
-    _codec.check_codec("codec", self.codec, stateless=True, one_round=True)
     if not selects_elements(self.codec):
       raise ValueError(
         "`codec` must select elements as they are (`topk`, `threshold`, "
@@ -69,7 +72,6 @@ class contributors(_bases.WrapperCodec):
 
   def sum_decoded(self, payloads: PyTree, like: ShapedLike) -> Array:
     """Returns the mean over senders, times the number of workers."""
-    self._check_payload(payloads, like, stacked=True)
     total = self.codec.sum_decoded(payloads, like)
     wide = jax.ShapeDtypeStruct(like.shape, total.dtype)
 
@@ -90,6 +92,7 @@ class MomentumCorrection(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 @core.declare(
+  codec=functools.partial(_codec.check_codec, one_round=True),
   decay=core.number(0, 1, open_high=True),
   nesterov=core.boolean,
   masking=core.boolean,
@@ -133,7 +136,6 @@ class momentum_correction(_bases.MemoryCodec):
   masking: bool = dataclasses.field(default=True, kw_only=True)
 
   def __post_init__(self) -> None:
-    _codec.check_codec("codec", self.codec, one_round=True)
     if self.masking and not selects_elements(self.codec):
       raise ValueError(
         "`codec` must select elements for `masking` (`topk`, `topk_columns`, "
@@ -146,9 +148,9 @@ class momentum_correction(_bases.MemoryCodec):
     """Whether the wrapped codec is summable."""
     return self.codec.summable
 
+  @core.declare(like=_checks.check_shaped)
   def init(self, like: ShapedLike) -> MomentumCorrection:
     """Returns zero momentum and the wrapped codec's state."""
-    _checks.check_shaped("like", like)
     zeros = jnp.zeros(like.shape, jnp.float32)
     return MomentumCorrection(zeros, self.codec.init(like))
 

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -31,6 +32,11 @@ class ChoiceCodec(_bases.TreeCodec):
 
 
 @dataclasses.dataclass(frozen=True)
+@core.declare(
+  rules=core.sequence(
+    "pairs of pattern and codec", core.sequence("a pattern and a codec")
+  )
+)
 class rules(ChoiceCodec):
   """Chooses a codec for every leaf by the first pattern that matches its path.
 
@@ -62,12 +68,7 @@ class rules(ChoiceCodec):
   rules: tuple[tuple[str, _codec.Codec], ...]
 
   def __post_init__(self) -> None:
-    rules = core.sequence("pairs of pattern and codec")("rules", self.rules)
-    for rule in rules:
-      core.sequence("pairs of pattern and codec")("rules", rule)
-    pairs = tuple(tuple(rule) for rule in rules)
-    object.__setattr__(self, "rules", pairs)
-    if not pairs:
+    if not self.rules:
       raise ValueError("`rules` must hold at least one rule, got none.")
     for pattern, codec in self._path_rules():
       if not isinstance(codec, _codec.Codec):
@@ -79,11 +80,11 @@ class rules(ChoiceCodec):
   def _choices(self) -> list[_codec.Codec]:
     return [codec for _, codec in self.rules]
 
+  @core.declare(leaves=_checks.check_leaves)
   def leaf_groups(
     self, leaves: Sequence[tuple[str, ShapedLike]]
   ) -> list[_codec.LeafGroup]:
     """Returns the leaves with the codec of the first rule that matches."""
-    _checks.check_leaves(leaves)
     claimed = self._claim_paths([path for path, _ in leaves])
     groups = []
     for positions, codec in zip(claimed, self._choices(), strict=True):
@@ -115,7 +116,11 @@ class rules(ChoiceCodec):
 
 
 @dataclasses.dataclass(frozen=True)
-@core.declare(max_leaf_size=core.integer(1), max_bucket_size=core.integer(1))
+@core.declare(
+  codec=functools.partial(_codec.check_codec, trees=True),
+  max_leaf_size=core.integer(1),
+  max_bucket_size=core.integer(1),
+)
 class buckets(ChoiceCodec):
   """Concatenates small leaves of one dtype and codec before encoding them.
 
@@ -142,9 +147,6 @@ class buckets(ChoiceCodec):
   max_leaf_size: int = dataclasses.field(default=4096, kw_only=True)
   max_bucket_size: int = dataclasses.field(default=1 << 20, kw_only=True)
 
-  def __post_init__(self) -> None:
-    _codec.check_codec("codec", self.codec, trees=True)
-
   def _choices(self) -> list[_codec.Codec]:
     return [self.codec]
 
@@ -152,11 +154,11 @@ class buckets(ChoiceCodec):
     """Raises for a rule of the wrapped codec that matches none of the paths."""
     self.codec._check_paths(paths)
 
+  @core.declare(leaves=_checks.check_leaves)
   def leaf_groups(
     self, leaves: Sequence[tuple[str, ShapedLike]]
   ) -> list[_codec.LeafGroup]:
     """Keeps large arrays alone and joins small ones."""
-    _checks.check_leaves(leaves)
     alone = []
     joined: dict[tuple[Any, ...], list[list[int]]] = {}
     sizes: dict[tuple[Any, ...], int] = {}
@@ -181,6 +183,8 @@ class buckets(ChoiceCodec):
 
 @dataclasses.dataclass(frozen=True)
 @core.declare(
+  codec=_codec.check_codec,
+  otherwise=_codec.check_codec,
   min_ratio=core.number(0, 1e9, open_low=True),
   min_size=core.integer(0),
   min_dimensions=core.integer(0, 32),
@@ -217,18 +221,14 @@ class where_smaller(ChoiceCodec):
   min_size: int = dataclasses.field(default=0, kw_only=True)
   min_dimensions: int = dataclasses.field(default=0, kw_only=True)
 
-  def __post_init__(self) -> None:
-    _codec.check_codec("codec", self.codec)
-    _codec.check_codec("otherwise", self.otherwise)
-
   def _choices(self) -> list[_codec.Codec]:
     return [self.codec, self.otherwise]
 
+  @core.declare(leaves=_checks.check_leaves)
   def leaf_groups(
     self, leaves: Sequence[tuple[str, ShapedLike]]
   ) -> list[_codec.LeafGroup]:
     """Returns each leaf with the codec that its size decides."""
-    _checks.check_leaves(leaves)
     return [
       _codec.LeafGroup((i,), self._choose_codec(like))
       for i, (_, like) in enumerate(leaves)

@@ -9,6 +9,7 @@ from jaxmotion.kernels import _block_op, _checks, _dispatch, _error_memory
 from jaxmotion.kernels.blocks import _pallas_triton, _reference
 
 _TABLE = {"reference": _reference, "pallas_triton": _pallas_triton}
+_OP = core.instance(_block_op.BlockOp, "a BlockOp")
 # Compiled for an H100, XLA reads its input for scales and again for the codes,
 # writes the sum with the error in between, and copies each worker's part of the
 # payloads before it adds them up.
@@ -19,6 +20,7 @@ encode_pass, encode_error_pass, sum_pass, mean_pass = (
 )
 
 
+@core.declare(op=_OP, x=core.float_array, key=core.optional_key)
 def encode(
   op: _block_op.BlockOp,
   x: Array,
@@ -46,10 +48,17 @@ def encode(
     >>> encode(op, jnp.array([1.0, 2.0, 3.0, 4.0])).words.shape
     (1, 1, 1)
   """
-  _check_array(op, x, key)
+  _checks.check_key(key, op.needs_key)
   return encode_pass(x, key, op=op, implementation=implementation)
 
 
+@core.declare(
+  op=_OP,
+  x=core.float_array,
+  memory=core.instance(_error_memory.ErrorMemory, "an ErrorMemory"),
+  key=core.optional_key,
+  decay=core.number(0, 1),
+)
 def encode_error(
   op: _block_op.BlockOp,
   x: Array,
@@ -73,13 +82,14 @@ def encode_error(
     The payload and the value that it encodes, float32. Both reuse the buffers
     of `memory` if that is donated.
   """
-  _check_array(op, x, key)
-  _checks.check_memory(x, memory, _block_op.describe_payload(op, x), decay)
+  _checks.check_key(key, op.needs_key)
+  _checks.check_memory(x, memory, _block_op.describe_payload(op, x))
   return encode_error_pass(
     x, memory, key, op=op, implementation=implementation, decay=decay
   )
 
 
+@core.declare(op=_OP, like=core.float_array)
 def payload_like(op: _block_op.BlockOp, like: ShapedLike) -> PyTree:
   """Returns the payload of an array, its leaves as ShapeDtypeStructs.
 
@@ -93,9 +103,10 @@ def payload_like(op: _block_op.BlockOp, like: ShapedLike) -> PyTree:
     >>> payload_like(SignOp(block=8), jnp.ones((8, 32))).words.shape
     (1, 1, 8)
   """
-  return _describe_payload(op, like)
+  return _block_op.describe_payload(op, like)
 
 
+@core.declare(op=_OP, like=core.float_array)
 def decode(op: _block_op.BlockOp, payload: PyTree, like: ShapedLike) -> Array:
   """Decodes a payload of an array.
 
@@ -107,10 +118,12 @@ def decode(op: _block_op.BlockOp, payload: PyTree, like: ShapedLike) -> Array:
   Returns:
     The array, in the dtype of `like`.
   """
-  _checks.check_payload("payload", payload, _describe_payload(op, like))
+  wanted = _block_op.describe_payload(op, like)
+  _checks.check_payload("payload", payload, wanted)
   return _reference.decode_pass(payload, op=op, like=like)
 
 
+@core.declare(op=_OP, like=core.float_array)
 def sum_decoded(
   op: _block_op.BlockOp,
   payloads: PyTree,
@@ -133,6 +146,7 @@ def sum_decoded(
   return sum_pass(payloads, op=op, implementation=implementation, like=like)
 
 
+@core.declare(op=_OP, like=core.float_array, key=core.optional_key)
 def encode_mean(
   op: _block_op.BlockOp,
   payloads: PyTree,
@@ -160,18 +174,8 @@ def encode_mean(
   )
 
 
-def _check_array(op: Any, x: Any, key: Any) -> None:
-  core.instance(_block_op.BlockOp, "a BlockOp")("op", op)
-  core.float_array("x", x)
-  _checks.check_key(key, op.needs_key)
-
-
-def _check_payloads(op: Any, payloads: Any, like: Any) -> None:
-  right = _describe_payload(op, like)
-  _checks.check_payload("payloads", payloads, right, workers=True)
-
-
-def _describe_payload(op: Any, like: Any) -> PyTree:
-  core.instance(_block_op.BlockOp, "a BlockOp")("op", op)
-  core.float_array("like", like)
-  return _block_op.describe_payload(op, like)
+def _check_payloads(
+  op: _block_op.BlockOp, payloads: Any, like: ShapedLike
+) -> None:
+  wanted = _block_op.describe_payload(op, like)
+  _checks.check_payload("payloads", payloads, wanted, workers=True)

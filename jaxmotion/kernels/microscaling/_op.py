@@ -50,7 +50,7 @@ class Scaled(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-@core.declare(format=core.choice(FORMATS))
+@core.declare(format=core.choice(FORMATS), block=_checks.check_block)
 class MicroscalingOp(_block_op.BlockOp):
   """Narrow floats under a power of two that their block shares.
 
@@ -63,9 +63,6 @@ class MicroscalingOp(_block_op.BlockOp):
 
   format: str
   block: int
-
-  def __post_init__(self) -> None:
-    _checks.check_block(self.block)
 
   @property
   def form(self) -> Format:

@@ -15,12 +15,13 @@ from jaxmotion.core import Array, ShapedLike
 from jaxmotion.kernels import _checks, _error_memory, microscaling
 from jaxmotion.kernels.microscaling import _op
 
-_FORMATS = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 _SIGN = 0x80000000
 _MAGNITUDE = 0x7FFFFFFF
 _INFINITY = 0x7F800000
 _QUIET = 0x00400000
 _HALF_NAN = 0x7E00
+_FORMAT = core.choice(("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"))
+_PLANES = core.sequence("1 to 4 uint8 arrays")
 # Codes of infinity, of the NaN that casts return, and of the least NaN.
 # float8_e4m3fn has no infinity.
 _SPECIAL = {
@@ -29,7 +30,7 @@ _SPECIAL = {
 }
 
 
-@core.declare(x=core.float_array, dtype=core.choice(_FORMATS))
+@core.declare(x=core.float_array, dtype=_FORMAT)
 def cast_encode(x: Array, dtype: str) -> Array:
   """Rounds to a narrower float and returns words of its bits.
 
@@ -57,6 +58,7 @@ def cast_encode(x: Array, dtype: str) -> Array:
   return lax.bitcast_convert_type(y, jnp.uint16)
 
 
+@core.declare(like=core.float_array, dtype=_FORMAT)
 def cast_decode(words: Array, like: ShapedLike, dtype: str) -> Array:
   """Returns the floats whose bits the words of `cast_encode` are, exactly.
 
@@ -69,6 +71,7 @@ def cast_decode(words: Array, like: ShapedLike, dtype: str) -> Array:
   return _decode_words(words, like, dtype)
 
 
+@core.declare(like=core.float_array, dtype=_FORMAT)
 def cast_sum(words: Array, like: ShapedLike, dtype: str) -> Array:
   """Decodes the words of several workers and adds them, in one pass.
 
@@ -117,6 +120,7 @@ def truncate_encode(
   return tuple((u >> (24 - 8 * i)).astype(jnp.uint8) for i in range(bytes))
 
 
+@core.declare(planes=_PLANES, like=core.float_array)
 def truncate_decode(planes: tuple[Array, ...], like: ShapedLike) -> Array:
   """Returns float32 words whose leading bytes are the planes, the rest zeros.
 
@@ -128,6 +132,7 @@ def truncate_decode(planes: tuple[Array, ...], like: ShapedLike) -> Array:
   return _join_planes(planes, like)
 
 
+@core.declare(planes=_PLANES, like=core.float_array)
 def truncate_sum(planes: tuple[Array, ...], like: ShapedLike) -> Array:
   """Decodes the planes of several workers and adds them, in one pass.
 
@@ -223,22 +228,20 @@ def _join_planes(planes: tuple[Array, ...], like: ShapedLike) -> Array:
   return core.saturate_cast(y, like.dtype)
 
 
-def _check_cast(words: Any, like: Any, dtype: Any, *lead: str) -> None:
-  core.choice(_FORMATS)("dtype", dtype)
-  core.float_array("like", like)
+def _check_cast(words: Any, like: ShapedLike, dtype: str, *lead: str) -> None:
   bits = jnp.dtype(dtype).itemsize * 8
   _checks.check_words("words", words, (*lead, *like.shape), bits)
 
 
-def _check_planes(planes: Any, like: Any, *lead: str) -> None:
+def _check_planes(
+  planes: tuple[Array, ...], like: ShapedLike, *lead: str
+) -> None:
   """Raises unless `planes` are one to four uint8 arrays like `like`."""
-  core.float_array("like", like)
-  found = core.sequence("1 to 4 uint8 arrays")("planes", planes)
-  if not 1 <= len(found) <= 4:
+  if not 1 <= len(planes) <= 4:
     raise ValueError(
-      f"`planes` must be 1 to 4 uint8 arrays, got {len(found)} of them."
+      f"`planes` must be 1 to 4 uint8 arrays, got {len(planes)} of them."
     )
   workers: tuple[int | str, ...] = lead
-  for i, plane in enumerate(found):
+  for i, plane in enumerate(planes):
     _checks.check_words(f"planes[{i}]", plane, (*workers, *like.shape), 8)
     workers = tuple(plane.shape[: len(lead)])

@@ -51,7 +51,9 @@ class MinMax(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-@core.declare(bits=core.integer(1, 8), stochastic=core.boolean)
+@core.declare(
+  bits=core.integer(1, 8), block=_checks.check_block, stochastic=core.boolean
+)
 class UniformOp(_block_op.ScaledOp):
   """Base of quantizers with evenly spaced levels.
 
@@ -64,9 +66,6 @@ class UniformOp(_block_op.ScaledOp):
   bits: int
   block: int
   stochastic: bool = False
-
-  def __post_init__(self) -> None:
-    _checks.check_block(self.block)
 
   @property
   def planes(self) -> int:

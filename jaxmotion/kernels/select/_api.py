@@ -12,10 +12,10 @@ from jaxmotion.kernels.select import _pallas_triton, _reference
 # for each element of the result.
 _TABLE = {"reference": _reference, "pallas_triton": _pallas_triton}
 _run = functools.partial(_dispatch.dispatch, _TABLE)
-_MAX_PLANES = 2**31 - 1
+_PLANES = core.integer(1, 2**31 - 1)
 
 
-@core.declare(planes=core.integer(1, _MAX_PLANES), x=core.float_array)
+@core.declare(x=core.float_array, planes=_PLANES)
 def topk_select(
   x: Array, k: int, planes: int, *, implementation: str | None = None
 ) -> tuple[Array, Array]:
@@ -57,6 +57,7 @@ def topk_select(
   )
 
 
+@core.declare(values=core.float_array, like=core.float_array, planes=_PLANES)
 def topk_scatter(
   values: Array,
   places: Array,
@@ -92,6 +93,7 @@ def topk_scatter(
   )
 
 
+@core.declare(values=core.float_array, like=core.float_array, planes=_PLANES)
 def topk_sum(
   values: Array,
   places: Array,
@@ -132,12 +134,9 @@ def topk_sum(
 
 
 def _check_selected(
-  values: Any, places: Any, like: Any, planes: Any, *lead: str
+  values: Array, places: Any, like: ShapedLike, planes: int, *lead: str
 ) -> None:
   """Raises unless values and places are those that a selection returns."""
-  core.integer(1, _MAX_PLANES)("planes", planes)
-  core.float_array("like", like)
-  core.float_array("values", values)
   lanes = _block_layout.plane_length(tuple(like.shape), planes)
   _checks.check_shape("values", values, (*lead, "k", lanes), "float")
   _checks.check_words("places", places, tuple(values.shape))

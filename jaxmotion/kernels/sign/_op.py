@@ -21,6 +21,7 @@ class Signs(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@core.declare(block=_checks.check_block)
 class SignOp(_block_op.ScaledOp):
   """One bit per element, under the mean magnitude of its block.
 
@@ -29,9 +30,6 @@ class SignOp(_block_op.ScaledOp):
   """
 
   block: int
-
-  def __post_init__(self) -> None:
-    _checks.check_block(self.block)
 
   @property
   def planes(self) -> int:

@@ -40,7 +40,7 @@ class Trits(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-@core.declare(stochastic=core.boolean)
+@core.declare(block=_checks.check_block, stochastic=core.boolean)
 class TernaryOp(_block_op.ScaledOp):
   """Minus, zero or plus the scale of the block, for each element.
 
@@ -54,9 +54,6 @@ class TernaryOp(_block_op.ScaledOp):
 
   block: int
   stochastic: bool = True
-
-  def __post_init__(self) -> None:
-    _checks.check_block(self.block)
 
   @property
   def planes(self) -> int:
