@@ -1,6 +1,7 @@
 """Times probes on this machine, and fits a platform to the measured curves."""
 
 import datetime
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +17,10 @@ from jaxmotion.codecs.extend import check_codec
 @core.declare(
   name=core.text,
   axis=core.text,
-  codecs=core.sequence("codecs"),
+  workers=core.optional(core.integer(1)),
+  codecs=core.sequence(
+    "codecs", functools.partial(check_codec, one_round=True)
+  ),
   largest=core.integer(1 << 12, 2**31 - 1),
   sizes=core.integer(2, 64),
   repeats=core.integer(1, 10_000),
@@ -67,9 +71,6 @@ def calibrate_platform(
     True
   """
   workers = jax.device_count() if workers is None else workers
-  core.integer(1)("workers", workers)
-  for i, codec in enumerate(codecs):
-    check_codec(f"codecs[{i}]", codec, one_round=True)
   timer = prepare_timer(workers, codecs, largest, sizes)
   for done in range(1, repeats + 1):
     timer.run_round()

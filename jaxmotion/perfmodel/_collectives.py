@@ -7,7 +7,7 @@ arithmetic.
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxmotion import core
 from jaxmotion.perfmodel import _cost, _platform, _roofline
@@ -15,6 +15,13 @@ from jaxmotion.perfmodel._platform import Link, Platform
 from jaxmotion.wire import Ledger, Move
 
 ALGORITHMS = ("ring", "halving_doubling", "tree")
+check_algorithm = core.choice(ALGORITHMS)
+_check_ledger = core.instance(Ledger, "a Ledger of jaxmotion.wire")
+_TRAFFIC_ARGS: dict[str, core.Kind] = {
+  "op": core.choice(_platform.COLLECTIVES),
+  "payload_bytes": core.number(0),
+  "workers": core.integer(1),
+}
 # Hops, and bytes for each byte of payload, of N workers with b = ceil(log2 N).
 _TRAFFIC: dict[tuple[str, str], Callable[[int, int], tuple[int, float]]] = {
   ("all_reduce", "ring"): lambda n, b: (2 * (n - 1), 2 * ((n - 1) / n)),
@@ -47,6 +54,7 @@ class CollectiveTraffic(NamedTuple):
   wire_bytes: float
 
 
+@core.declare(**_TRAFFIC_ARGS)
 def collective_traffic(
   op: str, payload_bytes: float, workers: int, *, algorithm: str = "ring"
 ) -> CollectiveTraffic:
@@ -99,17 +107,12 @@ def collective_traffic(
     Thakur, Rabenseifner and Gropp, Optimization of collective communication
     operations in MPICH, 2005.
   """
-  _check_collective(op, payload_bytes, workers, algorithm)
+  _check_support(op, workers, algorithm)
   return _count_traffic(op, payload_bytes, workers, algorithm)
 
 
-def _check_collective(
-  op: str, payload_bytes: float, workers: int, algorithm: str
-) -> None:
-  """Raises unless a collective with this algorithm and size exists."""
-  core.integer(1)("workers", workers)
-  core.number(0)("payload_bytes", payload_bytes)
-  core.choice(_platform.COLLECTIVES)("op", op)
+def _check_support(op: str, workers: int, algorithm: str) -> None:
+  """Raises unless so many workers can run a collective by an algorithm."""
   choices = [name for name in ALGORITHMS if (op, name) in _TRAFFIC]
   core.choice(choices)("algorithm", algorithm)
   if algorithm == "halving_doubling" and workers & (workers - 1):
@@ -128,7 +131,7 @@ def _count_traffic(
   return CollectiveTraffic(hops, share * payload_bytes)
 
 
-@core.declare(link=core.instance(Link, "a Link"))
+@core.declare(**_TRAFFIC_ARGS, link=core.instance(Link, "a Link"))
 def collective_seconds(
   op: str,
   payload_bytes: float,
@@ -171,7 +174,7 @@ def collective_seconds(
     >>> collective_seconds("all_reduce", 1e6, 4, link)
     0.0126
   """
-  _check_collective(op, payload_bytes, workers, algorithm)
+  _check_support(op, workers, algorithm)
   return _link_seconds(op, payload_bytes, workers, link, algorithm)
 
 
@@ -194,6 +197,11 @@ def _link_seconds(
   return traffic.hops * link.latency_s + traffic.wire_bytes / rate
 
 
+@core.declare(
+  ledger=_check_ledger,
+  platform=_platform.check_platform,
+  algorithm=check_algorithm,
+)
 def ledger_seconds(
   ledger: Ledger, platform: Platform, *, algorithm: str = "ring"
 ) -> float:
@@ -225,19 +233,11 @@ def ledger_seconds(
     >>> round(ledger_seconds(Ledger((move,)), cluster), 6)
     0.0147
   """
-  _check_ledger(ledger)
-  _platform.check_platform(platform)
-  check_algorithm(algorithm)
   for move in ledger.moves:
     _check_move(move, platform, algorithm)
   return math.fsum(
     move_seconds(move, platform, algorithm) for move in ledger.moves
   )
-
-
-def check_algorithm(algorithm: str) -> None:
-  """Raises unless some collective has this algorithm."""
-  core.choice(ALGORITHMS)("algorithm", algorithm)
 
 
 def _check_move(move: Move, platform: Platform, algorithm: str) -> None:
@@ -251,7 +251,7 @@ def _check_move(move: Move, platform: Platform, algorithm: str) -> None:
     )
   if move.workers > 1:
     algorithm = _supported_algorithm(move.op, algorithm)
-    _check_collective(move.op, move.payload_bytes, move.workers, algorithm)
+    _check_support(move.op, move.workers, algorithm)
 
 
 def _supported_algorithm(op: str, algorithm: str) -> str:
@@ -274,6 +274,11 @@ def move_seconds(move: Move, platform: Platform, algorithm: str) -> float:
   return move.count * max(seconds, default=0.0)
 
 
+@core.declare(
+  platform=_platform.check_platform,
+  cost=core.optional(_cost.check_cost),
+  ledger=core.optional(_check_ledger),
+)
 def uncalibrated(
   platform: Platform,
   cost: _cost.Cost | None = None,
@@ -305,11 +310,6 @@ def uncalibrated(
     >>> uncalibrated(builtin_platform("h100_node"), cost)
     {'matmul float32': (524288.0, 524288.0), 'elementwise': (32768.0, 32768.0)}
   """
-  _platform.check_platform(platform)
-  if cost is not None:
-    _cost.check_cost(cost)
-  if ledger is not None:
-    _check_ledger(ledger)
   spans: dict[str, tuple[float, float]] = {}
   for name, size, is_covered in _curve_lookups(platform, cost, ledger):
     if not is_covered:
@@ -331,7 +331,3 @@ def _curve_lookups(
     axes = [_platform.find_axis(platform, "ledger", n) for n in move.axes]
     curves = [axis.link.measured.get(name) for axis in axes]
     yield name, size, all(c is not None and c.covers(size) for c in curves)
-
-
-def _check_ledger(value: Any) -> None:
-  core.instance(Ledger, "a Ledger of jaxmotion.wire")("ledger", value)

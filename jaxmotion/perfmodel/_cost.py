@@ -107,7 +107,14 @@ class Cost:
     return core.text_table(rows, right=range(1, len(header)))
 
 
-@core.declare(fn=core.function, while_trips=core.optional(core.integer(0)))
+check_cost = core.instance(Cost, "a Cost, as `predict_cost` returns it")
+
+
+@core.declare(
+  fn=core.function,
+  while_trips=core.optional(core.integer(0)),
+  backend=core.optional(core.choice(_BACKENDS)),
+)
 def predict_cost(
   fn: Callable[..., Any],
   *args: Any,
@@ -156,8 +163,6 @@ def predict_cost(
     core.arrays("args", args)
   if backend is None:
     backend = jax.default_backend()
-  else:
-    core.choice(_BACKENDS)("backend", backend)
   program = _ops.trace_counted(fn, *args, backend=backend)
   loops = _Loops(while_trips, backend)
   return _count_program(program, loops, len(program.outputs))
@@ -331,9 +336,3 @@ class _CostSum:
     old = self.totals.get(kind, Total())
     added = (a + times * b for a, b in zip(old, total, strict=True))
     self.totals[kind] = Total(*added)
-
-
-def check_cost(value: Any) -> None:
-  """Raises unless `value` is a cost."""
-  noun = "a Cost, as `predict_cost` returns it"
-  core.instance(Cost, noun)("cost", value)

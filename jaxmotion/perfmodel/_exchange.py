@@ -7,6 +7,7 @@ of a host exchange first is written a second time here: tests trace the real
 exchange and require the same ledger (tests/perfmodel/test_exchange.py).
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -58,6 +59,21 @@ class ExchangePrediction(NamedTuple):
     return math.fsum((self.encode_s, self.link_s, self.recode_s, self.decode_s))
 
 
+def _check_gradients(name: str, value: PyTree) -> PyTree:
+  """Returns a tree of floating-point arrays or shapes, or raises."""
+  for path, leaf in core.named_leaves(core.typed_arrays(name, value)):
+    core.float_array(f"{name}/{path}" if path else name, leaf)
+  return value
+
+
+EXCHANGE_ARGS: dict[str, core.Kind] = {
+  "platform": _platform.check_platform,
+  "codec": core.optional(functools.partial(check_codec, trees=True)),
+  "method": core.choice((None, "gather", "two_phase")),
+}
+
+
+@core.declare(tree=_check_gradients, **EXCHANGE_ARGS)
 def exchange_ledger(
   tree: PyTree,
   platform: _platform.Platform,
@@ -97,9 +113,13 @@ def exchange_ledger(
     >>> round(plain.total_bytes / sign.total_bytes)
     31
   """
-  return _checked_layout(tree, platform, mesh_axis, codec, method).ledger
+  hosts, devices = _platform.named_axes(platform, mesh_axis)
+  return make_layout(tree, hosts, codec, method, devices).ledger
 
 
+@core.declare(
+  tree=_check_gradients, algorithm=_collectives.check_algorithm, **EXCHANGE_ARGS
+)
 def predict_exchange(
   tree: PyTree,
   platform: _platform.Platform,
@@ -154,27 +174,9 @@ def predict_exchange(
     >>> sign.total_s < plain.total_s / 10
     True
   """
-  _collectives.check_algorithm(algorithm)
-  layout = _checked_layout(tree, platform, mesh_axis, codec, method)
-  return predict_layout(layout, platform, algorithm)
-
-
-def _checked_layout(
-  tree: PyTree,
-  platform: _platform.Platform,
-  mesh_axis: str | core.HostAxes,
-  codec: codecs.Codec | None,
-  method: str | None,
-) -> "ExchangeLayout":
-  """Checks the arguments of an exchange and returns its layout."""
-  core.typed_arrays("tree", tree)
-  for path, leaf in core.named_leaves(tree):
-    core.float_array(f"tree/{path}" if path else "tree", leaf)
-  _platform.check_platform(platform)
-  if codec is not None:
-    check_codec("codec", codec, trees=True)
   hosts, devices = _platform.named_axes(platform, mesh_axis)
-  return make_layout(tree, hosts, codec, method, devices)
+  layout = make_layout(tree, hosts, codec, method, devices)
+  return predict_layout(layout, platform, algorithm)
 
 
 class ExchangedArray(NamedTuple):
@@ -208,7 +210,6 @@ class ExchangeLayout(NamedTuple):
     return wire.Ledger((*before, *moves, *after))
 
 
-@core.declare(method=core.choice((None, "gather", "two_phase")))
 def make_layout(
   tree: PyTree,
   hosts: _platform.Axis,

@@ -9,9 +9,11 @@ import numpy as np
 
 from jaxmotion import core
 
+_POSITIVE = core.number(0, open_low=True)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
-@core.declare(bytes_per_s=core.number(0, open_low=True))
+@core.declare(bytes_per_s=_POSITIVE)
 class Rate:
   """A rate in bytes per second, made by a function that names the unit.
 
@@ -34,7 +36,7 @@ class Rate:
     return f"{gbyte:.4g} GB/s = {8 * gbyte:.4g} Gbit/s"
 
 
-@core.declare(gbit=core.number(0, open_low=True))
+@core.declare(gbit=_POSITIVE)
 def gbit_per_s(gbit: float) -> Rate:
   """Returns a rate given in gigabits (1e9 bits) per second, as links are sold.
 
@@ -55,7 +57,7 @@ def gbit_per_s(gbit: float) -> Rate:
   return Rate(bytes_per_s=gbit * 1e9 / 8)
 
 
-@core.declare(gbyte=core.number(0, open_low=True))
+@core.declare(gbyte=_POSITIVE)
 def gbyte_per_s(gbyte: float) -> Rate:
   """Returns a rate given in gigabytes (1e9 bytes) per second, as memory is.
 
@@ -76,32 +78,50 @@ def gbyte_per_s(gbyte: float) -> Rate:
   return Rate(bytes_per_s=gbyte * 1e9)
 
 
-def check_quantity(
-  name: str, value: Any, low: float, high: float, unit: str
-) -> None:
-  """Raises unless `value` is a number in [low, high], and names its unit."""
-  try:
-    core.number(low, high)(name, value)
-  except ValueError as error:
-    raise ValueError(f"{error} Its unit is {unit}.") from None
+def quantity_in(low: float, high: float, unit: str) -> core.Kind:
+  """Makes the kind of numbers in [low, high], whose unit errors name."""
+  number = core.number(low, high)
+
+  def check(name: str, value: Any) -> Any:
+    try:
+      return number(name, value)
+    except ValueError as error:
+      raise ValueError(f"{error} Its unit is {unit}.") from None
+
+  return check
 
 
-def check_rate(name: str, value: Any, low: float, high: float) -> None:
-  """Raises unless `value` is a Rate of `low` to `high` bytes per second."""
-  if not isinstance(value, Rate):
-    raise TypeError(
-      f"`{name}` must be a Rate, made by gbit_per_s(...) or gbyte_per_s(...), "
-      f"got {value!r}: are these bits or bytes?"
-    )
-  if not low <= value.bytes_per_s <= high:
-    raise ValueError(
-      f"`{name}` must be between {low:g} and {high:g} bytes/s, got {value}: "
-      "are these bits, or was the unit applied twice?"
-    )
+def rate_in(low: float, high: float) -> core.Kind:
+  """Makes the kind of Rates of `low` to `high` bytes per second."""
+
+  def check(name: str, value: Any) -> Any:
+    if not isinstance(value, Rate):
+      raise TypeError(
+        f"`{name}` must be a Rate, made by gbit_per_s(...) or "
+        f"gbyte_per_s(...), got {value!r}: are these bits or bytes?"
+      )
+    if not low <= value.bytes_per_s <= high:
+      raise ValueError(
+        f"`{name}` must be between {low:g} and {high:g} bytes/s, got {value}: "
+        "are these bits, or was the unit applied twice?"
+      )
+    return value
+
+  return check
+
+
+def _check_size(name: str, value: Any) -> Any:
+  # Sizes are often products of NumPy's float64, which is a float.
+  is_float = isinstance(value, float)
+  return core.number(0)(name, float(value) if is_float else value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-@core.declare(noise=core.number(0))
+@core.declare(
+  sizes=core.sequence("numbers", _POSITIVE),
+  seconds=core.sequence("numbers", _POSITIVE),
+  noise=core.number(0),
+)
 class Curve:
   """Measured seconds of one operation at several sizes.
 
@@ -135,11 +155,6 @@ class Curve:
   noise: float
 
   def __post_init__(self) -> None:
-    for name in ("sizes", "seconds"):
-      figures = core.sequence("numbers")(name, getattr(self, name))
-      object.__setattr__(self, name, figures)
-      for i, figure in enumerate(figures):
-        core.number(0, open_low=True)(f"{name}[{i}]", figure)
     if len(self.sizes) != len(self.seconds) or not self.sizes:
       raise ValueError(
         "`seconds` must be as many as `sizes`, at least one, got "
@@ -150,6 +165,7 @@ class Curve:
     if list(self.seconds) != sorted(self.seconds):
       raise ValueError(f"`seconds` must never decrease, got {self.seconds}.")
 
+  @core.declare(size=_check_size)
   def covers(self, size: float) -> bool:
     """Returns whether a size is between the smallest and the largest.
 
@@ -160,9 +176,9 @@ class Curve:
       TypeError: `size` is not a number.
       ValueError: `size` is negative, infinite or NaN.
     """
-    _check_size(size)
     return self.sizes[0] <= size <= self.sizes[-1]
 
+  @core.declare(size=_check_size)
   def seconds_at(self, size: float) -> float:
     """Returns the seconds at any size, interpolated or extrapolated.
 
@@ -173,7 +189,6 @@ class Curve:
       TypeError: `size` is not a number.
       ValueError: `size` is negative, infinite or NaN.
     """
-    _check_size(size)
     if size <= self.sizes[0]:
       constant = min(self.fit_line()[0], self.seconds[0])
       growing = self.seconds[0] - constant
@@ -210,8 +225,3 @@ class Curve:
         line = float(ab[0]), float(ab[1]), float(error.mean())
         fits.append((float(np.sum(error**2)), line))
     return min(fits)[1]
-
-
-def _check_size(size: float) -> None:
-  # Sizes are often products of NumPy's float64, which is a float.
-  core.number(0)("size", float(size) if isinstance(size, float) else size)

@@ -1,14 +1,17 @@
 """Reads and writes platforms as dicts and JSON files."""
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxmotion import core
 from jaxmotion.perfmodel import _figures, _platform
+
+T = TypeVar("T")
 
 # Classes of the fields that hold a dict.
 _PARTS: dict[str, type] = {
@@ -21,6 +24,7 @@ _PARTS: dict[str, type] = {
 }
 
 
+@core.declare(platform=_platform.check_platform)
 def platform_to_dict(platform: _platform.Platform) -> dict[str, Any]:
   """Returns a platform as a dict of plain values, with rates in bytes/s.
 
@@ -41,7 +45,6 @@ def platform_to_dict(platform: _platform.Platform) -> dict[str, Any]:
     >>> platform_from_dict(plain) == builtin_platform("ethernet_10gbit")
     True
   """
-  _platform.check_platform(platform)
   plain: dict[str, Any] = _to_plain(platform)
   return plain
 
@@ -67,7 +70,7 @@ def platform_from_dict(plain: Mapping[str, Any]) -> _platform.Platform:
     ...
     ValueError: `plain` must have a field 'device', got only 'name'.
   """
-  return _read_platform("plain", plain)
+  return _read_part(_platform.Platform, "plain", plain)
 
 
 @core.declare(path=core.instance((str, os.PathLike), "a path"))
@@ -118,7 +121,7 @@ def load_platform(path: str | os.PathLike[str]) -> _platform.Platform:
   """
   content = pathlib.Path(path).read_bytes()
   try:
-    return _read_platform("platform", _parse_json(content))
+    return _read_part(_platform.Platform, "platform", _parse_json(content))
   except (TypeError, ValueError) as error:
     kind = TypeError if isinstance(error, TypeError) else ValueError
     raise kind(
@@ -162,33 +165,18 @@ def _to_plain(value: Any) -> Any:
   return [_to_plain(v) for v in value] if isinstance(value, tuple) else value
 
 
-def _read_platform(path: str, plain: Any) -> _platform.Platform:
-  """Returns the platform of a dict that messages call `path`."""
-  core.instance(Mapping, "a dict of a platform's fields")(path, plain)
-  platform: _platform.Platform = _read_part(_platform.Platform, path, plain)
-  return platform
-
-
-def _read_part(kind: type, path: str, plain: Any) -> Any:
+def _read_part(kind: type[T], path: str, plain: Any) -> T:
   """Returns a platform, or a part of one, that a dict describes."""
   fields = _checked_fields(kind, path, plain)
   for name, value in fields.items():
     # Messages name a part by its place in the platform.
     place = name if kind is _platform.Platform else f"{path}.{name}"
     if name == "axes":
-      if not isinstance(value, (list, tuple)):
-        raise TypeError(f"`{place}` must be a list, got {value!r}.")
-      fields[name] = tuple(
-        _read_part(_platform.Axis, f"{place}[{i}]", axis)
-        for i, axis in enumerate(value)
-      )
+      read_axis = functools.partial(_read_part, _platform.Axis)
+      fields[name] = core.sequence("axes", read_axis)(place, value)
     elif name == "measured":
-      if not isinstance(value, Mapping):
-        raise TypeError(f"`{place}` must be a dict, got {value!r}.")
-      fields[name] = {
-        key: _read_part(_figures.Curve, f"{place}[{key!r}]", curve)
-        for key, curve in value.items()
-      }
+      read_curve = functools.partial(_read_part, _figures.Curve)
+      fields[name] = core.mapping("names to curves", read_curve)(place, value)
     elif name.endswith("_host") and value is None:
       continue  # A device may have no link to a host.
     elif name in _PARTS:

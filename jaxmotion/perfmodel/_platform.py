@@ -19,11 +19,71 @@ COLLECTIVES = (
   "broadcast",
 )
 _CODING = ("encode", "decode", "add")
+_FLOPS = _figures.quantity_in(1e6, 1e18, "FLOP/s, not GFLOP/s or TFLOP/s")
 _SECONDS = "seconds, not microseconds"
 
 
+def _check_dtype_name(name: str, value: Any) -> str:
+  """Returns the name that JAX gives a dtype, or raises."""
+  # "f4" is another name of "float32": no curve would be found by it.
+  try:
+    known = isinstance(value, str) and jnp.dtype(value).name == value
+  except TypeError:
+    known = False
+  if not known:
+    raise ValueError(f"`{name}` must be the name of a dtype, got {value!r}.")
+  return value
+
+
+def _check_kernel_name(name: str, value: str) -> str:
+  """Returns a name by which curves of a device are looked up, or raises."""
+  kind, _, rest = value.partition(" ")
+  if kind in _ops.MATMULS and rest:
+    _check_dtype_name(name, rest)
+  elif not (kind in _CODING and rest):
+    kinds = [f"{k} DTYPE" for k in _ops.MATMULS]
+    kinds += [f"{k} CODEC" for k in _CODING]
+    kinds += [k for k in _ops.KINDS if k not in _ops.MATMULS]
+    core.choice(kinds)(name, value)
+  return value
+
+
+def _check_collective_name(name: str, value: str) -> str:
+  """Returns a name by which curves of a link are looked up, or raises."""
+  op, _, workers = value.partition(" ")
+  if op not in COLLECTIVES or not workers.isdecimal():
+    raise ValueError(
+      f"`{name}` must be a collective and its number of workers, such as "
+      f"'all_reduce 4', got {value!r}: collectives are {COLLECTIVES}."
+    )
+  return value
+
+
+def _read_only(
+  noun: str, kind: core.Kind, key: core.Kind | None = None
+) -> core.Kind:
+  """Makes the kind of mappings that nobody can change once they are used."""
+  mapping = core.mapping(noun, kind, key)
+  return lambda name, value: MappingProxyType(mapping(name, value))
+
+
+def _curves_named(key: core.Kind) -> core.Kind:
+  """Makes the kind of measured curves with such names."""
+  curve = core.instance(_figures.Curve, "a Curve")
+  return _read_only("names to curves", curve, key)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-@core.declare(name=core.text)
+@core.declare(
+  name=core.text,
+  matmul_flops_per_s=_read_only("dtypes to FLOP/s", _FLOPS, _check_dtype_name),
+  vector_flops_per_s=_FLOPS,
+  memory_rate=_figures.rate_in(1e6, 1e15),
+  memory_bytes=_figures.quantity_in(1e6, 1e15, "bytes, not GB"),
+  kernel_s=_figures.quantity_in(0, 0.1, _SECONDS),
+  call_s=_figures.quantity_in(0, 1, _SECONDS),
+  measured=_curves_named(_check_kernel_name),
+)
 class Device:
   """One processor with its memory, as rates and measured curves.
 
@@ -76,29 +136,22 @@ Its unit is bytes, not GB.
   )
 
   def __post_init__(self) -> None:
-    rates = core.mapping("dtypes to FLOP/s")(
-      "matmul_flops_per_s", self.matmul_flops_per_s
-    )
-    object.__setattr__(self, "matmul_flops_per_s", MappingProxyType(rates))
-    for name in _freeze_curves(self):
-      _check_kernel_name(f"measured[{name!r}]", name)
-    if not rates:
+    if not self.matmul_flops_per_s:
       raise ValueError("`matmul_flops_per_s` must have a dtype, got none.")
-    flops = {f"matmul_flops_per_s[{dtype!r}]": r for dtype, r in rates.items()}
-    for name, dtype in zip(flops, rates, strict=True):
-      _check_dtype_name(name, dtype)
-    flops["vector_flops_per_s"] = self.vector_flops_per_s
-    check = _figures.check_quantity
-    for name, rate in flops.items():
-      check(name, rate, 1e6, 1e18, "FLOP/s, not GFLOP/s or TFLOP/s")
-    _figures.check_rate("memory_rate", self.memory_rate, 1e6, 1e15)
-    check("memory_bytes", self.memory_bytes, 1e6, 1e15, "bytes, not GB")
-    check("kernel_s", self.kernel_s, 0, 0.1, _SECONDS)
-    check("call_s", self.call_s, 0, 1, _SECONDS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-@core.declare(shared_by=core.integer(1))
+@core.declare(
+  latency_s=_figures.quantity_in(0, 1, _SECONDS),
+  rate=_figures.rate_in(1e3, 1e13),
+  shared_by=core.integer(1),
+  efficiency=_read_only(
+    "collectives to shares",
+    core.number(0, 1, open_low=True),
+    core.choice(COLLECTIVES),
+  ),
+  measured=_curves_named(_check_collective_name),
+)
 class Link:
   """One connection between two workers, or between a device and its host.
 
@@ -133,19 +186,6 @@ gbyte_per_s(...), got 1000000000.0: are these bits or bytes?
   measured: Mapping[str, _figures.Curve] = dataclasses.field(
     default_factory=dict
   )
-
-  def __post_init__(self) -> None:
-    shares = core.mapping("collectives to shares")(
-      "efficiency", self.efficiency
-    )
-    object.__setattr__(self, "efficiency", MappingProxyType(shares))
-    for name in _freeze_curves(self):
-      _check_collective_name(f"measured[{name!r}]", name)
-    _figures.check_quantity("latency_s", self.latency_s, 0, 1, _SECONDS)
-    _figures.check_rate("rate", self.rate, 1e3, 1e13)
-    for op, share in shares.items():
-      core.choice(COLLECTIVES)(f"efficiency[{op!r}]", op)
-      core.number(0, 1, open_low=True)(f"efficiency[{op!r}]", share)
 
   @core.declare(nbytes=core.number(0))
   def transfer_seconds(self, nbytes: float) -> float:
@@ -191,7 +231,14 @@ class Axis:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-@core.declare(name=core.text, device=core.instance(Device, "a Device"))
+@core.declare(
+  name=core.text,
+  device=core.instance(Device, "a Device"),
+  to_host=core.instance((Link, type(None)), "a Link or None"),
+  from_host=core.instance((Link, type(None)), "a Link or None"),
+  axes=core.sequence("Axis objects", core.instance(Axis, "an Axis")),
+  sources=_read_only("figures to their origin", core.text),
+)
 class Platform:
   """Devices of one kind, and the links between them and to their hosts.
 
@@ -226,23 +273,12 @@ class Platform:
   sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
-    for name in ("to_host", "from_host"):
-      kinds = (Link, type(None))
-      core.instance(kinds, "a Link or None")(name, getattr(self, name))
-    axes = core.sequence("Axis objects")("axes", self.axes)
-    for i, axis in enumerate(axes):
-      core.instance(Axis, "an Axis")(f"axes[{i}]", axis)
-    object.__setattr__(self, "axes", axes)
-    noun = "figures to their origin"
-    sources = core.mapping(noun)("sources", self.sources)
-    object.__setattr__(self, "sources", MappingProxyType(sources))
     names = [axis.name for axis in self.axes]
     if len(set(names)) < len(names):
       raise ValueError(f"`axes` must have names of their own, got {names}.")
     paths = self.figure_paths()
-    for path, source in sources.items():
+    for path in self.sources:
       core.choice(paths)(f"sources[{path!r}]", path)
-      core.text(f"sources[{path!r}]", source)
 
   def figure_paths(self) -> list[str]:
     """Returns the paths of all figures, which `sources` may explain."""
@@ -300,53 +336,9 @@ def find_axis(platform: Platform, argument: str, name: Any) -> Axis:
   return axes[name]
 
 
-def _freeze_curves(part: Device | Link) -> list[str]:
-  """Makes `measured` read-only, checks its curves, and returns their names."""
-  curves = core.mapping("names to curves")("measured", part.measured)
-  object.__setattr__(part, "measured", MappingProxyType(curves))
-  for name, curve in curves.items():
-    if not isinstance(curve, _figures.Curve):
-      raise TypeError(f"`measured[{name!r}]` must be a Curve, got {curve!r}.")
-  return list(curves)
-
-
-def _check_dtype_name(name: str, value: Any) -> None:
-  """Raises unless `value` is the name that JAX gives a dtype."""
-  # "f4" is another name of "float32": no curve would be found by it.
-  try:
-    known = isinstance(value, str) and jnp.dtype(value).name == value
-  except TypeError:
-    known = False
-  if not known:
-    raise ValueError(f"`{name}` must be the name of a dtype, got {value!r}.")
-
-
-def _check_kernel_name(name: str, value: str) -> None:
-  """Raises unless curves of a device are looked up by this name."""
-  kind, _, rest = value.partition(" ")
-  if kind in _ops.MATMULS and rest:
-    _check_dtype_name(name, rest)
-  elif not (kind in _CODING and rest):
-    kinds = [f"{k} DTYPE" for k in _ops.MATMULS]
-    kinds += [f"{k} CODEC" for k in _CODING]
-    kinds += [k for k in _ops.KINDS if k not in _ops.MATMULS]
-    core.choice(kinds)(name, value)
-
-
-def _check_collective_name(name: str, value: str) -> None:
-  """Raises unless curves of a link are looked up by this name."""
-  op, _, workers = value.partition(" ")
-  if op not in COLLECTIVES or not workers.isdecimal():
-    raise ValueError(
-      f"`{name}` must be a collective and its number of workers, such as "
-      f"'all_reduce 4', got {value!r}: collectives are {COLLECTIVES}."
-    )
-
-
-def check_platform(value: Any) -> None:
-  """Raises unless `value` is a platform."""
-  noun = "a Platform, from `builtin_platform` or `load_platform`"
-  core.instance(Platform, noun)("platform", value)
+check_platform = core.instance(
+  Platform, "a Platform, from `builtin_platform` or `load_platform`"
+)
 
 
 def named_axes(

@@ -24,6 +24,10 @@ _MATMUL_SHARE = 0.7
 _SAMPLE = jax.ShapeDtypeStruct((1024, 1024), "float32")
 
 
+@core.declare(
+  cost=_cost.check_cost,
+  device=core.instance(_platform.Device, "a Device, such as `platform.device`"),
+)
 def predict_seconds(cost: _cost.Cost, device: _platform.Device) -> float:
   r"""Predicts the seconds of a function on a device, kernel by kernel.
 
@@ -62,9 +66,6 @@ def predict_seconds(cost: _cost.Cost, device: _platform.Device) -> float:
     Williams, Waterman and Patterson, Roofline: an insightful visual
     performance model for multicore architectures, 2009.
   """
-  _cost.check_cost(cost)
-  noun = "a Device, such as `platform.device`"
-  core.instance(_platform.Device, noun)("device", device)
   return math.fsum(kernel_seconds(kernel, device) for kernel in cost.kernels)
 
 

@@ -14,7 +14,6 @@ import jax
 import optax
 
 from jaxmotion import codecs, core
-from jaxmotion.codecs.extend import check_codec
 from jaxmotion.core import PyTree
 from jaxmotion.perfmodel import (
   _collectives,
@@ -98,7 +97,14 @@ class StepCost:
 
 
 @core.declare(
-  loss_fn=core.function, params=core.typed_arrays, batch=core.arrays
+  loss_fn=core.function,
+  params=core.typed_arrays,
+  batch=core.arrays,
+  optimizer=core.optional(
+    core.instance(
+      optax.GradientTransformation, "an optax transformation or None"
+    )
+  ),
 )
 def trace_step(
   loss_fn: Callable[..., Any],
@@ -135,9 +141,6 @@ def trace_step(
     >>> int(cost.gradient.totals["matmul"].flops)  # two matmuls of 8 x 64 x 10
     20480
   """
-  if optimizer is not None:
-    noun = "an optax transformation or None"
-    core.instance(optax.GradientTransformation, noun)("optimizer", optimizer)
   if not isinstance(batch, tuple):
     raise TypeError(
       "`batch` must be a tuple of the arguments of `loss_fn` after `params`, "
@@ -167,7 +170,14 @@ def trace_step(
   )
 
 
-@core.declare(overlap=core.boolean)
+@core.declare(
+  step_cost=core.instance(StepCost, "a StepCost, as `trace_step` returns it"),
+  bucket_bytes=core.optional(core.integer(1)),
+  overlap=core.boolean,
+  algorithm=_collectives.check_algorithm,
+  base_step_s=core.optional(core.number(0, open_low=True)),
+  **_exchange.EXCHANGE_ARGS,
+)
 def predict_step(
   step_cost: StepCost,
   platform: _platform.Platform,
@@ -227,12 +237,6 @@ def predict_step(
     >>> plain.total_s > int8.total_s
     True
   """
-  noun = "a StepCost, as `trace_step` returns it"
-  core.instance(StepCost, noun)("step_cost", step_cost)
-  _platform.check_platform(platform)
-  if codec is not None:
-    check_codec("codec", codec, trees=True)
-  _collectives.check_algorithm(algorithm)
   device = platform.device
   hosts, devices = _platform.named_axes(platform, mesh_axis)
   layout = _exchange.make_layout(
@@ -242,7 +246,6 @@ def predict_step(
   update_s = _roofline.predict_seconds(step_cost.update, device)
   scale = 1.0
   if base_step_s is not None:
-    core.number(0, open_low=True)("base_step_s", base_step_s)
     scale = base_step_s / (compute_s + update_s + device.call_s)
   # The first leaf of the result is the loss; the others are gradients.
   ready_s = _roofline.predict_ready_seconds(step_cost.gradient, device)[1:]
@@ -260,7 +263,6 @@ def predict_step(
   )
 
 
-@core.declare(bucket_bytes=core.optional(core.integer(1)))
 def predict_timeline(
   layout: _exchange.ExchangeLayout,
   ready_s: Sequence[float],

@@ -1,6 +1,5 @@
 """Argument checks that `advise` and `fit_memory` share."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,21 +10,30 @@ import optax
 from jaxmotion import core, perfmodel
 
 
-def check_problem(platform: Any, batch: Any, optimizer: Any) -> None:
-  """Raises unless arguments beside a function and its parameters are right."""
-  core.instance(
+def _check_batch(name: str, value: Any) -> Any:
+  """Returns a tuple of trees of arrays, or raises."""
+  # An array would otherwise be split by its rows.
+  if not isinstance(value, tuple):
+    raise TypeError(
+      f"`{name}` must be a tuple of the arguments after `params`, got a "
+      f"{type(value).__name__}: write `(batch,)` for a single argument."
+    )
+  return core.arrays(name, value)
+
+
+PROBLEM: dict[str, core.Kind] = {
+  "params": core.arrays,
+  "batch": _check_batch,
+  "platform": core.instance(
     perfmodel.Platform,
     "a perfmodel.Platform (see builtin_platform and load_platform)",
-  )("platform", platform)
-  # An array would otherwise be split by its rows.
-  if not isinstance(batch, tuple):
-    raise TypeError(
-      "`batch` must be a tuple of the arguments after `params`, got a "
-      f"{type(batch).__name__}: write `(batch,)` for a single argument."
+  ),
+  "optimizer": core.optional(
+    core.instance(
+      optax.GradientTransformation, "an optax.GradientTransformation or None"
     )
-  if optimizer is not None:
-    noun = "an optax.GradientTransformation or None"
-    core.instance(optax.GradientTransformation, noun)("optimizer", optimizer)
+  ),
+}
 
 
 def check_call(
@@ -36,9 +44,6 @@ def check_call(
 ) -> None:
   """Raises unless a function can be traced with its arguments."""
   name, params_name, batch_name = names
-  core.function(name, fn)
-  core.arrays(params_name, params)
-  core.arrays(batch_name, batch)
   try:
     jax.eval_shape(fn, params, *batch)
   except (TypeError, ValueError) as error:
@@ -51,8 +56,12 @@ def check_call(
     ) from error
 
 
-def check_positive(name: str, value: Any, most: float = math.inf) -> None:
-  """Raises unless `value` is a positive, finite number."""
-  # Measured times are often medians of arrays, NumPy's float64.
-  value = float(value) if isinstance(value, float) else value
-  core.number(0, most, open_low=True)(name, value)
+def positive_to(most: float) -> core.Kind:
+  """Makes the kind of positive numbers of at most `most`."""
+  number = core.number(0, most, open_low=True)
+
+  def check(name: str, value: Any) -> Any:
+    # Measured times are often medians of arrays, NumPy's float64.
+    return number(name, float(value) if isinstance(value, float) else value)
+
+  return check

@@ -133,6 +133,7 @@ def power_sgd(
 @core.declare(
   density=core.number(0, 1, open_low=True),
   momentum=core.number(0, 1, open_high=True),
+  clip_norm=core.optional(core.number(0, open_low=True)),
   warmup=core.integer(0, 2**31 - 1),
 )
 def dgc(
@@ -200,7 +201,6 @@ def dgc(
   whole = remember(codecs.identity(), masking=False)
   tx = _exchange_large(axis_name, selected, whole, min_size, choose_level)
   if clip_norm is not None:
-    core.number(0, open_low=True)("clip_norm", clip_norm)
     tx = optax.chain(_clip_locally(clip_norm, axis_name), tx)
   return guard_nonfinite(tx, nonfinite, axis_name)
 

@@ -14,6 +14,31 @@ from jaxmotion.core import Array, AxisName, PyTree
 from jaxmotion.presets._exchanges import guard_nonfinite, note_facts
 
 _NOTE_TUNED = "Replaces the optimizer; its learning rate has to be tuned."
+_FACTOR = core.number(0, 1, open_high=True)
+
+
+def _check_rate(name: str, value: Any) -> Any:
+  """Returns a number >= 0 or a floating-point scalar, or raises."""
+  if not isinstance(value, jax.Array):
+    return core.number(0)(name, value)
+  core.float_array(name, value)
+  if jnp.ndim(value):
+    raise ValueError(
+      f"`{name}` must be a scalar, got shape {jnp.shape(value)}."
+    )
+  return value
+
+
+def _check_rate_or_schedule(name: str, value: Any) -> Any:
+  """Returns a rate or a schedule of rates, or raises."""
+  is_schedule = callable(value) and not isinstance(value, type)
+  return value if is_schedule else _check_rate(name, value)
+
+
+RATES: dict[str, core.Kind] = {
+  "learning_rate": _check_rate_or_schedule,
+  "weight_decay": _check_rate,
+}
 
 
 class OnebitAdamState(NamedTuple):
@@ -32,10 +57,11 @@ class OnebitAdamState(NamedTuple):
   "moments freeze",
 )
 @core.declare(
-  b1=core.number(0, 1, open_high=True),
-  b2=core.number(0, 1, open_high=True),
+  b1=_FACTOR,
+  b2=_FACTOR,
   eps=core.number(0, open_low=True),
   freeze=core.integer(1, 2**31 - 1),
+  **RATES,
 )
 def onebit_adam(
   axis_name: AxisName,
@@ -136,6 +162,7 @@ def onebit_adam(
 
 
 @note_facts(_NOTE_TUNED)
+@core.declare(**RATES)
 def demo(
   axis_name: AxisName,
   learning_rate: optax.ScalarOrSchedule,
@@ -173,7 +200,6 @@ def demo(
     Peng, Quesnelle and Kingma, *DeMo: Decoupled Momentum Optimization*, arXiv
     2411.19870, 2024. Code: bloc97/DeMo, commit 0e48145.
   """
-  check_rates(learning_rate, weight_decay)
   greatest = codecs.contributors(codecs.topk_columns(count=count))
   codec = codecs.chain(codecs.dct(chunk=chunk), greatest)
   parts = [
@@ -188,9 +214,7 @@ def demo(
 
 
 @note_facts(_NOTE_TUNED)
-@core.declare(
-  b1=core.number(0, 1, open_high=True), b2=core.number(0, 1, open_high=True)
-)
+@core.declare(b1=_FACTOR, b2=_FACTOR, one_bit=core.boolean, **RATES)
 def lion(
   axis_name: AxisName,
   learning_rate: optax.ScalarOrSchedule,
@@ -235,7 +259,6 @@ def lion(
 
 def _make_vote(one_bit: bool) -> codecs.vote:
   """Returns the codec of a vote, in which zeros abstain or are positive."""
-  core.boolean("one_bit", one_bit)
   return codecs.vote(codecs.sign()) if one_bit else codecs.vote()
 
 
@@ -258,7 +281,7 @@ def _interpolate(b1: float, b2: float) -> optax.GradientTransformation:
 
 
 @note_facts(_NOTE_TUNED)
-@core.declare(momentum=core.number(0, 1, open_high=True))
+@core.declare(momentum=_FACTOR, one_bit=core.boolean, **RATES)
 def signum(
   axis_name: AxisName,
   learning_rate: optax.ScalarOrSchedule,
@@ -295,6 +318,7 @@ def signum(
 
 
 @note_facts(f"{_NOTE_TUNED} It is meant as the outer one of `local_updates`.")
+@core.declare(**RATES)
 def sparse_loco(
   axis_name: AxisName,
   learning_rate: optax.ScalarOrSchedule = 1.0,
@@ -359,7 +383,6 @@ def _chain_parts(
   nonfinite: str,
 ) -> optax.GradientTransformationExtraArgs:
   """Chains an optimizer's parts, weight decay, rate and non-finite policy."""
-  check_rates(learning_rate, weight_decay)
   # Decayed weights need parameters, which a decay of zero does not ask for.
   decays = not isinstance(weight_decay, int | float) or weight_decay
   tx = optax.chain(
@@ -368,18 +391,3 @@ def _chain_parts(
     optax.scale_by_learning_rate(learning_rate),
   )
   return guard_nonfinite(tx, nonfinite, axis_name)
-
-
-def check_rates(learning_rate: Any, weight_decay: Any) -> None:
-  """Raises unless rates are numbers >= 0 or scalars, or one is a schedule."""
-  is_schedule = callable(learning_rate) and not isinstance(learning_rate, type)
-  rates = {"learning_rate": learning_rate, "weight_decay": weight_decay}
-  for name, value in rates.items():
-    if isinstance(value, jax.Array):
-      core.float_array(name, value)
-      if jnp.ndim(value):
-        raise ValueError(
-          f"`{name}` must be a scalar, got shape {jnp.shape(value)}."
-        )
-    elif name != "learning_rate" or not is_schedule:
-      core.number(0)(name, value)

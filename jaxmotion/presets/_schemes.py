@@ -11,7 +11,7 @@ import optax
 from jaxmotion import codecs, core, transforms
 from jaxmotion.core import AxisName, PyTree
 from jaxmotion.presets._exchanges import note_facts
-from jaxmotion.presets._optimizers import check_rates
+from jaxmotion.presets._optimizers import RATES
 from jaxmotion.transforms import extend
 
 _INT2 = codecs.feedback(codecs.uniform(bits=2))
@@ -107,6 +107,7 @@ def streaming_diloco(
   matrices="It assumes matrices, which it orthogonalizes",
   no_lookups="It orthogonalizes every matrix, which is wrong for a table",
 )
+@core.declare(**RATES)
 def muloco(
   learning_rate: optax.ScalarOrSchedule,
   *,
@@ -143,7 +144,6 @@ def muloco(
     optimizer for DiLoCo*, arXiv 2505.23725, 2025.
   """
   _refuse_options("muloco", "local_updates", ("inner", "outer"), options)
-  check_rates(learning_rate, weight_decay)
   muon = optax.contrib.muon(
     learning_rate, weight_decay=weight_decay, adam_weight_decay=weight_decay
   )

@@ -22,6 +22,11 @@ _PAYLOAD_DTYPES = set("uint8 uint16 uint32 float32 float16 bfloat16".split())
 _TOLERANCE = 1e-5
 
 
+@core.declare(
+  codec=check_codec_of_arrays,
+  x=_laws.check_array,
+  ulps=core.integer(0, 1 << 20),
+)
 def check_codec(codec: codecs.Codec, x: Array, *, ulps: int = 0) -> None:
   """Checks the properties that hold for every codec, on one finite array.
 
@@ -53,8 +58,6 @@ def check_codec(codec: codecs.Codec, x: Array, *, ulps: int = 0) -> None:
     >>> from jaxmotion import codecs
     >>> check_codec(codecs.uniform(bits=8), jnp.linspace(-1, 1, 100))
   """
-  _laws.check_codec_and_array(codec, "x", x)
-  core.integer(0, 1 << 20)("ulps", ulps)
   key = core.make_key(7)
   state = codec.init(x)
   traces: list[None] = []
@@ -90,6 +93,9 @@ def check_codec(codec: codecs.Codec, x: Array, *, ulps: int = 0) -> None:
   _check_config(codec)
 
 
+@core.declare(
+  codec=check_codec_of_arrays, arrays=core.sequence("arrays", _laws.check_array)
+)
 def check_round_trips(codec: codecs.Codec, arrays: Sequence[Array]) -> None:
   """Checks encoding and decoding alone, of many arrays in one program.
 
@@ -110,9 +116,6 @@ def check_round_trips(codec: codecs.Codec, arrays: Sequence[Array]) -> None:
     >>> x = jnp.linspace(-1, 1, 100)
     >>> check_round_trips(codecs.uniform(bits=8), [x, x[:0], x[0]])
   """
-  check_codec_of_arrays("codec", codec)
-  for i, x in enumerate(core.sequence("arrays")("arrays", arrays)):
-    _laws.check_array(f"arrays[{i}]", x)
 
   @jax.jit
   def round_trips(arrays: Sequence[Array]) -> list[Any]:
@@ -262,6 +265,12 @@ def _check_config(codec: codecs.Codec) -> None:
     require(again == codec, f"{codec} is not its repr")
 
 
+@core.declare(
+  codec=check_codec_of_arrays,
+  x=_laws.check_array,
+  samples=core.integer(1, 1 << 20),
+  sigmas=core.number(0, open_low=True),
+)
 def check_unbiased(
   codec: codecs.Codec, x: Array, *, samples: int = 400, sigmas: float = 5.0
 ) -> None:
@@ -281,9 +290,6 @@ def check_unbiased(
     >>> codec = codecs.uniform(bits=2, rounding="stochastic")
     >>> check_unbiased(codec, jnp.linspace(-1, 1, 10))
   """
-  _laws.check_codec_and_array(codec, "x", x)
-  core.integer(1, 1 << 20)("samples", samples)
-  core.number(0, open_low=True)("sigmas", sigmas)
 
   def round_trip(i: Array) -> Array:
     # Both words of the key change: some codecs round by one, some sample by
@@ -321,6 +327,9 @@ def _all_finite(tree: PyTree) -> bool:
   )
 
 
+@core.declare(
+  codec=check_codec_of_arrays, xs=_laws.check_array, steps=core.integer(1, 1000)
+)
 def check_rounds(codec: codecs.Codec, xs: Array, *, steps: int = 2) -> None:
   """Checks the laws of a codec that reduces in rounds of its own.
 
@@ -345,8 +354,6 @@ def check_rounds(codec: codecs.Codec, xs: Array, *, steps: int = 2) -> None:
     >>> xs = jnp.arange(24.0).reshape(2, 4, 3)
     >>> check_rounds(codecs.feedback(codecs.low_rank(rank=1)), xs)
   """
-  _laws.check_codec_and_array(codec, "xs", xs)
-  core.integer(1, 1000)("steps", steps)
   if not codec.round_kinds:
     raise ValueError(f"`codec` must have `round_kinds`, got {codec!r}.")
   if jnp.ndim(xs) < 1 or not len(xs):

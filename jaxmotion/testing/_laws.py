@@ -59,7 +59,18 @@ class _Sample(NamedTuple):
   run: Callable[..., Trip]  # (rows, seed) to the trip of other rows.
 
 
-@core.declare(seed=core.integer(0, 2**32 - 1))
+def check_array(name: str, x: Any) -> Any:
+  """Returns a floating-point array with values, or raises."""
+  noun = "a floating-point array outside of jit"
+  core.instance((jax.Array, np.ndarray), noun)(name, x)
+  if isinstance(x, jax.core.Tracer):
+    raise TypeError(f"`{name}` must be {noun}, got {x!r}.")
+  return core.float_array(name, x)
+
+
+@core.declare(
+  codec=check_codec, rows=check_array, seed=core.integer(0, 2**32 - 1)
+)
 def find_breaches(
   codec: codecs.Codec, rows: Array, *, seed: int = 0
 ) -> list[Breach]:
@@ -81,7 +92,6 @@ def find_breaches(
     >>> find_breaches(codecs.uniform(bits=8), jnp.eye(3))
     []
   """
-  check_codec_and_array(codec, "rows", rows)
   if rows.ndim < 1:
     raise ValueError(
       f"`rows` must have a leading axis, got {core.shape_string(rows)}."
@@ -130,6 +140,7 @@ def _programs(
   return jax.jit(jax.vmap(encode)), jax.jit(decode)
 
 
+@core.declare(x=check_array)
 def make_rows(x: np.ndarray) -> np.ndarray:
   """Returns arrays that codecs find hard, made from one finite array.
 
@@ -147,7 +158,6 @@ def make_rows(x: np.ndarray) -> np.ndarray:
     >>> rows.shape, int(np.isnan(rows).sum())
     ((14, 5), 2)
   """
-  check_array("x", x)
   x = np.asarray(x)
   info = jnp.finfo(x.dtype)
   base = _wide(x).reshape(-1)
@@ -439,21 +449,6 @@ def _wide(a: Any) -> np.ndarray:
 
 def _energy(a: np.ndarray) -> float:
   return float((a**2).sum())
-
-
-def check_codec_and_array(codec: Any, name: str, x: Any) -> None:
-  """Raises unless the arguments are a codec of arrays and an array for it."""
-  check_codec("codec", codec)
-  check_array(name, x)
-
-
-def check_array(name: str, x: Any) -> None:
-  """Raises unless an argument is a floating-point array with values."""
-  noun = "a floating-point array outside of jit"
-  core.instance((jax.Array, np.ndarray), noun)(name, x)
-  if isinstance(x, jax.core.Tracer):
-    raise TypeError(f"`{name}` must be {noun}, got {x!r}.")
-  core.float_array(name, x)
 
 
 def require(holds: bool, message: str) -> None:

@@ -14,11 +14,25 @@ from jaxmotion.core import AxisName, PyTree
 from jaxmotion.testing._laws import check_array, require
 from jaxmotion.transforms.extend import check_mesh
 
-_MAX_STEPS = 1000
 # The mean of equal gradients and an update in parts round differently.
 _TOLERANCE = 1e-4
 
 
+def _check_params(name: str, value: PyTree) -> PyTree:
+  """Returns a tree of floating-point arrays with values, or raises."""
+  for path, x in core.named_leaves(value):
+    check_array(f"{name}[{path!r}]" if path else name, x)
+  return value
+
+
+_ARGS: dict[str, core.Kind] = {
+  "tx": core.instance(optax.GradientTransformation, "an optax transformation"),
+  "params": _check_params,
+  "steps": core.integer(1, 1000),
+}
+
+
+@core.declare(**_ARGS)
 def check_transform(
   tx: optax.GradientTransformation,
   mesh: Mesh,
@@ -65,7 +79,6 @@ def check_transform(
       jnp.float32(0),
     )
 
-  _check_arguments(tx, steps)
   init, step = transforms.make_train_step(
     loss_fn, tx, mesh, axis_name=axis_name
   )
@@ -73,7 +86,6 @@ def check_transform(
     raise ValueError(
       f"`params` must be a tree of floating-point arrays, got {params!r}."
     )
-  _check_leaves(params)
   _check_own_arrays(tx, mesh, params)
   workers = math.prod(mesh.shape[a] for a in core.axis_names(axis_name))
   batch = jnp.linspace(-1.0, 1.0, 2 * workers)
@@ -98,18 +110,6 @@ def check_transform(
     require(len(copies) == 1, "workers hold different parameters")
 
 
-def _check_arguments(tx: Any, steps: Any) -> None:
-  """Raises unless `tx` is a transformation and `steps` a small number."""
-  noun = "an optax transformation"
-  core.instance(optax.GradientTransformation, noun)("tx", tx)
-  core.integer(1, _MAX_STEPS)("steps", steps)
-
-
-def _check_leaves(params: PyTree) -> None:
-  for path, x in core.named_leaves(params):
-    check_array(f"params[{path!r}]" if path else "params", x)
-
-
 def _check_own_arrays(
   tx: optax.GradientTransformation, mesh: Mesh, params: PyTree
 ) -> None:
@@ -132,6 +132,7 @@ def _bytes_of(a: Any) -> bytes:
   return np.asarray(a).tobytes()
 
 
+@core.declare(**_ARGS)
 def check_sharded(
   tx: optax.GradientTransformation,
   mesh: Mesh,
@@ -164,15 +165,12 @@ def check_sharded(
     ...   mesh = Mesh(jax.devices()[:2], ("data",))
     ...   check_sharded(optax.adamw(1e-3), mesh, {"w": jnp.ones((16, 8))})
   """
-  _check_arguments(tx, steps)
   names = check_mesh(mesh, axis_name)
   workers = math.prod(mesh.shape[name] for name in core.axis_names(names))
   if workers < 2:
     raise ValueError(
       f"`mesh` must have at least 2 workers along {names!r}, got {workers}."
     )
-  core.arrays("params", params)
-  _check_leaves(params)
   alone = optax.with_extra_args_support(tx)
   parts = transforms.sharded(axis_name, tx)
 

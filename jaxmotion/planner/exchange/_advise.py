@@ -1,5 +1,6 @@
 """Public API: `advise`, which chooses a codec for each tensor's gradient."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,10 +27,13 @@ CANDIDATES: tuple[codecs.Codec, ...] = (
 
 @core.declare(
   accuracy_budget=core.number(0, 1),
-  overlap=core.boolean,
-  params=core.arrays,
   gradients=core.optional(core.arrays),
+  candidates=core.sequence(
+    "codecs", functools.partial(check_codec, one_round=True)
+  ),
   bucket_bytes=core.optional(core.integer(1, 1 << 62)),
+  overlap=core.boolean,
+  **_checks.PROBLEM,
 )
 def advise(
   loss_fn: Callable[..., Any] | perfmodel.StepCost,
@@ -113,15 +117,15 @@ def advise(
     (dynamic programming under an error budget, for the fewest bytes). Wang et
     al., Espresso, 2023 (encoding delays the gradients that follow).
   """
-  _checks.check_problem(platform, batch, optimizer)
   mesh_axis = _check_axes(platform, mesh_axis)
-  candidates = _check_candidates(candidates)
+  candidates = tuple(dict.fromkeys((codecs.identity(), *candidates)))
   if not jax.tree.leaves(params):
     raise ValueError("`params` must hold at least one array, got none.")
   if isinstance(loss_fn, perfmodel.StepCost):
     _check_traced_step(loss_fn, params, batch)
     step_cost = loss_fn
   else:
+    core.function("loss_fn", loss_fn)
     _checks.check_call(("loss_fn", "params", "batch"), loss_fn, params, batch)
     check_trained(params)
     step_cost = perfmodel.trace_step(
@@ -159,16 +163,6 @@ def _check_axes(
     core.choice(names)("mesh_axis", devices)
   assert mesh_axis is not None
   return mesh_axis
-
-
-def _check_candidates(
-  candidates: Sequence[codecs.Codec],
-) -> tuple[codecs.Codec, ...]:
-  """Returns the candidates without duplicates, full precision first."""
-  candidates = core.sequence("codecs")("candidates", candidates)
-  for i, codec in enumerate(candidates):
-    check_codec(f"candidates[{i}]", codec, one_round=True)
-  return tuple(dict.fromkeys((codecs.identity(), *candidates)))
 
 
 def _check_traced_step(

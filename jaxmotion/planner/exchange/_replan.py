@@ -14,10 +14,17 @@ from jaxmotion.perfmodel.extend import decode_seconds, encode_seconds
 from jaxmotion.planner import _checks
 from jaxmotion.planner.exchange import _plan, _problem, _solve, _table
 
-_MOST_S = 1e6  # Seconds that a part of a step may take: eleven days.
+# Of a part of a step, in at most eleven days.
+_SECONDS = core.optional(_checks.positive_to(1e6))
 
 
-@core.declare(plan=core.instance(_plan.ExchangePlan, "what `advise` returned"))
+@core.declare(
+  plan=core.instance(_plan.ExchangePlan, "what `advise` returned"),
+  compute_s=_SECONDS,
+  coding_s=_SECONDS,
+  link_s=_SECONDS,
+  step_s=_SECONDS,
+)
 def replan(
   plan: _plan.ExchangePlan,
   *,
@@ -67,9 +74,6 @@ def replan(
   )
   if not any(value is not None for value in given.values()):
     raise ValueError(f"`replan` must be given one of {list(given)}, got none.")
-  for name, value in given.items():
-    if value is not None:
-      _checks.check_positive(name, value, _MOST_S)
   if link_s is not None and step_s is not None:
     raise ValueError(
       f"`step_s` must be None where `link_s` is given, got {step_s!r}."

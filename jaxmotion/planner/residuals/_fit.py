@@ -15,11 +15,10 @@ from jaxmotion.planner import _checks
 from jaxmotion.planner.residuals import _plan, _prices, _search, _select
 from jaxmotion.transforms.extend import check_trained
 
-_MOST_BYTES = 1e18
-_MOST_SECONDS = 1e9
 OPTIONS = (residuals.offload(), residuals.recompute())
 
 
+@core.declare(fn=core.function)
 def program_memory_bytes(fn: Callable[..., PyTree], *args: PyTree) -> int:
   """Returns the device memory of a function, compiled for JAX's backend.
 
@@ -36,6 +35,7 @@ def program_memory_bytes(fn: Callable[..., PyTree], *args: PyTree) -> int:
     >>> program_memory_bytes(lambda x: x + 1, x)
     524288
   """
+  core.arrays("args", args)
   _checks.check_call(("fn", "args", "args"), lambda args: fn(*args), args, ())
   compiled = jax.jit(fn).lower(*args).compile()
   return program.device_bytes(compiled.memory_analysis())
@@ -53,10 +53,14 @@ def _check_action(name: str, option: Any) -> Any:
 
 
 @core.declare(
+  fn=core.function,
+  budget_bytes=_checks.positive_to(1e18),
   options=core.sequence("actions", _check_action),
   has_aux=core.boolean,
   measure_memory=core.optional(core.function),
   progress=core.optional(core.function),
+  time_limit_s=core.optional(_checks.positive_to(1e9)),
+  **_checks.PROBLEM,
 )
 def fit_memory(
   fn: Callable[..., Any],
@@ -157,12 +161,8 @@ def fit_memory(
     layer, here a cost for each array. Jain et al., Checkmate: breaking the
     memory wall with optimal tensor rematerialization, 2020.
   """
-  _checks.check_problem(platform, batch, optimizer)
   _checks.check_call(("fn", "params", "batch"), fn, params, batch)
   check_trained(params)
-  _checks.check_positive("budget_bytes", budget_bytes, _MOST_BYTES)
-  if time_limit_s is not None:
-    _checks.check_positive("time_limit_s", time_limit_s, _MOST_SECONDS)
   args = jax.tree.map(_abstract_array, (params, *batch))
   _check_result(fn, args, has_aux)
   missing_host = _explain_missing_host(platform, measure_memory)
