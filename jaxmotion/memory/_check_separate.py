@@ -1,10 +1,14 @@
-"""Check of optimizers that update one part of the parameters after another."""
+"""Checks of optimizers, also of those that update one part after another."""
 
 import jax
 import optax
 
 from jaxmotion import core, program
 from jaxmotion.core import PyTree
+
+transformation = core.instance(
+  optax.GradientTransformation, "an optax.GradientTransformation"
+)
 
 
 def check_separate(

@@ -1,5 +1,6 @@
 """Optimizers whose state is encoded between updates."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import optax
 from jaxmotion import core
 from jaxmotion.codecs import Codec, extend, nonnegative, uniform
 from jaxmotion.core import Array, PyTree
-from jaxmotion.memory import _encoded_leaf, _memory_kind
+from jaxmotion.memory import _check_separate, _encoded_leaf, _memory_kind
 
 _FIRST_MOMENT = uniform(bits=8, block=256, rounding="stochastic")
 _SECOND_MOMENT = nonnegative(rounding="stochastic")
@@ -32,7 +33,16 @@ class CompressedState(NamedTuple):
   inner: PyTree
 
 
+_own_codec = core.optional(
+  functools.partial(extend.check_codec, stateless=True)
+)
+
+
 @core.declare(
+  tx=_check_separate.transformation,
+  first=_own_codec,
+  second=_own_codec,
+  sums=_own_codec,
   rules=core.sequence("pairs of a pattern and a codec"),
   min_leaf_size=core.integer(0),
   memory_kind=core.choice(_memory_kind.MEMORY_KINDS),
@@ -116,13 +126,10 @@ def compress_state(
     Chen and Zhu, *Memory Efficient Optimizers with 4-bit States*, 2023 (a
     second moment must not become zero).
   """
-  noun = "an optax.GradientTransformation"
-  core.instance(optax.GradientTransformation, noun)("tx", tx)
   path_rules = core.PathRules(rules, value="codec")
+  for _, codec in path_rules:
+    _own_codec("rules", codec)
   kinds = {"first": first, "second": second, "sums": sums}
-  for name, codec in (*kinds.items(), *(("rules", c) for _, c in path_rules)):
-    if codec is not None:
-      extend.check_codec(name, codec, stateless=True)
   inner_update = optax.with_extra_args_support(tx).update
 
   @core.declare(params=core.arrays)
@@ -146,6 +153,11 @@ def compress_state(
       inner = _encoded_leaf.map_encoded(_memory_kind.to_host, inner)
     return CompressedState(steps, inner)
 
+  @core.declare(
+    updates=core.arrays,
+    state=core.instance(CompressedState, "a CompressedState"),
+    params=core.arrays,
+  )
   def update_fn(
     updates: PyTree,
     state: CompressedState,
@@ -181,9 +193,6 @@ def _check_update(
   params: PyTree | None,
 ) -> None:
   """Raises unless the arguments of an update belong together."""
-  core.arrays("updates", updates)
-  core.arrays("params", params)
-  core.instance(CompressedState, "a CompressedState")("state", state)
   _encoded_leaf.check_payloads("state", state)
   if params is not None:
     core.check_like("updates", updates, params, "`params`")

@@ -15,7 +15,6 @@ from jaxmotion.core import PyTree
 from jaxmotion.memory import residuals
 
 
-@core.declare(fn=core.function)
 def compress_residuals(
   fn: Callable[..., Any],
   codec: residuals.Action

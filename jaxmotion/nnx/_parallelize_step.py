@@ -14,6 +14,14 @@ from jaxmotion.core import AxisName, PyTree
 from jaxmotion.transforms import extend
 
 
+def _variable_type(name: str, value: Any) -> Any:
+  """Returns a type of variables, or raises."""
+  if isinstance(value, type) and issubclass(value, nnx.Variable):
+    return value
+  raise TypeError(f"`{name}` must be a type of variables, got {value!r}.")
+
+
+@core.declare(mean=core.sequence("variable types", _variable_type))
 def parallelize_step(
   mesh: Mesh,
   *,
@@ -87,15 +95,8 @@ def parallelize_step(
     >>> bool(second < first)
     True
   """
-  kinds = core.sequence("variable types")("mean", mean)
-  averaged = (nnx.BatchStat, *kinds)
-  for kind in averaged:
-    if not (isinstance(kind, type) and issubclass(kind, nnx.Variable)):
-      raise TypeError(
-        f"`mean` must be a list or tuple of variable types, got {kind!r}."
-      )
   return extend.make_decorator(
-    functools.partial(_map_step, averaged=averaged),
+    functools.partial(_map_step, averaged=(nnx.BatchStat, *mean)),
     mesh,
     axis_name,
     batch,

@@ -10,7 +10,6 @@ import optax
 from jax import lax
 
 from jaxmotion import codecs, core, hosts
-from jaxmotion.codecs.extend import check_codec
 from jaxmotion.collectives import extend
 from jaxmotion.core import Array, AxisName, PyTree
 from jaxmotion.transforms import _global_view, _model_axes, _states
@@ -24,6 +23,8 @@ from jaxmotion.transforms._states import ExchangeState
   op=core.choice(("mean", "sum")),
   method=core.choice((None, "gather", "two_phase")),
   nonfinite=core.choice(extend.NONFINITE_POLICIES),
+  local_codec=_states.any_codec,
+  schedule=core.optional(core.function),
 )
 def exchange(
   axis_name: AxisName,
@@ -100,17 +101,13 @@ def exchange(
     ... )
   """
   workers = core.worker_axes("axis_name", axis_name)
-  if local_codec is not None:
-    check_codec("local_codec", local_codec, trees=True)
   extend.check_local_codec(axis_name, local_codec)
   codec = codecs.identity() if codec is None else codec
-  if schedule is not None:
-    core.function("schedule", schedule)
-    if isinstance(codec, codecs.Codec):
-      raise ValueError(
-        "`schedule` must be None for one codec, got one: give `codec` a list "
-        "with one codec for each level."
-      )
+  if schedule is not None and isinstance(codec, codecs.Codec):
+    raise ValueError(
+      "`schedule` must be None for one codec, got one: give `codec` a list "
+      "with one codec for each level."
+    )
   if not isinstance(codec, codecs.Codec):
     extend.check_codecs("codec", codec)
     codec = tuple(codec)
@@ -122,7 +119,7 @@ def exchange(
   )
   init_fn, update_state = _model_axes.map_exchange(own, options, options.codecs)
 
-  @core.declare(params=core.arrays, updates=core.typed_arrays)
+  @core.declare(updates=core.typed_arrays, params=core.arrays)
   def update_fn(
     updates: PyTree,
     state: ExchangeState,

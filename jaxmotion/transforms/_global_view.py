@@ -69,7 +69,22 @@ class UnsummedGradient:
     )
 
 
-@core.declare(fun=core.function, has_aux=core.boolean)
+def _positions(name: str, value: Any) -> Any:
+  """Returns one position, or distinct ones as a tuple; or raises."""
+  if isinstance(value, int):
+    return core.integer(0)(name, value)
+  numbers = core.sequence("integers", core.integer(0))(name, value)
+  if len(set(numbers)) != len(numbers) or not numbers:
+    raise ValueError(f"`{name}` must be distinct positions, got {value!r}.")
+  return numbers
+
+
+@core.declare(
+  fun=core.function,
+  argnums=_positions,
+  has_aux=core.boolean,
+  axis_name=core.worker_axes,
+)
 def value_and_grad(
   fun: Callable[..., Any],
   argnums: int | Sequence[int] = 0,
@@ -133,16 +148,7 @@ def value_and_grad(
     >>> float(loss), params.round(2).tolist()
     (1.0, [1.0, 0.0, 0.0, 0.0])
   """
-  workers = core.worker_axes("axis_name", axis_name)
-  numbers: tuple[int, ...]
-  if isinstance(argnums, int):
-    numbers = (argnums,)
-  else:
-    numbers = core.sequence("integers")("argnums", argnums)
-  for number in numbers:
-    core.integer(0)("argnums", number)
-  if len(set(numbers)) != len(numbers) or not numbers:
-    raise ValueError(f"`argnums` must be distinct positions, got {argnums!r}.")
+  numbers = argnums if isinstance(argnums, tuple) else (argnums,)
 
   @functools.wraps(fun)
   def run(*args: Any, **kwargs: Any) -> Any:
@@ -152,7 +158,7 @@ def value_and_grad(
         f"{len(args)}."
       )
     own = [args[i] for i in numbers]
-    _check_params(own, workers)
+    _check_params(own, axis_name)
     others = [None if i in numbers else a for i, a in enumerate(args)]
     leaves, treedef = jax.tree.flatten((others, kwargs))
 
@@ -165,7 +171,7 @@ def value_and_grad(
       return fun(*full, **kwargs)
 
     arrays = {i: a for i, a in enumerate(leaves) if hasattr(a, "dtype")}
-    value, grads = _differentiate(call, own, arrays, has_aux, workers)
+    value, grads = _differentiate(call, own, arrays, has_aux, axis_name)
     return value, grads[0] if isinstance(argnums, int) else tuple(grads)
 
   return run

@@ -15,7 +15,7 @@ MAKER = "state_maker"  # Attribute of the `init` of a step.
 Init = Callable[[PyTree], PyTree]
 
 
-@core.declare(params=core.arrays)
+@core.declare(tx=_states.as_transformation, params=core.arrays)
 def init_state(
   tx: optax.GradientTransformation,
   params: PyTree,
@@ -75,7 +75,6 @@ def init_state(
     >>> float(loss), bool(jnp.allclose(params, 0.2))
     (1.0, True)
   """
-  tx = _states.as_transformation(tx)
   axis_name = check_mesh(mesh, axis_name)
   core.check_buffers({"params": params})
   shardings = _model_axes.Shardings(mesh, axis_name, specs)
@@ -89,6 +88,7 @@ def init_state(
   return init(core.put_on_mesh(params, mesh, shardings.params(params)))
 
 
+@core.declare(tx=_states.as_transformation)
 def bind_mesh(
   tx: optax.GradientTransformation,
   mesh: Mesh,
@@ -127,7 +127,6 @@ def bind_mesh(
     >>> int(state[0].count)
     0
   """
-  tx = _states.as_transformation(tx)
   axis_name = check_mesh(mesh, axis_name)
   _model_axes.check_specs(specs, axis_name)
 

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import optax
 
 from jaxmotion import codecs, collectives, core, hosts
-from jaxmotion.codecs.extend import check_codec
 from jaxmotion.collectives import extend
 from jaxmotion.core import Array, AxisName, PyTree
 from jaxmotion.transforms import (
@@ -25,6 +24,10 @@ from jaxmotion.transforms._states import ShardedState
 
 
 @core.declare(
+  tx=_states.as_transformation,
+  gradient_codec=_states.any_codec,
+  weight_codec=_states.any_codec,
+  local_codec=_states.any_codec,
   nonfinite=core.choice(extend.NONFINITE_POLICIES),
   seed=core.integer(0, 2**32 - 1),
 )
@@ -107,14 +110,6 @@ def sharded(
     of weights, two hops).
   """
   workers = core.worker_axes("axis_name", axis_name)
-  tx = _states.as_transformation(tx)
-  for name, codec in (
-    ("gradient_codec", gradient_codec),
-    ("weight_codec", weight_codec),
-    ("local_codec", local_codec),
-  ):
-    if codec is not None:
-      check_codec(name, codec, trees=True)
   if gradient_codec is None:
     gradient_codec = codecs.identity()
   options = _states.ShardedOptions(

@@ -4,6 +4,7 @@ They are here together, because steps look for them in any chain.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -15,6 +16,7 @@ from jax.sharding import PartitionSpec
 
 from jaxmotion import core
 from jaxmotion.codecs import Codec
+from jaxmotion.codecs.extend import check_codec
 from jaxmotion.collectives.extend import StateLayout
 from jaxmotion.core import Array, AxisName, PyTree
 from jaxmotion.transforms import _model_axes
@@ -333,6 +335,7 @@ class SkipNonfiniteState(NamedTuple):
   inner: PyTree
 
 
+any_codec = core.optional(functools.partial(check_codec, trees=True))
 _EXCHANGES = (ExchangeState, ShardedState, FullyShardedState)
 _COUNTED = (*_EXCHANGES, DelayedState, LocalState)
 _SKIPPED = (*_EXCHANGES, SkipNonfiniteState)
@@ -367,15 +370,19 @@ def count_update(state: Any, ok: Array | None) -> tuple[Array, Array]:
   return optax.safe_increment(state.count), skipped
 
 
-def check_counts(state: Any, kind: Any) -> None:
-  """Raises unless a state is of a class, and its counts are scalars."""
-  core.instance(kind, "what `init` returned")("state", state)
-  for name in [n for n in ("count", "skipped") if n in kind._fields]:
-    if jnp.shape(getattr(state, name)):
-      raise ValueError(
-        f"`state` must have a scalar `{name}`, got shape "
-        f"{jnp.shape(getattr(state, name))}."
-      )
+def state_of(cls: Any) -> core.Kind:
+  """Makes the kind of states of a class, whose counts are scalars."""
+
+  def check(name: str, state: Any) -> Any:
+    core.instance(cls, "what `init` returned")(name, state)
+    for count in [n for n in ("count", "skipped") if n in cls._fields]:
+      if shape := jnp.shape(getattr(state, count)):
+        raise ValueError(
+          f"`{name}` must have a scalar `{count}`, got shape {shape}."
+        )
+    return state
+
+  return check
 
 
 def check_made_for(name: str, made_for: Any, wanted: Any, noun: str) -> None:
@@ -392,9 +399,9 @@ def check_made_for(name: str, made_for: Any, wanted: Any, noun: str) -> None:
       )
 
 
-def check_options(state: Any, kind: type, options: Options) -> None:
+def check_options(state: Any, cls: type, options: Options) -> None:
   """Raises unless a state was made for an exchange with these arguments."""
-  check_counts(state, kind)
+  state_of(cls)("state", state)
   if type(state.made_for) is not type(options):
     raise TypeError(
       "`state` must say what it was made for, as that of `init` does, got "
@@ -427,16 +434,12 @@ _WRAPPERS: dict[type, tuple[str, str]] = {
 }
 
 
-def as_transformation(
-  tx: optax.GradientTransformation | optax.MultiSteps, name: str = "tx"
-) -> optax.GradientTransformation:
+def as_transformation(name: str, tx: Any) -> optax.GradientTransformation:
   """Returns an optax transformation, also for an `optax.MultiSteps`."""
   if isinstance(tx, optax.MultiSteps):
     tx = tx.gradient_transformation()
-  core.instance(optax.GradientTransformation, "an optax transformation")(
-    name, tx
-  )
-  return tx
+  noun = "an optax transformation"
+  return core.instance(optax.GradientTransformation, noun)(name, tx)
 
 
 def check_placement(opt_state: PyTree) -> None:

@@ -58,7 +58,14 @@ def local_value_and_grad(
   return wrapped
 
 
-@core.declare(axis_name=core.worker_axes)
+def _declare_update(cls: Any) -> Callable[..., Any]:
+  """Makes an `update` check its arguments, and the class of its state."""
+  return core.declare(
+    updates=core.arrays, params=core.arrays, state=_states.state_of(cls)
+  )
+
+
+@core.declare(inner=_states.as_transformation, axis_name=core.worker_axes)
 def per_worker(
   inner: optax.GradientTransformation, axis_name: AxisName
 ) -> optax.GradientTransformationExtraArgs:
@@ -91,9 +98,7 @@ def per_worker(
     ...   optax.sgd(0.1),
     ... )
   """
-  wrapped = optax.with_extra_args_support(
-    _states.as_transformation(inner, "inner")
-  )
+  wrapped = optax.with_extra_args_support(inner)
 
   def mark(state: PyTree) -> PerWorkerState:
     # A count is typed as equal on all workers, and yet has a row of its own.
@@ -104,11 +109,7 @@ def per_worker(
     core.axis_size(axis_name)
     return mark(wrapped.init(params))
 
-  @core.declare(
-    params=core.arrays,
-    updates=core.arrays,
-    state=core.instance(PerWorkerState, "what `init` returned"),
-  )
+  @_declare_update(PerWorkerState)
   def update_fn(
     updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
   ) -> tuple[PyTree, PerWorkerState]:
@@ -123,7 +124,11 @@ def per_worker(
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-@core.declare(axis_name=core.worker_axes, wait=core.boolean)
+@core.declare(
+  inner=_states.as_transformation,
+  axis_name=core.worker_axes,
+  wait=core.boolean,
+)
 def skip_nonfinite(
   inner: optax.GradientTransformation,
   axis_name: AxisName,
@@ -156,9 +161,7 @@ def skip_nonfinite(
     >>> chain = optax.chain(exchange("data"), optax.adam(1e-3))
     >>> tx = skip_nonfinite(chain, "data")
   """
-  wrapped = optax.with_extra_args_support(
-    _states.as_transformation(inner, "inner")
-  )
+  wrapped = optax.with_extra_args_support(inner)
 
   @core.declare(params=core.arrays)
   def init_fn(params: PyTree) -> _states.SkipNonfiniteState:
@@ -166,12 +169,11 @@ def skip_nonfinite(
       jnp.zeros((), jnp.int32), wrapped.init(params)
     )
 
-  @core.declare(params=core.arrays, updates=core.arrays)
+  @_declare_update(_states.SkipNonfiniteState)
   def update_fn(
     updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
   ) -> tuple[PyTree, _states.SkipNonfiniteState]:
     """Runs the chain; keeps its state if a worker's gradient is not finite."""
-    _states.check_counts(state, _states.SkipNonfiniteState)
     weight = extra_args.get("weight")
     extend.check_weight("weight", weight)
     ok = extend.all_finite((updates, weight), axis_name)
@@ -187,7 +189,11 @@ def skip_nonfinite(
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-@core.declare(axis_name=core.worker_axes, is_weighted=core.boolean)
+@core.declare(
+  tx=_states.as_transformation,
+  axis_name=core.worker_axes,
+  is_weighted=core.boolean,
+)
 def delayed(
   tx: optax.GradientTransformation | optax.MultiSteps,
   *,
@@ -230,7 +236,7 @@ def delayed(
     >>> found
     [0.0, 1.0, 2.0]
   """
-  chain = optax.with_extra_args_support(_states.as_transformation(tx))
+  chain = optax.with_extra_args_support(tx)
 
   @core.declare(params=core.arrays)
   def init(params: PyTree) -> DelayedState:
@@ -245,7 +251,7 @@ def delayed(
   @core.declare(
     grads=core.arrays,
     params=core.arrays,
-    state=core.instance(DelayedState, "what `init` returned"),
+    state=_states.state_of(DelayedState),
   )
   def update(
     grads: PyTree, state: Any, params: PyTree = None, **extra_args: Any
@@ -303,11 +309,7 @@ def clip_by_global_norm(
   """
   # Greater ones have no square in float32.
 
-  @core.declare(
-    updates=core.arrays,
-    params=core.arrays,
-    state=core.instance(optax.EmptyState, "what `init` returned"),
-  )
+  @_declare_update(optax.EmptyState)
   def update_fn(
     updates: PyTree, state: Any, params: PyTree | None = None
   ) -> tuple[PyTree, Any]:

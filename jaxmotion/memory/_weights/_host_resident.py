@@ -15,6 +15,7 @@ from jaxmotion import controllers, core, wire
 from jaxmotion.codecs import Codec, identity, uniform
 from jaxmotion.codecs.extend import check_codec
 from jaxmotion.core import Array, PyTree
+from jaxmotion.memory import _check_separate
 from jaxmotion.memory._weights import (
   _device_bytes,
   _layout,
@@ -26,11 +27,90 @@ from jaxmotion.memory._weights import (
 _INT8 = uniform(bits=8)
 
 
+def _stages(name: str, value: Any) -> Any:
+  """Returns a function, or stages as a tuple of pairs; or raises."""
+  if callable(value):
+    return value
+  noun = "pairs of a name and a function, or one function"
+  pairs = core.sequence(noun)(name, value)
+  if not pairs:
+    raise ValueError(f"`{name}` must hold at least one stage, got none.")
+  for pair in pairs:
+    is_pair = isinstance(pair, list | tuple) and len(pair) == 2
+    if not is_pair or not isinstance(pair[0], str) or not callable(pair[1]):
+      raise TypeError(
+        f"`{name}` must be pairs of a name and a function, got {pair!r}."
+      )
+  names = [stage for stage, _ in pairs]
+  if len(set(names)) < len(names):
+    raise ValueError(f"`{name}` must have different names, got {names!r}.")
+  return tuple(map(tuple, pairs))
+
+
+def _level_codecs(name: str, value: Any) -> Any:
+  """Returns one codec, or a tuple of one for each level; or raises."""
+  is_one = isinstance(value, Codec)
+  many = (value,) if is_one else value
+  codecs = core.sequence("codecs, or one codec", check_codec)(name, many)
+  if not codecs:
+    raise ValueError(f"`{name}` must hold at least one codec, got none.")
+  sample = jax.ShapeDtypeStruct((2**16,), jnp.float32)
+  for codec in codecs:
+    if codec.has_state:
+      raise ValueError(
+        f"`{name}` must be codecs without state, got {codec!r}: use "
+        "`send_difference`, which sends later what was left out."
+      )
+  sizes = [wire.payload_bytes(codec, sample) for codec in codecs]
+  if sizes != sorted(sizes):
+    raise ValueError(
+      f"`{name}` must be ordered from fewest to most bytes, got {codecs!r}."
+    )
+  return value if is_one else codecs
+
+
+def _group_rules(name: str, value: Any) -> tuple[Any, ...]:
+  """Returns rules of groups as a tuple of pairs, or raises."""
+  # Tuples, because options are part of the keys of compiled programs.
+  rules = core.sequence("pairs of a pattern and a name")(name, value)
+  return tuple(core.PathRules(rules, name, "name of a group or None"))
+
+
+def _device_dtype(name: str, value: Any) -> str:
+  """Returns the name of a dtype, or raises."""
+  dtype = value
+  with contextlib.suppress(TypeError):
+    dtype = jnp.dtype(value).name if value is not None else None
+  return cast(str, core.choice(_layout.DEVICE_DTYPES)(name, dtype))
+
+
+def _host_state(name: str, state: Any) -> Any:
+  """Returns a state that `init` returns, or raises."""
+  core.instance(_state.HostState, "a HostState")(name, state)
+  _layout.outside_jit(name, state)
+  if np.shape(state.step) != ():
+    raise ValueError(
+      f"`{name}` must be that of `init`, got a step of shape "
+      f"{np.shape(state.step)}, not ()."
+    )
+  return state
+
+
 @dataclasses.dataclass(frozen=True)
 @core.declare(
-  update=core.choice(("once", "per_stage")),
+  stages=_stages,
+  tx=_check_separate.transformation,
+  weights=_level_codecs,
+  grads=check_codec,
+  send_difference=core.boolean,
+  groups=core.optional(_group_rules),
   min_leaf_size=core.integer(0),
+  update=core.choice(("once", "per_stage")),
+  stream_weights=core.boolean,
+  stateful=core.boolean,
   seed=core.integer(0, 2**32 - 1),
+  device_dtype=_device_dtype,
+  device=core.optional(core.instance(jax.Device, "a JAX device or None")),
 )
 class HostResident:
   """Trains a model whose float32 weights and optimizer state are on the host.
@@ -130,33 +210,13 @@ class HostResident:
   device: jax.Device | None = None
 
   def __post_init__(self) -> None:
-    for flag in ("send_difference", "stream_weights", "stateful"):
-      core.boolean(flag, getattr(self, flag))
     if self.stream_weights and self.send_difference:
       raise ValueError(
         "`stream_weights` must be False with `send_difference`, which keeps "
         "the weights on the device, got True."
       )
-    noun = "an optax.GradientTransformation"
-    core.instance(optax.GradientTransformation, noun)("tx", self.tx)
-    check_codec("grads", self.grads)
-    object.__setattr__(self, "device_dtype", _resolve_dtype(self.device_dtype))
-    is_device = hasattr(self.device, "addressable_memories")
-    if self.device is not None and not is_device:
-      raise TypeError(
-        f"`device` must be a JAX device or None, got {self.device!r}."
-      )
-    # Tuples, because options are part of the keys of compiled programs.
-    object.__setattr__(self, "weights", _resolve_codecs(self.weights))
-    if self.groups is not None:
-      core.sequence("pairs of a pattern and a name")("groups", self.groups)
-      rules = tuple(
-        core.PathRules(self.groups, "groups", "name of a group or None")
-      )
-      object.__setattr__(self, "groups", rules)
-    if not callable(self.stages):
-      object.__setattr__(self, "stages", _check_stages(self.stages))
 
+  @core.declare(params=_layout.outside_jit)
   def init(self, params: PyTree, stats: PyTree = None) -> _state.HostState:
     """Returns the state before the first step.
 
@@ -173,7 +233,6 @@ class HostResident:
         wrong. Stages are updated one after another, and `tx` updates an array
         from the gradient of another.
     """
-    _layout.check_outside_jit("params", params)
     spec = self._spec(params)
     params = jax.tree.map(lambda x: np.array(x, np.float32), params)
     reference = _state.init_reference(spec)
@@ -191,13 +250,13 @@ class HostResident:
       )
     return self.place_state(state)
 
+  @core.declare(state=_host_state)
   def place_state(self, state: _state.HostState) -> _state.HostState:
     """Moves a state, one from a checkpoint say, to the host and the device.
 
     Args:
       state: state of JAX or NumPy arrays, wherever they are.
     """
-    _check_state(state)
     host, device = self._devices()
     return dataclasses.replace(
       state,
@@ -209,7 +268,12 @@ class HostResident:
       stats=jax.device_put(state.stats, device),
     )
 
-  @core.declare(donate=core.boolean, run_op=core.function)
+  @core.declare(
+    state=_host_state,
+    batch=_layout.outside_jit,
+    run_op=core.function,
+    donate=core.boolean,
+  )
   def step(
     self,
     state: _state.HostState,
@@ -246,7 +310,6 @@ class HostResident:
       ValueError: a level is out of range, there is not one for each group, the
         loss is not a scalar, or `state` was donated before.
     """
-    _check_state(state)
     if donate and state.is_taken:
       raise ValueError(
         f"`state` must be a state that no step has taken, got that of step "
@@ -266,11 +329,11 @@ class HostResident:
       state = jax.tree.map(
         lambda a: jnp.copy(a) if isinstance(a, jax.Array) else a, state
       )
-    _layout.check_outside_jit("batch", batch)
     step = _step.Step(self._spec(state.params, level), state, run_op)
     loss = step.run(batch)
     return step.commit(), loss
 
+  @core.declare(params=core.arrays)
   def groups_of(self, params: PyTree) -> controllers.Groups:
     """Returns the groups, in the order of levels, norms and errors.
 
@@ -279,13 +342,13 @@ class HostResident:
     """
     return self._make_layout(params).groups
 
+  @core.declare(state=_host_state)
   def norms(self, state: _state.HostState) -> Array:
     """Returns the L2 norm of every group's master weights, float32[groups].
 
     Args:
       state: state as for `step`; nothing is donated.
     """
-    _check_state(state)
     return _group_norms(state.params, self.groups_of(state.params))
 
   def errors(self, state: _state.HostState, level: Any = 0) -> Array:
@@ -308,7 +371,9 @@ class HostResident:
     step = _step.Step(self._spec(state.params, level), state)
     return _relative_errors(step.squared_errors(), norms)
 
-  @core.declare(batch=core.arrays, measure_memory=core.function)
+  @core.declare(
+    params=core.arrays, batch=core.arrays, measure_memory=core.function
+  )
   def device_bytes(
     self,
     params: PyTree,
@@ -373,7 +438,8 @@ class HostResident:
       for _, fn in stages
     )
     layout, (host, device) = self._make_layout(params), self._devices()
-    level_codecs = cast(tuple[Codec, ...], self.weights)
+    is_one = isinstance(self.weights, Codec)
+    level_codecs: Any = (self.weights,) if is_one else self.weights
     return _programs.ModelSpec(
       layout=layout,
       functions=functions,
@@ -436,66 +502,3 @@ def _relative_errors(squares: Sequence[Array], norms: Array) -> Array:
   """Returns the norms of errors relative to those of the weights, or 0."""
   ratio = jnp.sqrt(jnp.stack(squares)) / norms
   return jnp.where(norms > 0, ratio, 0.0)
-
-
-def _resolve_codecs(weights: Any) -> tuple[Codec, ...]:
-  """Returns the codec of each level, checked."""
-  codecs = (
-    (weights,)
-    if isinstance(weights, Codec)
-    else core.sequence("codecs, or one codec")("weights", weights)
-  )
-  if not codecs:
-    raise ValueError("`weights` must hold at least one codec, got none.")
-  sample = jax.ShapeDtypeStruct((2**16,), jnp.float32)
-  for codec in codecs:
-    check_codec("weights", codec)
-    if codec.has_state:
-      raise ValueError(
-        f"`weights` must be codecs without state, got {codec!r}: use "
-        "`send_difference`, which sends later what was left out."
-      )
-  sizes = [wire.payload_bytes(codec, sample) for codec in codecs]
-  if sizes != sorted(sizes):
-    raise ValueError(
-      f"`weights` must be ordered from fewest to most bytes, got {codecs!r}."
-    )
-  return codecs
-
-
-def _resolve_dtype(dtype: Any) -> str:
-  """Returns the name of a dtype, checked."""
-  name = dtype
-  with contextlib.suppress(TypeError):
-    name = jnp.dtype(dtype).name if dtype is not None else None
-  core.choice(_layout.DEVICE_DTYPES)("device_dtype", name)
-  return cast(str, name)
-
-
-def _check_stages(stages: Any) -> tuple[tuple[str, Callable[..., Any]], ...]:
-  """Returns the stages as a tuple of pairs, checked."""
-  noun = "pairs of a name and a function, or one function"
-  pairs = core.sequence(noun)("stages", stages)
-  if not pairs:
-    raise ValueError("`stages` must hold at least one stage, got none.")
-  for pair in pairs:
-    is_pair = isinstance(pair, list | tuple) and len(pair) == 2
-    if not is_pair or not isinstance(pair[0], str) or not callable(pair[1]):
-      raise TypeError(
-        f"`stages` must be pairs of a name and a function, got {pair!r}."
-      )
-  names = [name for name, _ in pairs]
-  if len(set(names)) < len(names):
-    raise ValueError(f"`stages` must have different names, got {names!r}.")
-  return tuple((name, function) for name, function in pairs)
-
-
-def _check_state(state: Any) -> None:
-  """Raises unless `state` is one that `init` returns."""
-  core.instance(_state.HostState, "a HostState")("state", state)
-  _layout.check_outside_jit("state", state)
-  if np.shape(state.step) != ():
-    raise ValueError(
-      f"`state` must be that of `init`, got a step of shape "
-      f"{np.shape(state.step)}, not ()."
-    )

@@ -54,7 +54,6 @@ class Layout(NamedTuple):
     )
 
 
-@core.declare(params=core.arrays)
 def make_layout(
   params: PyTree,
   names: tuple[str, ...] | None,
@@ -162,8 +161,8 @@ def _drop_small_leaves(
   return controllers.Groups(groups.names, of_leaf)
 
 
-def check_outside_jit(name: str, tree: PyTree) -> None:
-  """Raises unless every leaf is an array, and none is traced."""
+def outside_jit(name: str, tree: PyTree) -> Any:
+  """Returns a tree of arrays of which none is traced, or raises."""
   # A step sends arrays between backends, which no trace can do.
   core.arrays(name, tree)
   for path, x in core.named_leaves(tree):
@@ -172,13 +171,14 @@ def check_outside_jit(name: str, tree: PyTree) -> None:
         f"`{name}` must be a tree of arrays outside of `jit`, got {x} at "
         f"{path!r}."
       )
+  return tree
 
 
 def resolve_levels(
   level: Any, groups: controllers.Groups, level_count: int
 ) -> tuple[int, ...]:
   """Returns the level of every group as Python ints."""
-  check_outside_jit("level", level)
+  outside_jit("level", level)
   array = np.asarray(level)
   if not np.issubdtype(array.dtype, np.integer):
     raise TypeError(

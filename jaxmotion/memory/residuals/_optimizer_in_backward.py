@@ -18,8 +18,24 @@ from jaxmotion.memory.residuals import _traced, choose, run
 Block = Callable[[PyTree, PyTree], PyTree]
 
 
+def _block(name: str, value: Any) -> Any:
+  """Returns a pair of a function and its repeats, or raises."""
+  if not isinstance(value, list | tuple) or len(value) != 2:
+    raise TypeError(
+      f"`{name}` must be a pair of a function and its repeats, got {value!r}."
+    )
+  core.function(f"{name}[0]", value[0])
+  core.integer(1)(f"{name}[1]", value[1])
+  return value
+
+
 @dataclasses.dataclass(frozen=True)
-@core.declare(loss=core.function, segment=core.optional(core.integer(1)))
+@core.declare(
+  blocks=core.sequence("pairs of a function and its repeats", _block),
+  loss=core.function,
+  tx=_check_separate.transformation,
+  segment=core.optional(core.integer(1)),
+)
 class OptimizerInBackward:
   """Trains a chain of blocks without holding the gradients of all of them.
 
@@ -80,21 +96,9 @@ class OptimizerInBackward:
   segment: int | None = None
 
   def __post_init__(self) -> None:
-    noun = "pairs of a function and its repeats"
-    pairs = core.sequence(noun)("blocks", self.blocks)
-    if not pairs:
+    if not self.blocks:
       raise ValueError("`blocks` must hold at least one block, got none.")
-    for i, pair in enumerate(pairs):
-      if not isinstance(pair, list | tuple) or len(pair) != 2:
-        raise TypeError(
-          f"`blocks[{i}]` must be a pair of a function and its repeats, got "
-          f"{pair!r}."
-        )
-      core.function(f"blocks[{i}][0]", pair[0])
-      core.integer(1)(f"blocks[{i}][1]", pair[1])
-    choose.make_choice(self.codec)
-    noun = "an optax.GradientTransformation"
-    core.instance(optax.GradientTransformation, noun)("tx", self.tx)
+    choose.make_choice(self.codec)  # Raises for what is none.
 
   def init(self, params: Sequence[PyTree]) -> list[PyTree]:
     """Returns the optimizer state of each block, stacked like its parameters.

@@ -10,7 +10,6 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 from jaxmotion import codecs, collectives, core
-from jaxmotion.codecs.extend import check_codec
 from jaxmotion.collectives import extend
 from jaxmotion.core import Array, PyTree
 from jaxmotion.transforms import _shard_layout, _states
@@ -21,6 +20,10 @@ from jaxmotion.transforms._step._scheme import Scheme, TrainState, Workers
 
 
 @core.declare(
+  tx=_states.as_transformation,
+  weight_codec=_states.any_codec,
+  gradient_codec=_states.any_codec,
+  local_codec=_states.any_codec,
   regather=core.choice((True, False, "local")),
   error_feedback=core.boolean,
   nonfinite=core.choice(extend.NONFINITE_POLICIES),
@@ -114,7 +117,6 @@ def fully_sharded(
   References:
     Rajbhandari et al., *ZeRO*, 2019; Wang et al., *ZeRO++*, 2023.
   """
-  tx = _states.as_transformation(tx)
   options = _gather_plan.GatherPlan(
     weight_codec,
     gradient_codec,
@@ -125,9 +127,6 @@ def fully_sharded(
     core.PathRules([] if stacked is None else [(stacked, None)], "stacked"),
     seed,
   )
-  for name, codec in options.codecs.items():
-    if codec is not None:
-      check_codec(name, codec, trees=True)
   return FullySharded(optax.with_extra_args_support(tx), options)
 
 

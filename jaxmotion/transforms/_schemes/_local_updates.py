@@ -26,9 +26,12 @@ from jaxmotion.transforms._step._scheme import (
 
 # (path, shape) of a leaf -> index of its fragment.
 Parts = Callable[[str, tuple[int, ...]], int]
+_OWN_STATE = core.instance(LocalState, "what `init` returned")
 
 
 @core.declare(
+  inner=_states.as_transformation,
+  outer=_states.as_transformation,
   every=core.integer(1, 2**31 - 1),
   fragments=core.integer(1, 2**31 - 1),
   delay=core.integer(0, 2**31 - 1),
@@ -121,8 +124,6 @@ def local_updates(
     Douillard et al., *DiLoCo*, arXiv 2311.08105, 2023; Douillard et al.,
     *Streaming DiLoCo with overlapping communication*, arXiv 2501.18512, 2025.
   """
-  inner = _states.as_transformation(inner, "inner")
-  outer = _states.as_transformation(outer, "outer")
   if every % fragments:
     raise ValueError(
       f"`fragments` must divide `every`, {every}, got {fragments}."
@@ -273,8 +274,7 @@ class LocalUpdates(Scheme):
 
   def count(self, opt_state: PyTree) -> Any:
     """Returns the number of steps so far."""
-    _check_state(opt_state)
-    return opt_state.count
+    return _OWN_STATE("state/opt_state", opt_state).count
 
   def start(self, workers: Workers, params: PyTree) -> tuple[PyTree, PyTree]:
     """Makes the state on the mesh; raises for exchanges in wrong places."""
@@ -294,7 +294,7 @@ class LocalUpdates(Scheme):
 
   def layout(self, workers: Workers, state: TrainState) -> _scheme.Layout:
     """Returns where the state is on the mesh; raises for another state."""
-    _check_state(state.opt_state)
+    _OWN_STATE("state/opt_state", state.opt_state)
     return super().layout(workers, state)
 
   def make_compute(
@@ -544,13 +544,6 @@ class LocalUpdates(Scheme):
 def _both(first: Array | bool, second: Array) -> Array | bool:
   """Returns whether both hold, which needs no array if the first does not."""
   return first is not False and first & second
-
-
-def _check_state(state: Any) -> None:
-  """Raises unless a scheme's state is that of `local_updates`."""
-  core.instance(_states.LocalState, "what `init` returned")(
-    "state/opt_state", state
-  )
 
 
 def update_stacked(fun: Callable[..., PyTree], *args: PyTree) -> PyTree:

@@ -109,7 +109,7 @@ def compile_step(
     rest = names[len(args) :]
     args += tuple(kwargs.pop(name) for name in rest if name in kwargs)
     kwargs = prepare(kwargs)
-    _step_arguments.check_step_key(kwargs.get("key"))
+    _step_arguments.step_key("key", kwargs.get("key"))
     given = dict(zip(names, args, strict=False)) | kwargs
     # A look at every leaf, which only some steps need.
     is_new = not kwargs.keys() <= read

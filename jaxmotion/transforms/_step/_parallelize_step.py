@@ -22,6 +22,7 @@ Join = P | str
 Decide = Callable[[PyTree, Sequence[bool]], Sequence[Join]]
 
 
+@core.declare(mean=core.sequence("strings", core.text))
 def parallelize_step(
   mesh: Mesh,
   *,
@@ -94,8 +95,7 @@ def parallelize_step(
     >>> float(loss)
     1.0
   """
-  names = _step_arguments.check_names("mean", mean)
-  patterns = core.PathRules([(name, None) for name in names], name="mean")
+  patterns = core.PathRules([(name, None) for name in mean], name="mean")
   return _step_arguments.make_decorator(
     functools.partial(_map_step, patterns=patterns),
     mesh,

@@ -32,16 +32,6 @@ class LossOptions(NamedTuple):
   microbatches: int  # Number of parts of a worker's batch.
   mean_loss: bool  # Whether the loss becomes the workers' mean.
 
-  def check(self) -> None:
-    """Raises unless all options are valid."""
-    core.function("loss_fn", self.loss_fn)
-    core.boolean("has_aux", self.has_aux)
-    core.choice((None, "mean", "local"))("model_state", self.model_state)
-    if self.weight_fn is not None:
-      core.function("weight_fn", self.weight_fn)
-    core.integer(1, 2**31 - 1)("microbatches", self.microbatches)
-    core.boolean("mean_loss", self.mean_loss)
-
   def get_loss(self, metrics: PyTree) -> Any:
     """Returns the loss among the metrics of a step."""
     return metrics[0] if self.has_aux else metrics

@@ -317,10 +317,10 @@ class Replicated(Scheme):
     return None
 
 
-def as_scheme(scheme: Any) -> Scheme:
+def as_scheme(name: str, scheme: Any) -> Scheme:
   """Returns a scheme, also for an optax chain; raises for anything else."""
   if isinstance(scheme, Scheme):
     return scheme
   kinds = optax.GradientTransformation, optax.MultiSteps
-  core.instance(kinds, "a Scheme or an optax transformation")("scheme", scheme)
-  return Replicated(_states.as_transformation(scheme, "scheme"))
+  core.instance(kinds, "a Scheme or an optax transformation")(name, scheme)
+  return Replicated(_states.as_transformation(name, scheme))

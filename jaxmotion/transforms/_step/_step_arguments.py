@@ -27,26 +27,31 @@ def is_raw_key(x: Any) -> bool:
   return getattr(x, "shape", None) == (2,) and x.dtype == jnp.uint32
 
 
-def check_names(name: str, value: Any) -> tuple[str, ...]:
-  """Returns the strings of a list or tuple, or raises."""
-  names = core.sequence("strings")(name, value)
-  for item in names:
-    core.text(name, item)
-  return names
+def one_or_several(cls: type, noun: str, kind: core.Kind) -> core.Kind:
+  """Makes the kind of values of a class, alone or in a list, as a tuple."""
+  several = core.sequence(noun, kind)
+  return lambda name, value: (
+    (kind(name, value),) if isinstance(value, cls) else several(name, value)
+  )
 
 
-def check_step_key(key: Any) -> None:
-  """Raises unless `key` is one key of `jax.random`, typed or raw."""
+_names = one_or_several(str, "strings", core.text)
+_positions = one_or_several(int, "positions", core.integer(-(2**31), 2**31 - 1))
+
+
+def step_key(name: str, key: Any) -> Any:
+  """Returns one key of `jax.random`, typed or raw, or None; or raises."""
   if key is None:
-    return
+    return None
   dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
   if not (is_key(key) and shape == ()) and not (
     dtype == jnp.uint32 and shape is not None and len(shape) == 1
   ):
     found = f"{dtype}{list(shape)}" if shape is not None else f"{key!r:.200}"
     raise TypeError(
-      f"`key` must be one key of jax.random.key(seed), got {found}."
+      f"`{name}` must be one key of jax.random.key(seed), got {found}."
     )
+  return key
 
 
 def split_specs(
@@ -152,7 +157,7 @@ class StepParameters:
     self._signature = inspect.signature(fun)
     self.name = getattr(fun, "__name__", type(fun).__name__)
     self.split = tuple(split)
-    self._check_names("batch", self.split)
+    self._check_names("batch", split)
     self.static = self._choose(options, "static")
     self.donated = self._choose(options, "donate")
     for name, others in (
@@ -224,6 +229,7 @@ class StepParameters:
     return tuple(dict.fromkeys([*names, *(known[i] for i in numbers)]))
 
 
+@core.declare(batch=_names)
 def make_decorator(
   map_step: Callable[..., Callable[..., Any]],
   mesh: Mesh,
@@ -235,32 +241,17 @@ def make_decorator(
   # map_step: (step, its parameters, mesh, axis_name) -> jitted step.
   # options: static and donated parameters, as `jax.jit` takes them.
   axis_name = _init_state.check_mesh(mesh, axis_name)
-  split = _check_several("batch", batch)
-  if not split:
+  if not batch:
     raise ValueError(
       f"`batch` must name a parameter of the step at least, got {batch!r}."
     )
-  checked: dict[str, Sequence[Any]] = {
-    name: _check_several(name, value)
-    if name.endswith("names")
-    else _check_positions(name, value)
+  checked = {
+    name: (_names if name.endswith("names") else _positions)(name, value)
     for name, value in options.items()
   }
 
   def decorate(fun: Callable[..., Any]) -> Callable[..., Any]:
-    parameters = StepParameters(fun, split, checked)
+    parameters = StepParameters(fun, batch, checked)
     return map_step(fun, parameters, mesh, axis_name)
 
   return decorate
-
-
-def _check_several(name: str, value: Any) -> tuple[str, ...]:
-  names = (value,) if isinstance(value, str) else value
-  return check_names(name, names)
-
-
-def _check_positions(name: str, value: Any) -> tuple[int, ...]:
-  numbers = (value,) if isinstance(value, int) else value
-  for number in core.sequence("positions")(name, numbers):
-    core.integer(-(2**31), 2**31 - 1)(name, number)
-  return tuple(numbers)

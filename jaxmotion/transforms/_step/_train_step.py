@@ -73,7 +73,17 @@ class TrainStep(NamedTuple):
   step: StepFunction
 
 
-@core.declare(overlap=core.choice(hosts.OVERLAPS), donate=core.boolean)
+@core.declare(
+  loss_fn=core.function,
+  scheme=_scheme.as_scheme,
+  has_aux=core.boolean,
+  model_state=core.choice((None, "mean", "local")),
+  weight_fn=core.optional(core.function),
+  microbatches=core.integer(1, 2**31 - 1),
+  mean_loss=core.boolean,
+  overlap=core.choice(hosts.OVERLAPS),
+  donate=core.boolean,
+)
 def make_train_step(
   loss_fn: Callable[..., Any],
   scheme: Scheme | optax.GradientTransformation | optax.MultiSteps,
@@ -209,12 +219,10 @@ def make_train_step(
     >>> float(loss)
     1.0
   """
-  scheme = _scheme.as_scheme(scheme)
   workers = Workers(mesh, axis_name, specs, weight_fn is not None)
   loss = LossOptions(
     loss_fn, has_aux, model_state, weight_fn, microbatches, mean_loss
   )
-  loss.check()
   scheme = scheme.for_workers(workers)
   driver = _Driver(workers, scheme, loss)
   way = "program"
@@ -326,6 +334,7 @@ class _Driver:
       )
     return given | {"counts": values.astype(jnp.int32)}
 
+  @core.declare(key=_step_arguments.step_key)
   def compute(
     self,
     state: TrainState,
@@ -345,7 +354,6 @@ class _Driver:
     batch_specs = _step_arguments.split_specs(
       "batch", batch, workers.mesh, workers.axis_name, loss.microbatches
     )
-    _step_arguments.check_step_key(key)
     keys = None
     if key is not None:
       count = bound.count(state.opt_state)

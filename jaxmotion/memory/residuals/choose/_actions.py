@@ -9,6 +9,9 @@ from jaxmotion import codecs, core, perfmodel
 
 
 @dataclasses.dataclass(frozen=True)
+@core.declare(
+  codec=core.optional(core.instance(codecs.Codec, "a Codec or None"))
+)
 class offload:
   """Saves a residual in host memory, encoded first.
 
@@ -26,10 +29,6 @@ class offload:
 
   codec: codecs.Codec | None = None
 
-  def __post_init__(self) -> None:
-    if not (self.codec is None or isinstance(self.codec, codecs.Codec)):
-      raise TypeError(f"`codec` must be a Codec or None, got {self.codec!r}.")
-
 
 @dataclasses.dataclass(frozen=True)
 class recompute:
@@ -44,6 +43,11 @@ class recompute:
 
 
 @dataclasses.dataclass(frozen=True)
+@core.declare(
+  codec=core.optional(
+    core.instance((codecs.Codec, offload), "a Codec, `offload` or None")
+  )
+)
 class save:
   """Saves a residual even where others are recomputed at no cost to memory.
 
@@ -62,14 +66,6 @@ class save:
   """
 
   codec: codecs.Codec | offload | None = None
-
-  def __post_init__(self) -> None:
-    if not (
-      self.codec is None or isinstance(self.codec, codecs.Codec | offload)
-    ):
-      raise TypeError(
-        f"`codec` must be a Codec, `offload` or None, got {self.codec!r}."
-      )
 
 
 Action = codecs.Codec | offload | recompute | save | None
@@ -91,7 +87,10 @@ class Options(NamedTuple):
   measure: bool = False  # Whether to measure the nonzeros of sparse residuals.
 
 
-@core.declare(memory_budget=core.optional(core.number(0)))
+@core.declare(
+  memory_budget=core.optional(core.number(0)),
+  device=core.optional(core.instance(perfmodel.Device, "a Device")),
+)
 def make_options(
   codec: Action | ResidualRules | ResidualChoice,
   memory_budget: float | None = None,
@@ -100,7 +99,6 @@ def make_options(
   """Returns the options that `compress_residuals` was given, checked."""
   if device is None:
     device = perfmodel.builtin_platform("h100_node").device
-  core.instance(perfmodel.Device, "a Device")("device", device)
   return Options(make_choice(codec), memory_budget, device)
 
 
@@ -226,9 +224,7 @@ def _name_rules(
   argument: str, names: Any, action: Action
 ) -> tuple[tuple[str, Action], ...]:
   """Returns a rule for each label."""
-  core.sequence("names")(argument, names)
+  names = core.sequence("names", core.text)(argument, names)
   if not names:
     raise ValueError(f"`{argument}` must hold a name, got {names!r}.")
-  for name in names:
-    core.text(argument, name)
   return tuple((f"/{re.escape(name)}$", action) for name in names)
