@@ -50,10 +50,11 @@ CASES = {
 }
 """Case by name; fp32 is the baseline of the others."""
 
+# The constants of the paper.
 _AWP = {
-  "alexnet": controllers.awp_preset("alexnet"),
-  "vgg_a": controllers.awp_preset("vgg"),
-  "resnet34": controllers.awp_preset("resnet"),
+  "alexnet": controllers.awp(threshold=-5e-2, interval=4000),
+  "vgg_a": controllers.awp(threshold=-2e-3, interval=4000),
+  "resnet34": controllers.awp(threshold=-2e-5, interval=2000),
 }
 # Growth of the error from 8 bits to 4: steps of 127 levels against those of 7.
 _GROWTH = 127 / 7

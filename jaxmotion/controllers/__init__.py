@@ -7,7 +7,7 @@ each group of parameters; level 0 moves the fewest bits. The caller decides what
 a level means: controllers know no codec and no collective.
 """
 
-from jaxmotion.controllers._awp import awp as awp, awp_preset as awp_preset
+from jaxmotion.controllers._awp import awp as awp
 from jaxmotion.controllers._bandwidth import (
   Times as Times,
   bandwidth as bandwidth,

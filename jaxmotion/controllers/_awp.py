@@ -39,8 +39,10 @@ class awp(_base.Controller):
     if counter == interval: level += 1, counter = 0
 
   from level 0 up to level `levels` - 1, where it stays. The defaults are the
-  paper's rule (AWP, adaptive weight precision); `awp_preset` has its constants.
-  A reference of zero has no relative change: it is replaced and not counted.
+  paper's rule (AWP, adaptive weight precision). Its constants (threshold,
+  interval) are (-0.05, 4000) for each layer of AlexNet, (-0.002, 4000) for each
+  of VGG, and (-2e-5, 2000) for each building block of a ResNet. A reference of
+  zero has no relative change: it is replaced and not counted.
 
   Args:
     threshold: relative change below which a norm counts as falling, such as
@@ -133,28 +135,3 @@ class awp(_base.Controller):
       norms=norms,
       num_norms=num_norms,
     )
-
-
-_PRESETS = {
-  "alexnet": awp(threshold=-5e-2, interval=4000),
-  "resnet": awp(threshold=-2e-5, interval=2000),
-  "vgg": awp(threshold=-2e-3, interval=4000),
-}
-
-
-@core.declare(network=core.choice(_PRESETS))
-def awp_preset(network: str) -> awp:
-  """Returns `awp` with the paper's constants for a kind of network.
-
-  Args:
-    network: "alexnet" or "vgg", of which each layer is a group, or "resnet",
-      of which each building block is a group.
-
-  Raises:
-    ValueError: the paper has no constants for this network.
-
-  Example:
-    >>> awp_preset("vgg").threshold
-    -0.002
-  """
-  return _PRESETS[network]

@@ -10,5 +10,6 @@ from jaxmotion.nnx._memory import (
   flatten_state as flatten_state,
 )
 from jaxmotion.nnx._parallelize_step import parallelize_step as parallelize_step
+from jaxmotion.nnx._value_and_grad import value_and_grad as value_and_grad
 
 _set_public_module(__name__, globals())

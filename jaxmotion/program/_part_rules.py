@@ -390,8 +390,39 @@ def _gather(workers: Workers, step: Step, ins: Parts) -> list[Part]:
   if indices.dim is None:
     return run_whole(workers, step, [operand, indices])
   mates = {b: a for a, b in pairs.items()}
-  x = workers.take(operand, mates.get(indices.dim))
-  return run_step(step, [x, indices.array], batch[indices.dim])
+  x, rows = workers.take(operand, mates.get(indices.dim)), indices.array
+  # Where XLA (of JAX 0.10 to 0.12) divides both over one more axis, it ends the
+  # process: "Check failed: partition_group_list.num_replica_groups()".
+  if jax.sharding.get_abstract_mesh().auto_axes:
+    if indices.dim not in mates:
+      rows = lax.with_sharding_constraint(rows, PartitionSpec())
+    elif _picks_one(step, x, rows):
+      return [Part(_pick_one(step, x, rows), batch[indices.dim])]
+  return run_step(step, [x, rows], batch[indices.dim])
+
+
+def _picks_one(step: Step, x: Any, indices: Any) -> bool:
+  """Returns whether a lookup picks one number of each row, in order."""
+  names, kept = step.params["dimension_numbers"], range(x.ndim - 1)
+  return (
+    core.is_inexact(x)
+    and names.start_index_map == (x.ndim - 1,)
+    and names.operand_batching_dims == tuple(kept)
+    and names.start_indices_batching_dims == tuple(kept)
+    and indices.size * x.shape[-1] == x.size
+    and step.params["fill_value"] is not None
+  )
+
+
+def _pick_one(step: Step, x: Any, indices: Any) -> Any:
+  """Picks one number of each row by comparisons, which the compiler divides."""
+  wanted = indices.reshape((*x.shape[:-1], 1))
+  places = lax.broadcasted_iota(wanted.dtype, x.shape, x.ndim - 1)
+  picked = jnp.where(places == wanted, x, jnp.zeros((), x.dtype))
+  out = jnp.sum(picked, -1, keepdims=True)
+  inside = (wanted >= 0) & (wanted < x.shape[-1])
+  fill = jnp.asarray(step.params["fill_value"], x.dtype)
+  return jnp.where(inside, out, fill).reshape(indices.shape[:-1])
 
 
 def _scatter(workers: Workers, step: Step, ins: Parts) -> list[Part]:

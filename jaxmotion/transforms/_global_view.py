@@ -158,11 +158,11 @@ def value_and_grad(
         f"{len(args)}."
       )
     own = [args[i] for i in numbers]
-    _check_params(own, axis_name)
     others = [None if i in numbers else a for i, a in enumerate(args)]
     leaves, treedef = jax.tree.flatten((others, kwargs))
 
-    def call(own: PyTree, arrays: dict[int, Any]) -> Any:
+    def call(own: PyTree, held: PyTree, arrays: dict[int, Any]) -> Any:
+      del held
       # What is no array, such as a flag or a module, is not traced, as by JAX.
       filled = [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
       full, kwargs = jax.tree.unflatten(treedef, filled)
@@ -171,7 +171,7 @@ def value_and_grad(
       return fun(*full, **kwargs)
 
     arrays = {i: a for i, a in enumerate(leaves) if hasattr(a, "dtype")}
-    value, grads = _differentiate(call, own, arrays, has_aux, axis_name)
+    value, grads = differentiate(call, own, (), arrays, has_aux, axis_name)
     return value, grads[0] if isinstance(argnums, int) else tuple(grads)
 
   return run
@@ -219,15 +219,18 @@ def grad(
   return run
 
 
-def _differentiate(
+def differentiate(
   call: Callable[..., Any],
-  own: list[PyTree],
-  rest: PyTree,
+  own: PyTree,
+  held: PyTree,
+  arrays: PyTree,
   has_aux: bool,
   axis_name: AxisName,
-) -> tuple[Any, list[PyTree]]:
-  """Returns what a loss returns, and each worker's gradients."""
-  mesh = _find_mesh((own, rest), axis_name)
+) -> tuple[Any, PyTree]:
+  """Returns what a loss returns, and each worker's gradients by `own`."""
+  # held: what all workers hold, beside `own`. arrays: may be of the batch.
+  _check_params(own, axis_name)
+  mesh = _find_mesh((own, held, arrays), axis_name)
   if mesh is None:
     raise ValueError(
       "`axis_name` must be an axis of the mesh that arguments are on, got "
@@ -238,15 +241,27 @@ def _differentiate(
   count = _states.count_devices(axis_name, mesh.shape)
   workers = program.Workers(axis_name, count, abstract)
   with jax.sharding.use_abstract_mesh(abstract):
-    closed, shapes = jax.make_jaxpr(call, return_shape=True)(own, rest)
+    trace = jax.make_jaxpr(call, return_shape=True)
+    closed, shapes = trace(own, held, arrays)
   _check_loss(shapes, has_aux)
+  # A loss that closes over the batch has it among its constants.
+  opened, consts = closed.jaxpr, closed.consts
+  jaxpr = opened.replace(
+    constvars=[], invars=[*opened.constvars, *opened.invars]
+  )
   params, params_def = jax.tree.flatten(own)
-  inputs = jax.tree.leaves(rest)
-  dims = [_find_dim(a, count) for a in inputs]
+  given = [
+    *((a, isinstance(a, jax.core.Tracer)) for a in consts),
+    *((a, False) for a in jax.tree.leaves(held)),
+    *((a, True) for a in jax.tree.leaves(arrays)),
+  ]
+  inputs = [a for a, _ in given]
+  dims = [_find_dim(a, count) if split else None for a, split in given]
 
   def run_parts(params: list[Any], inputs: list[Any]) -> list[program.Part]:
-    parts = [*map(program.Part, params), *map(program.Part, inputs, dims)]
-    return workers.settle(program.evaluate_parts(closed, parts, workers))
+    parts = [*map(program.Part, inputs, dims)]
+    parts[len(consts) : len(consts)] = map(program.Part, params)
+    return workers.settle(program.evaluate_parts(jaxpr, parts, workers))
 
   def spec_of(dim: int | None) -> P:
     return P() if dim is None else P(*[None] * dim, axis_name)

@@ -4,6 +4,7 @@ Users of the transformations need none of these names.
 """
 
 from jaxmotion.core import set_public_module as _set_public_module
+from jaxmotion.transforms._global_view import differentiate as differentiate
 from jaxmotion.transforms._init_state import (
   check_mesh as check_mesh,
   find_maker as find_maker,

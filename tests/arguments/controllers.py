@@ -30,7 +30,6 @@ GIVEN = {
   "at": 1,
 }
 CALLS = {
-  "controllers.awp_preset": Call("alexnet"),
   "controllers.Groups": Call(("first", "second"), (0, 1)),
   "controllers.Groups.merge": Call(Lazy(lambda: GROUPS.split(PARAMS))),
   "controllers.group_by": Call(PARAMS, [("a", "first"), ("b", None)]),

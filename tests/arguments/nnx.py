@@ -13,6 +13,7 @@ from tests.arguments.transforms import MESH, accept_options, loss_fn
 FLAT = jaxmotion.nnx.flatten_state(optax.adam(0.1))
 GIVEN = {
   "fn": loss_fn,
+  "fun": loss_fn,
   "codec": codecs.uniform(bits=8),
   "memory_budget": 0.0,
   "device": H100,
@@ -45,5 +46,7 @@ ACCEPTED = {
   ("nnx.flatten_state -> update", "state"): {
     "wrapped": "`nnx.Optimizer` hands over another container"
   },
+  ("nnx.value_and_grad", "argnums"): {"huge": "no call is known here"},
+  ("nnx.value_and_grad", "axis_name"): {"misspelt": "no mesh is known here"},
   ("nnx.parallelize_step", "mean"): {"empty": "nothing is averaged"},
 }

@@ -110,16 +110,3 @@ def test_it_switches_where_the_papers_pseudo_code_does():
 def test_norms_that_are_no_reference_are_replaced(reference, first):
   seen, _ = follow([*first, 4.0, 3.0], interval=1, reference=reference)
   assert seen == [(0, 0)] * len(first) + [(0, 1)]
-
-
-def test_the_presets_have_the_papers_constants():
-  for name, *constants in (
-    ("alexnet", -5e-2, 4000),
-    ("vgg", -2e-3, 4000),
-    ("resnet", -2e-5, 2000),
-  ):
-    threshold, interval = constants
-    expected = awp(threshold=threshold, interval=interval, levels=4)
-    assert controllers.awp_preset(name) == expected
-  with pytest.raises(ValueError, match="`network` must be one of 'alexnet', "):
-    controllers.awp_preset("lenet")
