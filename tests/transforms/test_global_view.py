@@ -407,3 +407,48 @@ def test_a_loss_that_is_no_scalar_is_refused():
       jaxmotion.grad(lambda w, x: x * w)(jnp.ones(8), jnp.ones(8))
     with pytest.raises(TypeError, match="`fun` must return a pair"):
       jaxmotion.grad(lambda w, x: jnp.sum(w), has_aux=True)(1.0, jnp.ones(8))
+
+
+def test_a_batch_that_the_loss_closes_over_is_divided():
+  mesh = MESHES["auto"]
+  x = jax.device_put(
+    np.ones((256, 64), "float32"), NamedSharding(mesh, P("data"))
+  )
+  w = jax.device_put(np.ones((64, 64), "float32"), NamedSharding(mesh, P()))
+
+  def count_flops(find_grads):
+    with jax.set_mesh(mesh):
+      compiled = jax.jit(find_grads).lower(w, x).compile()
+    return compiled.cost_analysis()["flops"]
+
+  def as_argument(w, x):
+    loss_fn = lambda w, x: jnp.mean(jnp.tanh(x @ w))
+    return jaxmotion.grad(loss_fn)(w, x).value
+
+  def closed_over(w, x):
+    return jaxmotion.grad(lambda w: jnp.mean(jnp.tanh(x @ w)))(w).value
+
+  assert count_flops(closed_over) == count_flops(as_argument)
+  np.testing.assert_array_equal(
+    *(jax.jit(f)(w, x) for f in (closed_over, as_argument))
+  )
+
+
+@pytest.mark.parametrize("index", [0, 31, -1, 99])
+def test_lookups_in_rows_that_a_model_divides_are_as_before(index):
+  mesh = jax.sharding.Mesh(DEVICES.reshape(2, 2, 2), ("data", "fsdp", "model"))
+  batch = NamedSharding(mesh, P(("data", "fsdp")))
+  x = jax.device_put(RNG.normal(size=(8, 3, 32)).astype("float32"), batch)
+  places = jax.device_put(np.full((8, 3, 1), index), batch)
+
+  def loss_fn(scale, x, places):
+    logits = jax.lax.with_sharding_constraint(
+      x * scale, NamedSharding(mesh, P(("data", "fsdp"), None, "model"))
+    )
+    picked = jnp.take_along_axis(logits, places, -1)
+    return jnp.mean(picked), picked
+
+  args = jax.device_put(jnp.ones(()), NamedSharding(mesh, P())), x, places
+  grad_fn = jaxmotion.value_and_grad(loss_fn, has_aux=True)
+  own = jax.jit(lambda *args: grad_fn(*args)[0][1])(*args)
+  np.testing.assert_array_equal(own, loss_fn(*args)[1])
