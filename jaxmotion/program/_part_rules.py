@@ -391,10 +391,15 @@ def _gather(workers: Workers, step: Step, ins: Parts) -> list[Part]:
     return run_whole(workers, step, [operand, indices])
   mates = {b: a for a, b in pairs.items()}
   x, rows = workers.take(operand, mates.get(indices.dim)), indices.array
-  # Where XLA (of JAX 0.10 to 0.12) divides both over one more axis, it ends the
-  # process: "Check failed: partition_group_list.num_replica_groups()".
-  if jax.sharding.get_abstract_mesh().auto_axes:
+  # One of two axes that are left to XLA may divide both. XLA (JAX 0.10 to 0.12)
+  # then ends the process: "partition_group_list.num_replica_groups()".
+  if len(jax.sharding.get_abstract_mesh().auto_axes) > 1:
     if indices.dim not in mates:
+      free = PartitionSpec.UNCONSTRAINED
+      kept = [
+        free if d in names.start_index_map else None for d in range(x.ndim)
+      ]
+      x = lax.with_sharding_constraint(x, PartitionSpec(*kept))
       rows = lax.with_sharding_constraint(rows, PartitionSpec())
     elif _picks_one(step, x, rows):
       return [Part(_pick_one(step, x, rows), batch[indices.dim])]
