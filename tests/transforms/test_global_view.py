@@ -452,3 +452,23 @@ def test_lookups_in_rows_that_a_model_divides_are_as_before(index):
   grad_fn = jaxmotion.value_and_grad(loss_fn, has_aux=True)
   own = jax.jit(lambda *args: grad_fn(*args)[0][1])(*args)
   np.testing.assert_array_equal(own, loss_fn(*args)[1])
+
+
+def test_a_loss_that_scans_over_microbatches_sends_no_gradient():
+  mesh = MESHES["auto"]
+  x = RNG.normal(size=(32, 64)).astype("float32")
+  x = jax.device_put(x, NamedSharding(mesh, P("data")))
+  w = jax.device_put(np.eye(64, dtype="float32"), NamedSharding(mesh, P()))
+  loss_fn = lambda w, x: jnp.mean(jnp.tanh(x @ w) ** 2)
+
+  def mean_loss(w, x):
+    parts = x.reshape(-1, 2, 64).swapaxes(0, 1)
+    add = lambda total, part: (total + loss_fn(w, part), None)
+    return jax.lax.scan(jax.checkpoint(add), 0.0, parts)[0] / 2
+
+  find_own = jax.jit(lambda w, x: jaxmotion.grad(mean_loss)(w, x).value)
+  compiled = find_own.lower(w, x).compile()
+  assert wire.compiled_bytes(compiled).total_bytes < 100
+  wanted = jax.jit(jax.grad(loss_fn))(w, x)
+  own = np.mean(compiled(w, x), axis=0)
+  np.testing.assert_allclose(own, wanted, atol=1e-7)
