@@ -419,15 +419,15 @@ def _plan_tree(
   op: str,
   needs_rows: bool,
 ) -> tuple[list[_layout.ArrayPlan], PyTree, PyTree]:
-  """Returns plans of arrays, shapes of their states and of canonical ones."""
-  # needs_rows: whether there are several levels. Their codecs all encode rows,
-  # and share one state in canonical form, which has the same arrays for all.
+  """Returns how arrays are reduced, and the shapes of their codecs' state."""
+  # needs_rows: whether the codec changes between steps. All its codecs then
+  # encode rows, and keep their state in one form, whose shapes come last.
   plans = _layout.plan_arrays(
     arrays, workers, method, op=op, needs_rows=needs_rows
   )
-  empty = _find_empty(arrays)
-  if empty is not None:
-    return plans, empty, None
+  empty_states = _find_empty(arrays)
+  if empty_states is not None:
+    return plans, empty_states, None
 
   def make_states() -> tuple[PyTree, PyTree]:
     if not needs_rows:
@@ -436,7 +436,7 @@ def _plan_tree(
     return states, list(map(_states.canonical_state, plans, states))
 
   states = jax.eval_shape(make_states)
-  # The types of a map's mesh belong to this call; the shapes hold for all.
+  # Later calls get these shapes too, but shardings are of this call's mesh.
   return plans, *jax.tree.map(core.shape_dtype, states)
 
 

@@ -102,6 +102,7 @@ def level_changes(history: History) -> list[LevelChange]:
 
 def start_history(groups: int, level: int, capacity: int) -> History:
   """Returns the history of groups that all start at one level."""
+  # The newest change is first, here the start at step 0. A step of -1 is none.
   empty = jnp.full((groups, capacity), -1, jnp.int32)
   return History(
     step=jnp.zeros((), jnp.int32),

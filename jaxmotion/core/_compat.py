@@ -381,11 +381,10 @@ def without_context_mesh() -> Any:
 def put_on_mesh(
   tree: _tree.PyTree, mesh: Mesh, specs: _tree.PyTree
 ) -> _tree.PyTree:
-  """Puts arrays on a mesh that are bound to other devices than its own."""
+  """Moves arrays to a mesh that are committed to other devices."""
   # A compiled function refuses such arrays, which checkpoints and
-  # `jax.device_put(x, device)` give. A compiled function places all other
-  # arrays by itself.
-  # specs: a prefix of the tree; tracers stay.
+  # `jax.device_put(x, device)` give. It places all others by itself.
+  # specs: a prefix of the tree.
 
   def put_leaf(x: Any, spec: PartitionSpec) -> Any:
     if is_on_mesh(x, mesh):

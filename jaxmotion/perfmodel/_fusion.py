@@ -240,13 +240,16 @@ def _make_kernel(node: Step, source: _Source) -> Kernel:
 
 def moved_bytes(node: Step, reads: Iterable[Value]) -> int:
   """Returns the bytes that a kernel reads and writes, each array once."""
+  # node: the operation at its end. reads: the arrays that it reads.
   if node.name == "gather":
+    # As much of the table is read as is written. The indices are read whole.
     return 2 * node.outs[0].nbytes + _sum_bytes(node.arrays[1:])
   if node.name == "dynamic_update_slice":
+    # What makes the update is read, and it is written into the target's buffer.
     target, update, *places = node.arrays
-    apart = {id(target), *map(id, places)}
-    made_of = [v for v in reads if id(v) not in apart]
-    return _read_bytes(made_of) + _sum_bytes([update])
+    others = {id(target), *map(id, places)}
+    update_reads = [v for v in reads if id(v) not in others]
+    return _read_bytes(update_reads) + _sum_bytes([update])
   if writes_in_place(node.name):  # A scatter.
     update = node.arrays[2]
     # The update is read, and its part of the target read and written.

@@ -83,7 +83,7 @@ class Liveness:
     self._alive -= freed - reused + lost
 
   def _count_reusable(self, step: _fusion.KernelStep, freed: set[Value]) -> int:
-    """Returns the bytes of temporaries freed that results may be written to."""
+    """Returns the bytes of freed arrays that a step's results may overwrite."""
     node = step.node
     if node.name == "scan":
       # Only a carry is updated in place: results of the iterations are stacked

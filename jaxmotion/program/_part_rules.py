@@ -395,11 +395,10 @@ def _gather(workers: Workers, step: Step, ins: Parts) -> list[Part]:
   # then ends the process: "partition_group_list.num_replica_groups()".
   if len(jax.sharding.get_abstract_mesh().auto_axes) > 1:
     if indices.dim not in mates:
-      free = PartitionSpec.UNCONSTRAINED
-      kept = [
-        free if d in names.start_index_map else None for d in range(x.ndim)
-      ]
-      x = lax.with_sharding_constraint(x, PartitionSpec(*kept))
+      spec: list[Any] = [None] * x.ndim
+      for d in names.start_index_map:
+        spec[d] = PartitionSpec.UNCONSTRAINED
+      x = lax.with_sharding_constraint(x, PartitionSpec(*spec))
       rows = lax.with_sharding_constraint(rows, PartitionSpec())
     elif _picks_one(step, x, rows):
       return [Part(_pick_one(step, x, rows), batch[indices.dim])]

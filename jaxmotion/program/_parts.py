@@ -269,7 +269,9 @@ def _no_tangent(like: Any) -> Any:
 
 
 def _custom_vjp(workers: Workers, step: Step, ins: Parts) -> list[Part]:
-  """Keeps a function's own backward pass, by its trace on whole arrays."""
+  """Runs a `jax.custom_vjp` on parts, and differentiates it by its rule."""
+  # The rule is traced on whole arrays, forward and backward, and each of both
+  # programs is evaluated on parts.
   likes, results = _likes(step.eqn.invars), _likes(step.eqn.outvars)
   ins = workers.settle(ins)
   dims = _dims(ins)
@@ -286,12 +288,13 @@ def _custom_vjp(workers: Workers, step: Step, ins: Parts) -> list[Part]:
   def run_forward(ins: list[Part]) -> tuple[list[Part], list[Part]]:
     closed, _ = trace_forward()
     out = workers.settle(evaluate_parts(closed, ins, workers))
-    return out[: len(results)], out[len(results) :]
+    results_out, saved = out[: len(results)], out[len(results) :]
+    return results_out, saved
 
   def run_backward(
     saved: list[Part], cotangents: list[Part]
   ) -> tuple[list[Part]]:
-    _, (_, pull) = trace_forward()
+    _, (_, pull) = trace_forward()  # `pull` holds what the forward pass saves.
     treedef: Any = jax.tree.structure(pull)
     pull_back = lambda saved, cotangents: treedef.unflatten(saved)(cotangents)
     closed, _ = _trace_whole(workers, pull_back, jax.tree.leaves(pull), results)

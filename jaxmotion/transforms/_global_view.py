@@ -273,11 +273,14 @@ def differentiate(
   def run_worker(
     params: list[Any], inputs: list[Any]
   ) -> tuple[list[Any], list[Any]]:
+    """Returns one worker's results, the loss first, and its gradients."""
+
     def compute_loss(params: list[Any]) -> tuple[Any, list[Any]]:
       out = [part.array for part in run_parts(params, inputs)]
       return out[0], out
 
     grads, out = jax.grad(compute_loss, has_aux=True)(params)
+    # The map joins the gradients of all workers along the new axis.
     return out, [g[None] for g in grads]
 
   out_specs = [spec_of(part.dim) for part in found], P(axis_name)
@@ -422,9 +425,9 @@ def _check_marked(updates: PyTree, axis_name: AxisName) -> None:
 def _map_options(
   mesh: Any, axis_name: AxisName, in_specs: Any
 ) -> dict[str, Any]:
-  """Returns the arguments of a map over the workers alone."""
-  # Without types of what varies: then a gradient in the map is that of the sum
-  # of all workers' losses, whatever the operations between them.
+  """Returns arguments of a `jax.shard_map` over the workers' axes alone."""
+  # With `check_vma=False`, `jax.grad` in the map differentiates the sum of all
+  # workers' losses, whatever they send to one another.
   return dict(
     mesh=mesh,
     in_specs=in_specs,

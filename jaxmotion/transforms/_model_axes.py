@@ -159,7 +159,8 @@ def _map_update(
   args: dict[str, Any],
   model: ModelAxes,
 ) -> tuple[PyTree, PyTree]:
-  """Runs an exchange of every device's shards, in a map over a model's axes."""
+  """Runs an exchange in a `shard_map` over a model's axes, on each shard."""
+  # Branches wait for scalars alone: the map would cut other arrays.
   args = args | {"sending": args["sending"].keep_scalars()}
   arrays = select_arrays(args)
 

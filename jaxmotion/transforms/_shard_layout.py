@@ -172,15 +172,14 @@ class CutTree:
   def join_leaves(
     self, cut: Iterable[Any], whole: PyTree, like: PyTree
   ) -> PyTree:
-    """Joins arrays of leaves that are cut with the tree of all others."""
-    # All leaves travel in one buffer, which varies over axes that shard any.
+    """Puts cut leaves and whole leaves back in the order of a tree, `like`."""
     cut_leaves, whole_leaves = iter(cut), iter(jax.tree.leaves(whole))
-    leaves = [
-      self.model.assert_shared(
-        next(cut_leaves if cut.is_cut else whole_leaves), spec
-      )
-      for cut, spec in zip(self.cuts, self.model.leaf_specs, strict=True)
-    ]
+    leaves = []
+    for cut, spec in zip(self.cuts, self.model.leaf_specs, strict=True):
+      x = next(cut_leaves if cut.is_cut else whole_leaves)
+      # JAX types it as the buffer of all leaves, which differs over every axis
+      # that shards one of them. Only the axes of its own spec are true of it.
+      leaves.append(self.model.assert_shared(x, spec))
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
   def split(self, tree: PyTree) -> core.Split:

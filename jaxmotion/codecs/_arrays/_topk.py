@@ -28,9 +28,10 @@ class Sparse(NamedTuple):
 
 
 def _selection_laws(contraction: float) -> _laws.Laws:
-  """Returns the laws of a projection: elements are exact or zero."""
-  # contraction: least share of the energy that is kept. That of the largest
-  # elements is no less than their share of the number.
+  """Returns the laws of a codec that sends some elements and zeroes others."""
+  # contraction: least share of the squared norm that is kept. The largest
+  # elements have no less of it than their share of the number. An element that
+  # is zeroed is wrong by all of its value, so the relative error is 1.
   return dataclasses.replace(
     _laws.ROUNDED,
     projects=True,

@@ -128,7 +128,7 @@ def _measured_factor(name: str, measured: float, predicted: float) -> float:
 def table_of_plan(
   plan: _plan.ExchangePlan, problem: _problem.ExchangeProblem
 ) -> tuple[_table.StepTable, np.ndarray]:
-  """Returns the costs of a plan's codecs, and int[tensors] their positions."""
+  """Returns costs of a plan's codecs, and the row of each tensor's codec."""
   used = list(dict.fromkeys(choice.codec for choice in plan.choices))
   mixed = not all(codec.summable for codec in used)
   table = _table.make_table(

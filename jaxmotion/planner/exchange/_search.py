@@ -178,12 +178,14 @@ def search_choice(
 def _reference_suffixes(
   table: _table.StepTable, reference: np.ndarray
 ) -> list[_table.PipelineSuffix]:
-  """Returns what follows each bucket if a reference codes later buckets."""
+  """Returns for each bucket the times of the buckets that are sent after it."""
+  # reference: the codecs of these later buckets. A search from the first bucket
+  # on adds their times, to know what a delay costs in the end.
   schedule = table.schedule
   suffixes = [table.last_suffix()]
-  for number in reversed(range(1, len(schedule.buckets))):
-    sums = table.sum_costs(np.array(schedule.buckets[number]), reference)
-    stage = table.stage_times(schedule.gaps_s[number], *sums)
+  for bucket in reversed(range(1, len(schedule.buckets))):
+    costs = table.sum_costs(np.array(schedule.buckets[bucket]), reference)
+    stage = table.stage_times(schedule.gaps_s[bucket], *costs)
     suffixes.append(_table.prepend_stage(stage, suffixes[-1]))
   return suffixes[::-1]
 

@@ -44,9 +44,9 @@ def step_key(name: str, key: Any) -> Any:
   if key is None:
     return None
   dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
-  if not (is_key(key) and shape == ()) and not (
-    dtype == jnp.uint32 and shape is not None and len(shape) == 1
-  ):
+  is_typed = is_key(key) and shape == ()
+  is_raw = dtype == jnp.uint32 and shape is not None and len(shape) == 1
+  if not (is_typed or is_raw):
     found = f"{dtype}{list(shape)}" if shape is not None else f"{key!r:.200}"
     raise TypeError(
       f"`{name}` must be one key of jax.random.key(seed), got {found}."

@@ -448,6 +448,7 @@ class Trade:
       return 0
     residual = self._table.describe(value)
     nbytes = residual.encoded_bytes
+    # Of two equal choices, the one that is in memory anyway is saved.
     if value in self._given and residual.codec is None:
       nbytes -= nbytes // _GIVEN_DISCOUNT
     return nbytes
