@@ -337,20 +337,38 @@ def _multiply_matrices(workers: Workers, step: Step, ins: Parts) -> list[Part]:
     )
     for i in range(2)
   ]
-  # A dimension that both operands have decides, because there both are cut.
-  i = min(
-    range(2), key=lambda i: (ins[i].dim is None, ins[i].dim in sides[i].free)
-  )
-  own, other, dim = sides[i], sides[1 - i], ins[i].dim
+  mates = [
+    dict(
+      zip(
+        (*sides[i].contracted, *sides[i].batch),
+        (*sides[1 - i].contracted, *sides[1 - i].batch),
+        strict=True,
+      )
+    )
+    for i in range(2)
+  ]
+
+  def rank(i: int) -> int:
+    """Ranks an operand: the first decides, and the other follows it."""
+    dim = ins[i].dim
+    if dim is None:
+      return 3
+    if dim in sides[i].free:
+      return 1
+    # A dimension that both have is best. Where the other operand, such as a
+    # batch, is cut elsewhere, this one is gathered, such as weights.
+    return 0 if ins[1 - i].dim in (None, mates[i][dim]) else 2
+
+  i = min(range(2), key=rank)
+  own, dim = sides[i], ins[i].dim
   if dim is None:
     return run_whole(workers, step, ins)
+  mate: int | None = mates[i].get(dim)
   if dim in own.contracted:
-    mate, out_dim = other.contracted[list(own.contracted).index(dim)], SUMMAND
+    out_dim = SUMMAND
   elif dim in own.batch:
     out_dim = list(own.batch).index(dim)
-    mate = other.batch[out_dim]
   else:
-    mate = None
     free_before = len(sides[0].free) if i else 0
     out_dim = len(own.batch) + free_before + own.free.index(dim)
   operands = [ins[0].array, ins[1].array]

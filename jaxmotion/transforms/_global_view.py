@@ -1,5 +1,7 @@
 """Gradients of a loss over the whole batch, not yet summed over workers."""
 
+import collections
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -239,7 +241,7 @@ def differentiate(
     )
   abstract = getattr(mesh, "abstract_mesh", mesh)
   count = _states.count_devices(axis_name, mesh.shape)
-  workers = program.Workers(axis_name, count, abstract)
+  workers = _WatchedWorkers(axis_name, count, abstract)
   with jax.sharding.use_abstract_mesh(abstract):
     trace = jax.make_jaxpr(call, return_shape=True)
     closed, shapes = trace(own, held, arrays)
@@ -266,8 +268,21 @@ def differentiate(
   def spec_of(dim: int | None) -> P:
     return P() if dim is None else P(*[None] * dim, axis_name)
 
-  in_specs = P(), [spec_of(d) for d in dims]
-  maps = _map_options(mesh, axis_name, in_specs)
+  def make_map() -> dict[str, Any]:
+    return _map_options(mesh, axis_name, (P(), [spec_of(d) for d in dims]))
+
+  def count_gathers(params: list[Any], inputs: list[Any]) -> list[int]:
+    run_parts(params, inputs)
+    return [sum(a is b for b in workers.gathered) for a in inputs]
+
+  # Where every use of an array gathers it, all workers hold it from the start.
+  counts = core.call_in_map(count_gathers, make_map(), params, inputs)
+  uses = _count_uses(jaxpr)
+  del uses[len(consts) : len(consts) + len(params)]
+  for i, (gathers, used) in enumerate(zip(counts, uses, strict=True)):
+    if gathers >= used > 0:
+      dims[i] = None
+  maps = make_map()
   found = core.eval_shape_in_map(run_parts, maps, params, inputs)
 
   def run_worker(
@@ -291,6 +306,27 @@ def differentiate(
     jax.tree.unflatten(jax.tree.structure(shapes), out),
     jax.tree.unflatten(params_def, marked),
   )
+
+
+@dataclasses.dataclass(frozen=True)
+class _WatchedWorkers(program.Workers):
+  """Workers that note which arrays they gather."""
+
+  gathered: list[Any] = dataclasses.field(default_factory=list)
+
+  def whole(self, part: program.Part) -> Any:
+    """Returns the whole value, and notes the part."""
+    if part.cut is not None:
+      self.gathered.append(part.array)
+    return super().whole(part)
+
+
+def _count_uses(jaxpr: Any) -> list[int]:
+  """Returns how many operations and results take each input of a program."""
+  flat = program.flatten(jaxpr)
+  read = [*flat.outputs, *(v for step in flat.steps for v in step.ins)]
+  values = collections.Counter(v for v in read if isinstance(v, program.Value))
+  return [values[v] for v in flat.inputs]
 
 
 def _check_params(own: list[PyTree], axis_name: AxisName) -> None:

@@ -76,5 +76,5 @@ def train(steps):
       batch = {"image": image.astype(np.float32), "label": label}
       batch = jax.device_put(batch, NamedSharding(MESH, P("data")))
       state, metrics = step(state, batch)
-      log.append(metrics)
+      log.append(jax.device_get(metrics))
   return state.params, log

@@ -54,5 +54,5 @@ def train(steps):
       mask = (np.arange(12) < rng.integers(4, 13, (8, 1))).astype(np.float32)
       batch = {"input_tokens": tokens, "input_mask": mask}
       batch = jax.device_put(batch, NamedSharding(MESH, P("data")))
-      log.append(train_step(model, optimizer, batch))
+      log.append(jax.device_get(train_step(model, optimizer, batch)))
   return nnx.state(model, nnx.LoRAParam), log

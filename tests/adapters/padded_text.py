@@ -69,5 +69,5 @@ def train(steps):
     batch = {"inputs": tokens[:, :-1], "targets": tokens[:, 1:]}
     batch = jax.device_put(batch, NamedSharding(MESH, P("data")))
     state, metrics = train_step(state, batch, jax.random.key(1))
-    log.append(metrics)
+    log.append(jax.device_get(metrics))
   return state.params, log

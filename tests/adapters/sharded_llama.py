@@ -108,5 +108,5 @@ def train(steps):
         {**batch, "loss_masks": mask}, NamedSharding(MESH, P(("dp", "fsdp")))
       )
       state, metrics = step(state, batch)
-      log.append(metrics)
+      log.append(jax.device_get(metrics))
   return state.params, log
