@@ -113,9 +113,10 @@ def value_and_grad(
       hold.
     has_aux: whether `fun` returns a pair of the loss and other results.
     axis_name: the axis (or axes) of the mesh that the batch is split over.
-      Arrays of the other arguments whose leading dimension the workers divide
-      are taken to be split along it. Others are what all workers hold. Either
-      is right; the wrong one sends more.
+      Arrays of the other arguments, and those that `fun` closes over, are
+      taken to be split along their leading dimension if the workers divide it,
+      but for arrays that all of their uses need whole. Others are what all
+      workers hold. Either is right; the wrong one sends more.
 
   Returns:
     A function of the arguments of `fun` that returns what that of
