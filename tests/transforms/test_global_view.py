@@ -1,5 +1,6 @@
 """Compression in an ordinary `jax.jit`: the loss sees the whole batch."""
 
+import collections
 import functools
 
 import jax
@@ -500,3 +501,42 @@ def test_weights_that_stay_are_not_sent(way):
   own = np.mean(compiled(w, x, teacher), axis=0)
   wanted = jax.jit(jax.grad(loss_fn))(w, x, teacher)
   np.testing.assert_allclose(own, wanted, atol=1e-7)
+
+
+def test_a_codec_changes_the_bytes_of_the_workers_axis_alone():
+  mesh = jax.sharding.Mesh(DEVICES.reshape(2, 2, 2), ("data", "fsdp", "model"))
+  specs = {"table": P("model", "fsdp"), "up": P("fsdp", "model")}
+  shapes = {"table": (64, 128), "up": (128, 256)}
+  params = {
+    name: jax.device_put(
+      RNG.normal(size=shape).astype("float32"), NamedSharding(mesh, specs[name])
+    )
+    for name, shape in shapes.items()
+  }
+  tokens = jax.device_put(
+    RNG.integers(0, 64, (8, 4)), NamedSharding(mesh, P(("data", "fsdp")))
+  )
+
+  def loss_fn(params, tokens):
+    h = jnp.tanh(jnp.take(params["table"], tokens, axis=0) @ params["up"])
+    return jnp.mean(jax.nn.logsumexp(h, -1))
+
+  def count_bytes(codec):
+    tx = optax.chain(jaxmotion.exchange("data", codec), optax.sgd(0.1))
+
+    @jax.jit
+    def step(params, opt_state):
+      grads = jaxmotion.grad(loss_fn)(params, tokens)
+      return tx.update(grads, opt_state, params)
+
+    compiled = step.lower(params, tx.init(params)).compile()
+    counted = collections.Counter()
+    for move in wire.compiled_bytes(compiled, mesh=mesh).moves:
+      counted[move.axes] += wire.Ledger((move,)).total_bytes
+    return counted.pop(("data",)), counted
+
+  whole, others = count_bytes(codecs.identity())
+  encoded, same = count_bytes(codecs.uniform(bits=8, block=64))
+  # A byte for each element, and four for each block; some bytes of the loss.
+  np.testing.assert_allclose(encoded / whole, (1 + 4 / 64) / 4, rtol=0.03)
+  assert same == others
