@@ -17,6 +17,7 @@ from jaxmotion.core._checks import (
   number as number,
   optional as optional,
   same_shapes as same_shapes,
+  seed as seed,
   sequence as sequence,
   shape_string as shape_string,
   shape_strings as shape_strings,

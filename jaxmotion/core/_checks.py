@@ -92,6 +92,11 @@ def integer(low: int, high: int | None = None) -> Kind:
   return check
 
 
+def seed(name: str, value: Any) -> Any:
+  """Returns a seed of 32 bits, or raises."""
+  return integer(0, 2**32 - 1)(name, value)
+
+
 def number(
   low: float = -math.inf,
   high: float = math.inf,

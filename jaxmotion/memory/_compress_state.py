@@ -46,7 +46,7 @@ _own_codec = core.optional(
   rules=core.sequence("pairs of a pattern and a codec"),
   min_leaf_size=core.integer(0),
   memory_kind=core.choice(_memory_kind.MEMORY_KINDS),
-  seed=core.integer(0, 2**32 - 1),
+  seed=core.seed,
 )
 def compress_state(
   tx: optax.GradientTransformation,

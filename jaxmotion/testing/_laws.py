@@ -68,9 +68,7 @@ def check_array(name: str, x: Any) -> Any:
   return core.float_array(name, x)
 
 
-@core.declare(
-  codec=check_codec, rows=check_array, seed=core.integer(0, 2**32 - 1)
-)
+@core.declare(codec=check_codec, rows=check_array, seed=core.seed)
 def find_breaches(
   codec: codecs.Codec, rows: Array, *, seed: int = 0
 ) -> list[Breach]:

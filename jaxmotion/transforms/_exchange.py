@@ -18,7 +18,7 @@ from jaxmotion.transforms._states import ExchangeState
 
 
 @core.declare(
-  seed=core.integer(0, 2**32 - 1),
+  seed=core.seed,
   start=core.integer(0, 2**31 - 1),
   op=core.choice(("mean", "sum")),
   method=core.choice((None, "gather", "two_phase")),

@@ -272,19 +272,24 @@ def differentiate(
   def make_map() -> dict[str, Any]:
     return _map_options(mesh, axis_name, (P(), [spec_of(d) for d in dims]))
 
-  def count_gathers(params: list[Any], inputs: list[Any]) -> list[int]:
-    run_parts(params, inputs)
-    return [sum(a is b for b in workers.gathered) for a in inputs]
+  def find_parts(
+    params: list[Any], inputs: list[Any]
+  ) -> tuple[list[program.Part], list[int]]:
+    """Returns the types of the results, and how often inputs are gathered."""
+    found = jax.tree.map(jax.typeof, run_parts(params, inputs))
+    gathers = collections.Counter(map(id, workers.gathered))
+    return found, [gathers[id(a)] for a in inputs]
 
+  maps = make_map()
+  found, gathers = core.call_in_map(find_parts, maps, params, inputs)
   # Where every use of an array gathers it, all workers hold it from the start.
-  counts = core.call_in_map(count_gathers, make_map(), params, inputs)
   uses = _count_uses(jaxpr)
   del uses[len(consts) : len(consts) + len(params)]
-  for i, (gathers, used) in enumerate(zip(counts, uses, strict=True)):
-    if gathers >= used > 0:
-      dims[i] = None
-  maps = make_map()
-  found = core.eval_shape_in_map(run_parts, maps, params, inputs)
+  whole = [n >= used > 0 for n, used in zip(gathers, uses, strict=True)]
+  if any(whole):
+    dims = [None if w else dim for w, dim in zip(whole, dims, strict=True)]
+    maps = make_map()
+    found, _ = core.call_in_map(find_parts, maps, params, inputs)
 
   def run_worker(
     params: list[Any], inputs: list[Any]

@@ -29,7 +29,7 @@ from jaxmotion.transforms._states import ShardedState
   weight_codec=_states.any_codec,
   local_codec=_states.any_codec,
   nonfinite=core.choice(extend.NONFINITE_POLICIES),
-  seed=core.integer(0, 2**32 - 1),
+  seed=core.seed,
 )
 def sharded(
   axis_name: AxisName,

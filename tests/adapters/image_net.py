@@ -3,6 +3,7 @@
 The gradients of microbatches are added up in a loop.
 """
 
+import operator
 from typing import Any
 
 import flax.linen as nn
@@ -55,9 +56,8 @@ def train(steps):
     for i in range(2):
       part = {name: x[8 * i : 8 * i + 8] for name, x in batch.items()}
       (loss, (stats, logits)), grads = grad_fn(state.params, stats, part)
-      add = lambda a, b: a + b / 2
-      zeros = jax.tree.map(lambda a: a * 0.0, grads)
-      total = jax.tree.map(add, zeros if total is None else total, grads)
+      half = jax.tree.map(lambda g: g / 2, grads)
+      total = half if total is None else jax.tree.map(operator.add, total, half)
       correct += jnp.sum(jnp.argmax(logits, -1) == part["label"])
     state = state.apply_gradients(grads=total, batch_stats=stats)
     return state, {"loss": loss, "accuracy": correct / 16}

@@ -32,7 +32,7 @@ def _orthogonal_laws(peak: float, floor: float, unit: int) -> _laws.Laws:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-@core.declare(block=core.choice(_BLOCKS), seed=core.integer(0, 2**32 - 1))
+@core.declare(block=core.choice(_BLOCKS), seed=core.seed)
 class rotate(_bases.ArrayCodec):
   """Rotates each block by a random Hadamard matrix, for a codec to follow.
 

@@ -150,7 +150,7 @@ class Factors(NamedTuple):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @core.declare(
   rank=core.integer(1, 1 << 16),
-  seed=core.integer(0, 2**32 - 1),
+  seed=core.seed,
   sends=core.choice(("both", "left", "right")),
   view=core.choice(("last", "first")),
 )

@@ -20,7 +20,7 @@ _LENGTHS = tuple(2**i for i in range(17))
 @core.declare(
   op=core.instance(_block_op.BlockOp, "a BlockOp"),
   length=core.choice(_LENGTHS),
-  seed=core.integer(0, 2**32 - 1),
+  seed=core.seed,
 )
 class RotateOp(_block_op.BlockOp):
   """Rotates rows, then encodes them with another op.

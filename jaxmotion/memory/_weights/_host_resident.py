@@ -108,7 +108,7 @@ def _host_state(name: str, state: Any) -> Any:
   update=core.choice(("once", "per_stage")),
   stream_weights=core.boolean,
   stateful=core.boolean,
-  seed=core.integer(0, 2**32 - 1),
+  seed=core.seed,
   device_dtype=_device_dtype,
   device=core.optional(core.instance(jax.Device, "a JAX device or None")),
 )

@@ -27,7 +27,7 @@ from jaxmotion.transforms._step._scheme import Scheme, TrainState, Workers
   regather=core.choice((True, False, "local")),
   error_feedback=core.boolean,
   nonfinite=core.choice(extend.NONFINITE_POLICIES),
-  seed=core.integer(0, 2**32 - 1),
+  seed=core.seed,
 )
 def fully_sharded(
   tx: optax.GradientTransformation | optax.MultiSteps,
