@@ -1,7 +1,5 @@
 """Trains a small GPT-2 on bytes, as Hugging Face's `run_clm` scripts do.
 
-Gradients travel in 8 bits, with error feedback.
-
   python -m examples.language_model_compressed --steps=200
 
 Without `--train_file` the text is made here. The workers are CPU devices that
@@ -20,7 +18,8 @@ import optax
 from flax.training import train_state
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from jaxmotion import bind_mesh, codecs, exchange, parallelize_step
+import jaxmotion
+from jaxmotion import bind_mesh, codecs, exchange
 
 
 class Block(nn.Module):
@@ -105,7 +104,7 @@ def train(batches, config):
     dropout_rng=dropout_rng,
   )
 
-  @parallelize_step(mesh)
+  @jax.jit
   def train_step(state, batch):
     dropout_rng, new_dropout_rng = jax.random.split(state.dropout_rng)
 
@@ -118,7 +117,7 @@ def train(batches, config):
       )
       return cross_entropy(logits, batch["input_ids"])
 
-    loss, grads = jax.value_and_grad(compute_loss)(state.params)
+    loss, grads = jaxmotion.value_and_grad(compute_loss)(state.params)
     state = state.apply_gradients(grads=grads, dropout_rng=new_dropout_rng)
     return state, {"loss": loss, "learning_rate": schedule(state.step)}
 

@@ -11,14 +11,15 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax.training import train_state
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
+import jaxmotion
 from examples.parts import (
   LinenNetwork,
   cross_entropy,
   run_trainer,
 )
-from jaxmotion import bind_mesh, exchange, parallelize_step
+from jaxmotion import bind_mesh, exchange
 
 
 class TrainState(train_state.TrainState):
@@ -36,26 +37,22 @@ def train(batches, config):
   variables = init(jax.random.key(0), jnp.zeros((1, config.features)))
   state = TrainState.create(apply_fn=model.apply, tx=tx, **variables)
 
-  def map_over_workers(fun):
-    specs = {"in_specs": (P(), P("data")), "out_specs": P()}
-    return jax.jit(jax.shard_map(fun, mesh=mesh, **specs))
-
-  @parallelize_step(mesh)
+  @jax.jit
   def train_step(state, batch):
     def loss_fn(params):
       variables = {"params": params, "batch_stats": state.batch_stats}
       logits, updates = state.apply_fn(
         variables, batch["x"], mutable=["batch_stats"]
       )
-      loss = jax.lax.pmean(cross_entropy(logits, batch["y"]), "data")
-      return loss, jax.lax.pmean(updates["batch_stats"], "data")
+      return cross_entropy(logits, batch["y"]), updates["batch_stats"]
 
-    grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
+    grad_fn = jaxmotion.value_and_grad(loss_fn, has_aux=True)
     (loss, stats), grads = grad_fn(state.params)
     return state.apply_gradients(grads=grads, batch_stats=stats), loss
 
   losses = []
   for batch in batches:
+    batch = jax.device_put(batch, NamedSharding(mesh, P("data")))
     state, loss = train_step(state, batch)
     losses.append(float(loss))
   return (state.params, state.batch_stats), losses

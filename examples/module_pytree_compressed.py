@@ -5,30 +5,33 @@ Gradients travel in 8 bits, with error feedback.
   python -m examples.module_pytree_compressed
 """
 
+import functools
+
 import jax
 import optax
 
+import jaxmotion
 from examples.parts import (
   ModuleNetwork,
   cross_entropy,
   init_params,
   run_trainer,
 )
-from jaxmotion import bind_mesh, exchange, parallelize_step
 
 
-@jax.value_and_grad
+@jaxmotion.value_and_grad
 def compute_loss(model, x, y):
   return cross_entropy(model(x), y)
 
 
 def train(batches, config):
+  jax.set_mesh(config.mesh)
   model = ModuleNetwork(**init_params(config.features))
   tx = optax.sgd(config.learning_rate, momentum=0.9)
-  tx = bind_mesh(optax.chain(exchange("data", config.codec), tx), config.mesh)
+  tx = optax.chain(jaxmotion.exchange("data", config.codec), tx)
   opt_state = tx.init(model)
 
-  @parallelize_step(config.mesh, batch=("x", "y"), donate_argnames="model")
+  @functools.partial(jax.jit, donate_argnames="model")
   def make_step(model, opt_state, x, y):
     loss, grads = compute_loss(model, x, y)
     updates, opt_state = tx.update(grads, opt_state, model)

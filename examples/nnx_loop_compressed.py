@@ -5,6 +5,7 @@ Gradients travel in 8 bits, with error feedback.
   python -m examples.nnx_loop_compressed
 """
 
+import jax
 import optax
 from flax import nnx
 
@@ -14,7 +15,6 @@ from examples.parts import (
   cross_entropy,
   run_trainer,
 )
-from jaxmotion import bind_mesh, exchange
 
 
 def loss_fn(model, batch):
@@ -23,17 +23,18 @@ def loss_fn(model, batch):
 
 
 def train(batches, config):
+  jax.set_mesh(config.mesh)
   model = NnxNetwork(config.features, rngs=nnx.Rngs(0))
   tx = optax.sgd(config.learning_rate, momentum=0.9)
-  tx = bind_mesh(optax.chain(exchange("data", config.codec), tx), config.mesh)
+  tx = optax.chain(jaxmotion.exchange("data", config.codec), tx)
   optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
   metrics = nnx.MultiMetric(
     accuracy=nnx.metrics.Accuracy(), loss=nnx.metrics.Average("loss")
   )
 
-  @jaxmotion.nnx.parallelize_step(config.mesh)
+  @nnx.jit
   def train_step(model, optimizer, metrics, batch):
-    grad_fn = nnx.value_and_grad(loss_fn, has_aux=True)
+    grad_fn = jaxmotion.nnx.value_and_grad(loss_fn, has_aux=True)
     (loss, logits), grads = grad_fn(model, batch)
     metrics.update(loss=loss, logits=logits, labels=batch["y"])
     optimizer.update(model, grads)

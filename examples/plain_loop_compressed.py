@@ -8,26 +8,26 @@ Gradients travel in 8 bits, with error feedback.
 import jax
 import optax
 
+import jaxmotion
 from examples.parts import (
   apply_network,
   cross_entropy,
   init_params,
   run_trainer,
 )
-from jaxmotion import bind_mesh, exchange, parallelize_step
 
 
 def train(batches, config):
-  mesh = jax.make_mesh((4,), ("data",))
   tx = optax.sgd(config.learning_rate, momentum=0.9)
-  tx = bind_mesh(optax.chain(exchange("data", config.codec), tx), mesh)
+  tx = optax.chain(jaxmotion.exchange("data", config.codec), tx)
+  jax.set_mesh(config.mesh)
 
-  @parallelize_step(mesh)
+  @jax.jit
   def train_step(params, opt_state, batch):
     def loss_fn(params):
       return cross_entropy(apply_network(params, batch["x"]), batch["y"])
 
-    loss, grads = jax.value_and_grad(loss_fn)(params)
+    loss, grads = jaxmotion.value_and_grad(loss_fn)(params)
     updates, opt_state = tx.update(grads, opt_state, params)
     return optax.apply_updates(params, updates), opt_state, loss
 

@@ -6,7 +6,7 @@ python -m examples.recurrent_dropout
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 from examples.parts import (
   HIDDEN,
@@ -32,17 +32,10 @@ def train(batches, config):
   mesh = config.mesh
   tx = optax.sgd(config.learning_rate, momentum=0.9)
 
-  def map_over_workers(fun):
-    specs = {"in_specs": (P(), P(), P("data"), P()), "out_specs": P()}
-    return jax.jit(jax.shard_map(fun, mesh=mesh, **specs))
-
-  @map_over_workers
+  @jax.jit
   def train_step(params, opt_state, batch, key):
-    key = jax.random.fold_in(key, jax.lax.axis_index("data"))
-
     def loss_fn(params):
-      loss = cross_entropy(run_network(params, batch["x"], key), batch["y"])
-      return jax.lax.pmean(loss, "data")
+      return cross_entropy(run_network(params, batch["x"], key), batch["y"])
 
     loss, grads = jax.value_and_grad(loss_fn)(params)
     updates, opt_state = tx.update(grads, opt_state, params)
@@ -54,6 +47,7 @@ def train(batches, config):
   opt_state = tx.init(params)
   losses = []
   for step, batch in enumerate(batches):
+    batch = jax.device_put(batch, NamedSharding(mesh, P("data")))
     key = jax.random.fold_in(jax.random.key(2, impl="unsafe_rbg"), step)
     params, opt_state, loss = train_step(params, opt_state, batch, key)
     losses.append(float(loss))

@@ -8,8 +8,9 @@ Gradients travel in 8 bits, with error feedback.
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
+import jaxmotion
 from examples.parts import (
   HIDDEN,
   cross_entropy,
@@ -17,7 +18,7 @@ from examples.parts import (
   init_params,
   run_trainer,
 )
-from jaxmotion import bind_mesh, exchange, parallelize_step
+from jaxmotion import bind_mesh, exchange
 
 
 def run_network(params, x, key):
@@ -36,17 +37,12 @@ def train(batches, config):
   tx = optax.sgd(config.learning_rate, momentum=0.9)
   tx = bind_mesh(optax.chain(exchange("data", config.codec), tx), mesh)
 
-  def map_over_workers(fun):
-    specs = {"in_specs": (P(), P(), P("data"), P()), "out_specs": P()}
-    return jax.jit(jax.shard_map(fun, mesh=mesh, **specs))
-
-  @parallelize_step(mesh)
+  @jax.jit
   def train_step(params, opt_state, batch, key):
     def loss_fn(params):
-      loss = cross_entropy(run_network(params, batch["x"], key), batch["y"])
-      return jax.lax.pmean(loss, "data")
+      return cross_entropy(run_network(params, batch["x"], key), batch["y"])
 
-    loss, grads = jax.value_and_grad(loss_fn)(params)
+    loss, grads = jaxmotion.value_and_grad(loss_fn)(params)
     updates, opt_state = tx.update(grads, opt_state, params)
     return optax.apply_updates(params, updates), opt_state, loss
 
@@ -56,6 +52,7 @@ def train(batches, config):
   opt_state = tx.init(params)
   losses = []
   for step, batch in enumerate(batches):
+    batch = jax.device_put(batch, NamedSharding(mesh, P("data")))
     key = jax.random.fold_in(jax.random.key(2, impl="unsafe_rbg"), step)
     params, opt_state, loss = train_step(params, opt_state, batch, key)
     losses.append(float(loss))

@@ -19,11 +19,14 @@ from examples.parts import (
 
 def train(batches, config):
   mesh = config.mesh
-  specs = P(), P(), P("data")
   tx = optax.sgd(config.learning_rate, momentum=0.9)
+  params = init_params(config.features)
+  opt_state = tx.init(params)
+  specs = P(), P(), P("data")
+  maps = {"mesh": mesh, "in_specs": specs, "out_specs": (*specs[:2], P())}
 
   @jax.jit
-  @functools.partial(jax.shard_map, mesh=mesh, in_specs=specs, out_specs=P())
+  @functools.partial(jax.shard_map, **maps)
   def train_step(params, opt_state, batch):
     def loss_fn(params):
       loss = cross_entropy(apply_network(params, batch["x"]), batch["y"])
@@ -33,8 +36,6 @@ def train(batches, config):
     updates, opt_state = tx.update(grads, opt_state, params)
     return optax.apply_updates(params, updates), opt_state, loss
 
-  params = init_params(config.features)
-  opt_state = tx.init(params)
   losses = []
   for batch in batches:
     params, opt_state, loss = train_step(params, opt_state, batch)

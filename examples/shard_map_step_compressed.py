@@ -5,8 +5,11 @@ Gradients travel in 8 bits, with error feedback.
   python -m examples.shard_map_step_compressed
 """
 
+import functools
+
 import jax
 import optax
+from jax.sharding import PartitionSpec as P
 
 from examples.parts import (
   apply_network,
@@ -14,15 +17,20 @@ from examples.parts import (
   init_params,
   run_trainer,
 )
-from jaxmotion import bind_mesh, exchange, parallelize_step
+from jaxmotion import bind_mesh, exchange, state_specs
 
 
 def train(batches, config):
   mesh = config.mesh
   tx = optax.sgd(config.learning_rate, momentum=0.9)
   tx = bind_mesh(optax.chain(exchange("data", config.codec), tx), mesh)
+  params = init_params(config.features)
+  opt_state = tx.init(params)
+  specs = P(), state_specs(opt_state, "data"), P("data")
+  maps = {"mesh": mesh, "in_specs": specs, "out_specs": (*specs[:2], P())}
 
-  @parallelize_step(mesh)
+  @jax.jit
+  @functools.partial(jax.shard_map, check_vma=False, **maps)
   def train_step(params, opt_state, batch):
     def loss_fn(params):
       loss = cross_entropy(apply_network(params, batch["x"]), batch["y"])
@@ -32,8 +40,6 @@ def train(batches, config):
     updates, opt_state = tx.update(grads, opt_state, params)
     return optax.apply_updates(params, updates), opt_state, loss
 
-  params = init_params(config.features)
-  opt_state = tx.init(params)
   losses = []
   for batch in batches:
     params, opt_state, loss = train_step(params, opt_state, batch)

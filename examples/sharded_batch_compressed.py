@@ -9,13 +9,13 @@ import jax
 import optax
 from jax.sharding import NamedSharding, PartitionSpec as P
 
+import jaxmotion
 from examples.parts import (
   apply_network,
   cross_entropy,
   init_params,
   run_trainer,
 )
-from jaxmotion import bind_mesh, exchange, parallelize_step
 
 
 def train(batches, config):
@@ -23,14 +23,14 @@ def train(batches, config):
   replicated = NamedSharding(mesh, P())
   split = NamedSharding(mesh, P("data"))
   tx = optax.sgd(config.learning_rate, momentum=0.9)
-  tx = bind_mesh(optax.chain(exchange("data", config.codec), tx), mesh)
+  tx = optax.chain(jaxmotion.exchange("data", config.codec), tx)
 
   def loss_fn(params, batch):
     return cross_entropy(apply_network(params, batch["x"]), batch["y"])
 
-  @parallelize_step(mesh)
+  @jax.jit
   def train_step(params, opt_state, batch):
-    loss, grads = jax.value_and_grad(loss_fn)(params, batch)
+    loss, grads = jaxmotion.value_and_grad(loss_fn)(params, batch)
     updates, opt_state = tx.update(grads, opt_state, params)
     params = optax.apply_updates(params, updates)
     return params, opt_state, {"loss": loss, "norm": optax.tree.norm(params)}

@@ -233,7 +233,10 @@ def differentiate(
   """Returns what a loss returns, and each worker's gradients by `own`."""
   # held: what all workers hold, beside `own`. arrays: may be of the batch.
   _check_params(own, axis_name)
-  mesh = _find_mesh((own, held, arrays), axis_name)
+  args = own, held, arrays
+  mesh = _find_mesh(args, axis_name)
+  if mesh is None:  # It may be that of a batch that the loss closes over.
+    mesh = _find_mesh(jax.make_jaxpr(call)(*args).consts, axis_name)
   if mesh is None:
     raise ValueError(
       "`axis_name` must be an axis of the mesh that arguments are on, got "
@@ -245,7 +248,7 @@ def differentiate(
   workers = _WatchedWorkers(axis_name, count, abstract)
   with jax.sharding.use_abstract_mesh(abstract):
     trace = jax.make_jaxpr(call, return_shape=True)
-    closed, shapes = trace(own, held, arrays)
+    closed, shapes = trace(*args)
   _check_loss(shapes, has_aux)
   # A loss that closes over the batch has it among its constants.
   opened, consts = closed.jaxpr, closed.consts

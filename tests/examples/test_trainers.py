@@ -1,5 +1,6 @@
 """Trainers of other people's styles, before and after compression."""
 
+import contextlib
 import difflib
 import importlib
 import inspect
@@ -48,7 +49,10 @@ def load(style, suffix=""):
 def run(module, codec=None):
   config = parts.make_config(codec)
   if not hasattr(module, "parse_arguments"):
-    return module.train(parts.make_batches(STEPS), config)
+    sets_mesh = "jax.set_mesh" in inspect.getsource(module)
+    # The mesh that it sets must not outlive it.
+    with jax.set_mesh(config.mesh) if sets_mesh else contextlib.nullcontext():
+      return module.train(parts.make_batches(STEPS), config)
   vars(config).update(vars(module.parse_arguments(SMALL)))
   return module.train(module.make_batches(config), config)
 
