@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     local_updates as local_updates,
     local_value_and_grad as local_value_and_grad,
     make_train_step as make_train_step,
-    parallelize_step as parallelize_step,
     per_worker as per_worker,
     read_params as read_params,
     sharded as sharded,
@@ -72,7 +71,7 @@ _NAMES = {
   "monitor": ["metrics"],
   "transforms": (
     "Scheme TrainState bind_mesh delayed exchange fully_sharded grad "
-    "local_updates local_value_and_grad make_train_step parallelize_step "
+    "local_updates local_value_and_grad make_train_step "
     "per_worker read_params sharded skip_nonfinite value_and_grad"
   ).split(),
 }

@@ -28,9 +28,6 @@ from jaxmotion.transforms._states import (
   LocalState as LocalState,
   ShardedState as ShardedState,
 )
-from jaxmotion.transforms._step._parallelize_step import (
-  parallelize_step as parallelize_step,
-)
 from jaxmotion.transforms._step._scheme import (
   Scheme as Scheme,
   TrainState as TrainState,

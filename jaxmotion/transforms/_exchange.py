@@ -239,6 +239,6 @@ def check_local(updates: PyTree, workers: AxisName) -> None:
         f" equal on all workers of {', '.join(map(repr, equal))}: JAX has"
         " summed it at full precision, or another exchange has averaged it."
         " Take gradients by `jaxmotion.local_value_and_grad` instead of"
-        " `jax.grad`, or run the step by `jaxmotion.parallelize_step`; put one"
-        " exchange in a chain."
+        " `jax.grad`, or leave the map away and take them by"
+        " `jaxmotion.value_and_grad`; put one exchange in a chain."
       )

@@ -390,10 +390,14 @@ def _find_dim(x: Any, count: int) -> int | None:
 
 
 def run_anywhere(
-  tx: optax.GradientTransformationExtraArgs, axis_name: AxisName
+  tx: optax.GradientTransformationExtraArgs,
+  axis_name: AxisName,
+  *,
+  stays_own: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
   """Lets a transformation that needs the workers' axis run without a map."""
   # Under an ordinary `jax.jit`, `init` and `update` bind the axis themselves.
+  # stays_own: whether the updates are still each worker's own.
 
   def init(params: PyTree) -> PyTree:
     is_bound = core.axis_is_bound(axis_name)
@@ -423,17 +427,24 @@ def run_anywhere(
       rows: PyTree, state: PyTree, params: PyTree, arrays: PyTree
     ) -> tuple[PyTree, PyTree]:
       own = jax.tree.map(lambda row: row[0], rows)
-      return tx.update(own, state, params, **args | arrays)
+      own, state = tx.update(own, state, params, **args | arrays)
+      if stays_own:
+        own = jax.tree.map(lambda a: a[None], own)
+      return own, state
 
-    specs = core.state_specs(state, axis_name)
+    mesh, specs = marked[0].mesh, core.state_specs(state, axis_name)
     in_specs = P(axis_name), specs, P(), P()
     mapped = jax.shard_map(
       update_own,
-      out_specs=(P(), specs),
-      **_map_options(marked[0].mesh, axis_name, in_specs),
+      out_specs=(P(axis_name) if stays_own else P(), specs),
+      **_map_options(mesh, axis_name, in_specs),
     )
     rows = jax.tree.map(lambda g: g.value, updates)
-    return mapped(rows, state, params, arrays)
+    found, state = mapped(rows, state, params, arrays)
+    if stays_own:
+      mark = lambda rows: UnsummedGradient(rows, axis_name, mesh)
+      found = jax.tree.map(mark, found)
+    return found, state
 
   return optax.GradientTransformationExtraArgs(init, update)
 

@@ -11,7 +11,7 @@ from jax import lax
 from jaxmotion import core
 from jaxmotion.collectives import extend
 from jaxmotion.core import Array, AxisName, PyTree
-from jaxmotion.transforms import _states
+from jaxmotion.transforms import _global_view, _states
 from jaxmotion.transforms._states import DelayedState, PerWorkerState
 
 
@@ -78,8 +78,7 @@ def per_worker(
 
   Args:
     inner: transformation that comes before the `exchange`.
-    axis_name: the workers' axis. It must be bound where `init` and `update`
-      run; `make_train_step` and `init_state` bind it.
+    axis_name: the workers' axis.
 
   Returns:
     A transformation that does the same with each worker's own updates.
@@ -87,7 +86,8 @@ def per_worker(
   Raises:
     TypeError: `inner` is no transformation, `axis_name` no name. `update`
       raises it for a state of another transformation.
-    ValueError: `init` or `update` runs where the axis is not bound.
+    ValueError: `init` or `update` runs where the axis is not bound, for
+      gradients other than those of `jaxmotion.value_and_grad`.
 
   Example:
     >>> from jaxmotion import codecs
@@ -121,7 +121,8 @@ def per_worker(
     )
     return core.to_varying(updates, axis_name), mark(own)
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  tx = optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  return _global_view.run_anywhere(tx, axis_name, stays_own=True)
 
 
 @core.declare(
@@ -186,7 +187,8 @@ def skip_nonfinite(
     skipped = state.skipped + (1 - ok.astype(jnp.int32))
     return new, _states.SkipNonfiniteState(skipped, inner_state)
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  tx = optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  return _global_view.run_anywhere(tx, axis_name)
 
 
 @core.declare(
@@ -274,7 +276,8 @@ def delayed(
       optax.safe_increment(state.count), inner, core.pack_worker(waiting)
     )
 
-  return optax.GradientTransformationExtraArgs(init, update)
+  own = optax.GradientTransformationExtraArgs(init, update)
+  return _global_view.run_anywhere(own, axis_name)
 
 
 @core.declare(

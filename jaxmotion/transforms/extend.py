@@ -34,26 +34,12 @@ from jaxmotion.transforms._states import (
   find_exchanges as find_exchanges,
   is_exchange as is_exchange,
 )
-from jaxmotion.transforms._step._compiled_step import (
-  StepCalls as StepCalls,
-  copy_methods as copy_methods,
-)
-from jaxmotion.transforms._step._parallelize_step import (
-  Join as Join,
-  fold_keys as fold_keys,
-  join_name as join_name,
-  run_on_workers as run_on_workers,
-)
 from jaxmotion.transforms._step._scheme import (
   StepResults as StepResults,
   Workers as Workers,
 )
 from jaxmotion.transforms._step._step_arguments import (
-  Static as Static,
-  StepParameters as StepParameters,
   is_key as is_key,
-  make_decorator as make_decorator,
-  place_arguments as place_arguments,
   split_specs as split_specs,
 )
 

@@ -124,15 +124,6 @@ OWN = transforms.per_worker(optax.scale(0.5), "data")
 SHARDED = transforms.sharded("data", optax.sgd(0.1), nonfinite="skip")
 CLIP = transforms.clip_by_global_norm(1.0, "data")
 DELAYED = transforms.delayed(CAST)
-
-
-@transforms.parallelize_step(MESH)
-def train_step(params, opt_state, batch):
-  loss, grads = jax.value_and_grad(loss_fn)(params, batch)
-  updates, opt_state = BOUND.update(grads, opt_state, params)
-  return optax.apply_updates(params, updates), opt_state, loss
-
-
 BOUND = transforms.bind_mesh(exchange(), MESH)
 
 GIVEN = {
@@ -174,20 +165,6 @@ CALLS = {
     varying=["updates"],
   ),
   "transforms.bind_mesh -> init": Call(on=BOUND.init),
-  "transforms.parallelize_step": Call(
-    batch=("batch",),
-    mean=("batch_stats",),
-    static_argnames=("train",),
-    static_argnums=(3,),
-    donate_argnames=("params",),
-    donate_argnums=(1,),
-  ),
-  "transforms.parallelize_step -> decorate": Call(
-    loss_fn, on=transforms.parallelize_step(MESH)
-  ),
-  "transforms.parallelize_step -> step": Call(
-    PARAMS, Lazy(lambda: opt_state_of(exchange())), BATCH, on=train_step
-  ),
   "transforms.exchange": Call(
     TWO_AXES, local_codec=None, nonfinite="skip", start=2
   ),
@@ -248,23 +225,6 @@ UNCALLED = {
   "transforms.extend.*": "the steps of two rooms have checked the arguments",
 }
 _LATER = {"misspelt": "no mesh is known here; a step names the axis"}
-
-
-def accept_options(name):
-  """What the arguments of `jax.jit` may be, before a step is known."""
-  names = {"misspelt": "no step is known here", "empty": "there is none"}
-  numbers = {
-    "minus_one": "the last parameter",
-    "zero": "the first parameter",
-    "empty": "there is none",
-  }
-  return {
-    (name, f"{kind}_{suffix}"): accepted
-    for kind in ("static", "donate")
-    for suffix, accepted in (("argnames", names), ("argnums", numbers))
-  }
-
-
 ACCEPTED = {
   **{
     (f"transforms.{name}", "axis_name"): _LATER
@@ -274,11 +234,6 @@ ACCEPTED = {
     """.split()
   },
   ("transforms.local_updates", "mix"): {"zero": "nothing of a worker's own"},
-  ("transforms.parallelize_step", "batch"): {
-    "misspelt": "no step is known here"
-  },
-  ("transforms.parallelize_step", "mean"): {"empty": "nothing is averaged"},
-  **accept_options("transforms.parallelize_step"),
   ("transforms.fully_sharded", "stacked"): {
     "misspelt": "no parameters are known here; `init` matches it"
   },
@@ -290,7 +245,6 @@ KNOWN_BAD = {
   *(
     (f"transforms.{name}", argument)
     for name, arguments in {
-      "parallelize_step -> step": ("params", "opt_state", "batch"),
       "local_value_and_grad -> grad": ("params", "args"),
       "value_and_grad -> grad": ("params", "batch"),
       "make_train_step -> step.compute": ("batch",),

@@ -305,16 +305,17 @@ def test_one_value_names_the_workers_of_every_function():
   tx = jaxmotion.skip_nonfinite(optax.chain(*parts), AXES)
   bound = jaxmotion.bind_mesh(tx, MESHES[AXES], axis_name=AXES)
 
-  @jaxmotion.parallelize_step(MESHES[AXES], axis_name=AXES)
+  @jax.jit
   def step(params, opt_state, batch):
-    grad_fn = jaxmotion.local_value_and_grad(loss_fn, AXES)
+    grad_fn = jaxmotion.value_and_grad(loss_fn, axis_name=AXES)
     loss, grads = grad_fn(params, batch)
     updates, opt_state = bound.update(grads, opt_state, params)
     return optax.apply_updates(params, updates), opt_state, loss
 
   params, state = PARAMS, bound.init(PARAMS)
-  for _ in range(2):
-    params, state, _ = step(params, state, BATCH)
+  with jax.set_mesh(MESHES[AXES]):
+    for _ in range(2):
+      params, state, _ = step(params, state, BATCH)
   expected, held, _ = train(tx, steps=2, axes=AXES)
   assert jaxmotion.state_specs(state, AXES) == jaxmotion.state_specs(held, BOTH)
   assert_close((params, state), (expected, held), rtol=0, atol=1e-6)

@@ -15,6 +15,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 import jaxmotion
 from jaxmotion import codecs, transforms, wire
 
+INT8 = codecs.feedback(codecs.uniform(bits=8))
 DEVICES = np.array(jax.devices())
 MESHES = {
   "auto": jax.sharding.Mesh(DEVICES[:4], ("data",)),
@@ -540,3 +541,45 @@ def test_a_codec_changes_the_bytes_of_the_workers_axis_alone():
   # A byte for each element, and four for each block; some bytes of the loss.
   np.testing.assert_allclose(encoded / whole, (1 + 4 / 64) / 4, rtol=0.03)
   assert same == others
+
+
+# Chains whose parts see each worker's own gradient.
+OWN = {
+  "per_worker": optax.chain(
+    jaxmotion.per_worker(optax.trace(0.5), "data"),
+    jaxmotion.exchange("data", INT8),
+    optax.sgd(0.1),
+  ),
+  "skip_nonfinite": jaxmotion.skip_nonfinite(
+    optax.chain(jaxmotion.exchange("data", INT8), optax.adam(0.1)), "data"
+  ),
+  "delayed": jaxmotion.delayed(
+    optax.chain(jaxmotion.exchange("data", INT8), optax.sgd(0.1))
+  ),
+}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_wrappers_see_the_gradients_of_each_worker(kind):
+  mesh, tx = MESHES["auto"], OWN[kind]
+  loss_fn = lambda w, x: jnp.mean((x @ w - 1) ** 2)
+  batch = jax.device_put(
+    RNG.normal(size=(8, 6)).astype("float32"), NamedSharding(mesh, P("data"))
+  )
+  params = jax.device_put(np.ones((6, 2), "float32"), NamedSharding(mesh, P()))
+
+  @jax.jit
+  def step(params, opt_state, batch):
+    loss, grads = jaxmotion.value_and_grad(loss_fn)(params, batch)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, loss
+
+  init, made_step = jaxmotion.make_train_step(loss_fn, tx, mesh)
+  made, found = init(params), (params, tx.init(params))
+  for _ in range(3):
+    made, _ = made_step(made, batch)
+    *found, _ = step(*found, batch)
+  for a, b in zip(
+    *map(jax.tree.leaves, (found, [made.params, made.opt_state])), strict=True
+  ):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

@@ -270,19 +270,22 @@ def test_sharded_parameters_without_specs_are_refused():
 
 
 def make_own_step(loss_fn, tx, mesh):
-  """A step of one's own, run by every worker."""
+  """A step of one's own, on whole arrays."""
+  place_batch = lambda batch: jax.device_put(
+    batch, NamedSharding(mesh, P("data"))
+  )
 
-  @transforms.parallelize_step(mesh)
+  @jax.jit
   def step(params, opt_state, batch):
-    loss, grads = jax.value_and_grad(loss_fn)(params, batch)
+    loss, grads = jaxmotion.value_and_grad(loss_fn)(params, batch)
     updates, opt_state = tx.update(grads, opt_state, params)
     return optax.apply_updates(params, updates), opt_state, loss
 
-  return step
+  return lambda params, state, batch: step(params, state, place_batch(batch))
 
 
 @pytest.mark.parametrize("specs", (SPECS, None))
-def test_a_step_on_every_worker_leaves_other_axes_to_the_model(specs):
+def test_a_step_of_ones_own_leaves_other_axes_to_the_model(specs):
   mesh = mesh_of(2, 2)
   tx = make_tx()
   tx = transforms.bind_mesh(tx, mesh, specs=specs)
@@ -341,8 +344,7 @@ def make_named(scheme, lengths, specs, loss=loss_fn, kind=AxisType.Auto):
   return init, step, (jax.eval_shape(init, PARAMS), BATCH), mesh
 
 
-@pytest.mark.parametrize("kind", ["parallelize_step", "make_train_step"])
-def test_a_constraint_over_the_workers_axis_names_the_cure(kind):
+def test_a_constraint_over_the_workers_axis_names_the_cure():
   mesh = mesh_of(2, 2)
   sharding = NamedSharding(mesh, P(("data", "model")))
 
@@ -350,16 +352,11 @@ def test_a_constraint_over_the_workers_axis_names_the_cure(kind):
     x = jax.lax.with_sharding_constraint(batch["x"], sharding)
     return jnp.mean(x @ params["w1"])
 
-  if kind == "parallelize_step":
-    step = jaxmotion.parallelize_step(mesh)(constrained_loss)
-    state = PARAMS
-  else:
-    init, step = jaxmotion.make_train_step(constrained_loss, make_tx(), mesh)
-    state = init(PARAMS)
+  init, step = jaxmotion.make_train_step(constrained_loss, make_tx(), mesh)
   with pytest.raises(
     ValueError, match="over the workers' axis.*value_and_grad"
   ):
-    step(state, BATCH)
+    step(init(PARAMS), BATCH)
 
 
 def test_whole_parameters_may_be_used_in_parts_by_a_model():

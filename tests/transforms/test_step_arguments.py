@@ -40,23 +40,12 @@ MODES = {
   "model_state": (stateful_loss, TX, {"model_state": "mean"}),
   "fully_sharded": (loss_fn, FULLY_SHARDED, {"microbatches": 2}),
   "local_updates": (loss_fn, LOCAL, {}),
-  "own": None,
 }
 
 
 @functools.cache
 def make(mode):
-  """(parameters -> state, step), also of a step of one's own."""
-  if mode == "own":
-    tx = jaxmotion.bind_mesh(TX, MESH)
-
-    @jaxmotion.parallelize_step(MESH)
-    def step(state, batch):
-      grads = jax.grad(loss_fn)(state[0], batch)
-      updates, opt_state = tx.update(grads, state[1], state[0])
-      return (optax.apply_updates(state[0], updates), opt_state), None
-
-    return lambda params: (params, tx.init(params)), step
+  """(parameters -> state, step)."""
   loss, scheme, options = MODES[mode]
   init, step = jaxmotion.make_train_step(loss, scheme, MESH, **options)
   if mode == "model_state":
@@ -100,36 +89,20 @@ REFUSED = {
   "`batch` must not hold .* at `key`: gi": BATCH | {"key": jax.random.key(0)},
   ROWS + "12 at `x` and 4 at `y`": make_batch(12, 4),
   r"`batch` must .*got shape \(0, 3\) at `x`": BATCH | {"x": X[:0]},
+  r"`batch` must .*got \{\}": {},
+  "`batch` must .*got None": None,
 }
-NO_ROWS = {r"`batch` must .*got \{\}": {}, "`batch` must .*got None": None}
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_batch_that_workers_cannot_split_is_refused(mode):
-  cases = REFUSED | ({} if mode == "own" else NO_ROWS)
+  cases = dict(REFUSED)
   if mode in ("microbatches", "fully_sharded"):
     del cases[ROWS + "12 at `x` and 4 at `y`"]
     cases[ROWS + "24 at `x` and 8 at `y`"] = make_batch(24, 8)
   for message, batch in cases.items():
     with pytest.raises(ValueError, match=message):
       train(mode, batch)
-
-
-def test_arguments_of_a_step_of_ones_own_may_have_other_numbers_of_rows():
-  @jaxmotion.parallelize_step(MESH, batch=("batch", "table", "extra"))
-  def step(params, batch, table, extra=None):
-    return {"loss": loss_fn(params, batch) + jnp.sum(table)}
-
-  table = np.ones((4, 2), np.float32)
-  step(PARAMS, BATCH, table)
-  with pytest.raises(ValueError, match="`batch` .* 12 at `x` and 4 at `y`"):
-    step(PARAMS, make_batch(12, 4), table)
-  for rows in (0, 6):
-    shape = rf"`table` must .* got shape \({rows}, 2\)"
-    with pytest.raises(ValueError, match=shape):
-      step(PARAMS, BATCH, np.ones((rows, 2)))
-  with pytest.raises(ValueError, match=r"`table` must .* got \{\}"):
-    step(PARAMS, BATCH, {})
 
 
 def test_keys_of_the_examples_are_split_and_may_be_one_for_each_worker():

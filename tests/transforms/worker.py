@@ -1,6 +1,7 @@
 """One of several processes: index, count, address, schemes."""
 
 import faulthandler
+import functools
 import hashlib
 import json
 import sys
@@ -56,16 +57,16 @@ def feed(mesh):
 
 def make_own(mesh):
   """A step of one's own, in place of one that `make_train_step` makes."""
-  tx = jaxmotion.bind_mesh(CHAIN, mesh)
 
-  @jaxmotion.parallelize_step(mesh, donate_argnames="state")
+  @functools.partial(jax.jit, donate_argnames="state")
   def step(state, batch):
     params, opt_state = state
-    loss, grads = jax.value_and_grad(loss_fn)(params, batch)
-    updates, opt_state = tx.update(grads, opt_state, params)
+    loss, grads = jaxmotion.value_and_grad(loss_fn)(params, batch)
+    updates, opt_state = CHAIN.update(grads, opt_state, params)
     return (optax.apply_updates(params, updates), opt_state), loss
 
-  return step, (PARAMS, tx.init(PARAMS))
+  params = jax.device_put(PARAMS, NamedSharding(mesh, P()))
+  return step, (params, CHAIN.init(params))
 
 
 SGD = optax.sgd(0.1, 0.9)

@@ -1,9 +1,8 @@
 """Jitted training steps, of one program or several, that check arguments."""
 
-import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,70 +13,6 @@ from jaxmotion.core import Array, PyTree
 from jaxmotion.transforms._step import _step_arguments
 from jaxmotion.transforms._step._results import LocalWork
 from jaxmotion.transforms._step._scheme import Scheme, TrainState
-
-
-class StepCalls:
-  """Guards the calls of a jitted step, which a loop makes one after another."""
-
-  def __init__(self, mesh: Mesh, *, has_static: bool = False):
-    # has_static: whether arguments may be named as static.
-    self._mesh, self._has_static = mesh, has_static
-    self._in_flight = hosts.StepsInFlight(mesh)
-
-  @contextlib.contextmanager
-  def guard(
-    self,
-    given: Mapping[str, PyTree],
-    donated: Collection[str],
-    unplaced: Collection[str],
-  ) -> Iterator[None]:
-    """Checks buffers and waits before a call, and explains its errors."""
-    # given: all arguments by name. unplaced: names of those that nothing puts
-    # on the mesh before the call.
-    core.check_buffers(given, donated)
-    self._in_flight.wait(given)
-    try:
-      yield
-    except (TypeError, ValueError, OverflowError) as error:
-      if "manual axes" in str(error):
-        raise ValueError(
-          "A step must constrain no sharding over the workers' axis, of which "
-          "it sees one part: leave the axis out of the constraint, or compute "
-          "on the whole batch under `jax.jit`, with `jaxmotion.value_and_grad`."
-          f" JAX says: {error}"
-        ) from error
-      # Only after an error: a step shall not look at every leaf.
-      self.check_arrays(given)
-      core.check_on_mesh({name: given[name] for name in unplaced}, self._mesh)
-      raise
-
-  def add(self, results: PyTree) -> None:
-    """Remembers a call, by a result that no later call takes as a donation."""
-    self._in_flight.add(results)
-
-  def check_arrays(self, given: Mapping[str, PyTree]) -> None:
-    """Raises if an argument that is traced has leaves that are no arrays."""
-    for name, tree in given.items():
-      try:
-        core.arrays(name, tree)
-      except TypeError as error:
-        if not self._has_static:
-          raise
-        raise TypeError(
-          f"{error} Name it in `static_argnames` if it is no data."
-        ) from None
-
-
-def copy_methods(
-  step: Callable[..., Any], jitted: Any, place: Callable[..., tuple[Any, ...]]
-) -> None:
-  """Gives a step `lower`, `trace` and `eval_shape` of its jitted function."""
-  # place: (args, kwargs) of the step -> arguments of the jitted function.
-  call_method = lambda name, *args, **kwargs: getattr(jitted, name)(
-    *place(args, kwargs)
-  )
-  for name in ("lower", "trace", "eval_shape"):
-    setattr(step, name, functools.partial(call_method, name))
 
 
 def compile_step(
@@ -98,7 +33,7 @@ def compile_step(
   jitted = jax.jit(step, donate_argnums=0 if donates else ())
   if overlaps and call is None:
     call = hosts.StagedStep(step, jitted, mesh, int(donates))
-  calls = StepCalls(mesh)
+  in_flight = hosts.StepsInFlight(mesh)
   # Extra arguments that are known to change a result.
   read: set[str] = {"key", "counts"}
 
@@ -116,13 +51,28 @@ def compile_step(
     is_traced = (is_new or call) and any(
       isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(given)
     )
-    with calls.guard(given, names[: int(donates)], given):
+    core.check_buffers(given, names[: int(donates)])
+    in_flight.wait(given)
+    try:
       if is_new and not is_traced:
         _check_read(jitted.trace(*args, **kwargs).jaxpr, args, kwargs, read)
         read.update(kwargs)
       run = call if call and not is_traced else jitted
       results = run(*args, **kwargs)
-    calls.add(results[-1])
+    except (TypeError, ValueError, OverflowError) as error:
+      if "manual axes" in str(error):
+        raise ValueError(
+          "A loss must constrain no sharding over the workers' axis, of which "
+          "it sees one part: leave the axis out of the constraint, or compute "
+          "on the whole batch under `jax.jit`, with `jaxmotion.value_and_grad`."
+          f" JAX says: {error}"
+        ) from error
+      # Only after an error: a step shall not look at every leaf.
+      for name, tree in given.items():
+        core.arrays(name, tree)
+      core.check_on_mesh(given, mesh)
+      raise
+    in_flight.add(results[-1])
     return results
 
   for name in ("lower", "trace", "eval_shape"):
