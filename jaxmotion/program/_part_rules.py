@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxmotion import core
 from jaxmotion.program._flatten import Step
@@ -92,7 +92,7 @@ Rule = Callable[[Workers, Step, Parts], Parts]
 # The new place of a dimension, and parameters that change; None: a worker needs
 # the whole operand.
 Placed = tuple[int, dict[str, Any]] | None
-# Parameters that say where a whole array lies. Parts lie where they are.
+# Parameters that say where a whole array lies.
 _SHARDINGS = ("dst_sharding", "out_sharding", "sharding")
 
 
@@ -105,7 +105,13 @@ def run_step(
   """Runs a step on one worker's arrays; its results are parts along `dim`."""
   # changed: parameters that are others than those of the step.
   primitive, here = step.eqn.primitive, jax.sharding.get_abstract_mesh()
-  placed = {name: None for name in _SHARDINGS if name in step.params}
+  # Axes of the workers are manual here; those of a model may be explicit.
+  explicit = here.explicit_axes
+  placed: dict[str, Any] = {}
+  for name in step.params.keys() & set(_SHARDINGS):
+    spec = getattr(step.params[name], "spec", None)
+    own = spec and core.filter_spec(spec, lambda axis: axis in explicit)
+    placed[name] = NamedSharding(here, own) if explicit and own else None
   params = {**step.params, **placed, **(changed or {})}
   # The step was traced outside of the map over workers.
   with step.named(), step.eqn.ctx.manager, jax.sharding.use_abstract_mesh(here):

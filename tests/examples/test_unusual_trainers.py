@@ -1,14 +1,11 @@
 """Trainers of unusual kinds, plain on one device and compressed on four."""
 
-import functools
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax.training.dynamic_scale import DynamicScale
 from jax import lax
 from optax import contrib
 
@@ -16,7 +13,7 @@ import jaxmotion
 from examples.parts import apply_network as apply, cross_entropy, init_params
 from jaxmotion import codecs
 
-MESH = jax.make_mesh((4,), ("data",))
+MESH = jax.sharding.Mesh(jax.devices()[:4], ("data",))
 INT8 = codecs.feedback(codecs.uniform(bits=8, block=16))
 STEPS = 4
 
@@ -36,54 +33,59 @@ def loss_fn(params, batch):
   return cross_entropy(apply(params, batch["x"]), batch["y"])
 
 
-def make_adam(wrap, map_step, loss_fn=loss_fn):
+def make_adam(wrap, value_and_grad, loss_fn=loss_fn):
   """Returns Adam and its step.
 
   Args:
     wrap: makes the optimizer that is used from another one.
-    map_step: makes the step that is run.
+    value_and_grad: takes the gradients.
     loss_fn: (params, batch) -> loss.
   """
   tx = wrap(optax.adam(0.01))
 
-  @map_step
+  @jax.jit
   def step(params, opt_state, batch):
-    grads = jax.grad(loss_fn)(params, batch)
+    _, grads = value_and_grad(loss_fn)(params, batch)
     updates, opt_state = tx.update(grads, opt_state, params)
     return optax.apply_updates(params, updates), opt_state
 
   return tx, step
 
 
-def train_adam(wrap, map_step, params, loss_fn):
-  tx, step = make_adam(wrap, map_step, loss_fn)
+def train_adam(wrap, value_and_grad, params, loss_fn):
+  tx, step = make_adam(wrap, value_and_grad, loss_fn)
   opt_state = tx.init(params)
   for batch in make_batches():
     params, opt_state = step(params, opt_state, batch)
   return params
 
 
-def train_by_optimizers(wrap, map_step):
+def train_by_optimizers(wrap, value_and_grad):
   """Optimizers with copies, averages and rates among their state."""
   adam = optax.inject_hyperparams(optax.adam)
   kinds = {
     "accumulated": optax.MultiSteps(optax.adam(0.01), 2),
     "injected": adam(learning_rate=0.01),
+    "lookahead": optax.sgd(0.01),
     "muon": contrib.muon(0.01),
     "schedule_free": contrib.schedule_free_adamw(0.01, warmup_steps=2),
     "prodigy": contrib.prodigy(),
   }
   txs = {name: wrap(tx) for name, tx in kinds.items()}
+  txs["lookahead"] = optax.lookahead(txs["lookahead"], 2, 0.5)
 
-  @map_step
+  @jax.jit
   def step(params, states, mean, batch):
     for name, tx in txs.items():
-      grads = jax.grad(loss_fn)(params[name], batch)
+      fast = getattr(params[name], "fast", params[name])
+      _, grads = value_and_grad(loss_fn)(fast, batch)
       updates, states[name] = tx.update(grads, states[name], params[name])
       params[name] = optax.apply_updates(params[name], updates)
     return params, states, optax.incremental_update(params, mean, 0.1)
 
   params = {name: init_params(6) for name in txs}
+  synced = optax.LookaheadParams.init_synced(params["lookahead"])
+  params["lookahead"] = synced
   states = {name: tx.init(params[name]) for name, tx in txs.items()}
   mean = params
   for i, batch in enumerate(make_batches()):
@@ -94,9 +96,9 @@ def train_by_optimizers(wrap, map_step):
   return params, mean
 
 
-def train_several_steps(wrap, map_step):
-  """One call of several steps: a scan over a step that is mapped."""
-  tx, step = make_adam(wrap, map_step)
+def train_several_steps(wrap, value_and_grad):
+  """One call of several steps: a scan over a step."""
+  tx, step = make_adam(wrap, value_and_grad)
 
   @jax.jit
   def run(params, opt_state, batches):
@@ -110,27 +112,24 @@ def train_several_steps(wrap, map_step):
   return run(params, tx.init(params), batches)[0]
 
 
-def train_with_loss_scale(wrap, map_step):
-  """Scaled losses; only one worker overflows, and all have to skip."""
+def train_with_loss_scale(wrap, value_and_grad):
+  """Scales losses up, and skips a step whose gradient overflows."""
   tx = wrap(optax.adam(0.01))
 
-  def agree(found):
-    if map_step is jax.jit:
-      return found
-    return jax.tree.map(lambda a: lax.pmin(a, "data"), found)
-
-  @map_step
+  @jax.jit
   def step(params, opt_state, scale, batch):
-    scale, finite, _, grads = scale.value_and_grad(loss_fn)(params, batch)
-    scale, finite = agree((scale, finite))
+    scaled_loss = lambda params, batch: scale * loss_fn(params, batch)
+    _, grads = value_and_grad(scaled_loss)(params, batch)
+    grads = jax.tree.map(lambda g: g / scale, grads)
     updates, new_state = tx.update(grads, opt_state, params)
+    finite = jnp.isfinite(optax.tree.norm(updates))
     new = optax.apply_updates(params, updates), new_state
     kept = jax.tree.map(
-      functools.partial(jnp.where, finite), new, (params, opt_state)
+      lambda new, old: jnp.where(finite, new, old), new, (params, opt_state)
     )
-    return *kept, scale, finite
+    return *kept, jnp.where(finite, 2 * scale, scale / 2), finite
 
-  params, scale = init_params(6), DynamicScale(growth_interval=2)
+  params, scale = init_params(6), jnp.float32(2**15)
   opt_state = tx.init(params)
   finites = []
   for i, batch in enumerate(make_batches()):
@@ -139,7 +138,7 @@ def train_with_loss_scale(wrap, map_step):
     params, opt_state, scale, finite = step(params, opt_state, scale, batch)
     finites.append(bool(finite))
   assert finites == [True, False, True, True]
-  return params, scale.scale, scale.fin_steps
+  return params, scale
 
 
 class _Layer(nn.Module):
@@ -161,7 +160,7 @@ class _ScannedNetwork(nn.Module):
     return nn.Dense(4)(x)
 
 
-def train_scanned_layers(wrap, map_step):
+def train_scanned_layers(wrap, value_and_grad):
   """Layers of Linen that `nn.scan` stacks, each computed again backward."""
   network = _ScannedNetwork()
 
@@ -169,10 +168,10 @@ def train_scanned_layers(wrap, map_step):
     return cross_entropy(network.apply(params, batch["x"]), batch["y"])
 
   params = jax.jit(network.init)(jax.random.key(0), jnp.zeros((1, 6)))
-  return train_adam(wrap, map_step, params, loss_fn)
+  return train_adam(wrap, value_and_grad, params, loss_fn)
 
 
-def train_partitioned_module(wrap, map_step):
+def train_partitioned_module(wrap, value_and_grad):
   """Arrays of a module of Equinox, with None in the place of a function."""
 
   def loss_fn(arrays, batch):
@@ -181,7 +180,7 @@ def train_partitioned_module(wrap, map_step):
     return cross_entropy(hidden @ module["last"], batch["y"])
 
   arrays = {**init_params(6), "activation": None}
-  return train_adam(wrap, map_step, arrays, loss_fn)
+  return train_adam(wrap, value_and_grad, arrays, loss_fn)
 
 
 @pytest.mark.parametrize(
@@ -196,29 +195,11 @@ def train_partitioned_module(wrap, map_step):
 )
 def test_compression_changes_little(train, codec, tolerance):
   def wrap(tx):
-    return jaxmotion.bind_mesh(
-      optax.chain(jaxmotion.exchange("data", codec), tx), MESH
-    )
+    return optax.chain(jaxmotion.exchange("data", codec), tx)
 
-  expected = train(lambda tx: tx, jax.jit)
-  found = train(wrap, jaxmotion.parallelize_step(MESH))
+  expected = train(lambda tx: tx, jax.value_and_grad)
+  with jax.set_mesh(MESH):
+    found = train(wrap, jaxmotion.value_and_grad)
   for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
     error = np.abs(np.asarray(a) - np.asarray(b)).max()
     assert error <= tolerance * np.abs(b).max()
-
-
-def test_a_choice_that_workers_make_alone_is_refused():
-  tx = optax.chain(jaxmotion.exchange("data"), optax.adam(0.01))
-  tx = jaxmotion.bind_mesh(tx, MESH)
-
-  @jaxmotion.parallelize_step(MESH)
-  def step(params, opt_state, batch):
-    grads = jax.grad(loss_fn)(params, batch)
-    finite = jnp.isfinite(optax.tree.norm(grads))
-    updates, opt_state = tx.update(grads, opt_state, params)
-    updates = jax.tree.map(lambda u: jnp.where(finite, u, 0), updates)
-    return optax.apply_updates(params, updates), opt_state
-
-  params = init_params(6)
-  with pytest.raises(ValueError, match="'step: 0/first'.*choice.*lax.pmin"):
-    step.eval_shape(params, tx.init(params), make_batches()[0])
