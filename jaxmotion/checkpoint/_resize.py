@@ -95,7 +95,7 @@ def _place_like(
     ]
     for i, length in enumerate(leaf.shape if used & of_workers else ()):
       names = (*workers, *placed[i])
-      if length and length % extend.count_devices(names, mesh.shape) == 0:
+      if length and length % core.count_devices(names, mesh.shape) == 0:
         placed[i] = names
         break
     sharding = NamedSharding(mesh, jax.P(*(names or None for names in placed)))
@@ -187,7 +187,7 @@ def resize(
     converter.check()
   state = _check_saved(state, saved)
   names = core.axis_names(axis_name)
-  workers = extend.count_devices(names, new_layout.sizes)
+  workers = core.count_devices(names, new_layout.sizes)
 
   def convert(state: PyTree) -> PyTree:
     """Returns the state for today's workers: one program, for any mesh."""

@@ -90,6 +90,7 @@ from jaxmotion.core._tree import (
   ShapedLike as ShapedLike,
   axis_names as axis_names,
   comparable_axes as comparable_axes,
+  count_devices as count_devices,
   find_nodes as find_nodes,
   know_in_flax as know_in_flax,
   leaf_path as leaf_path,

@@ -5,7 +5,14 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import (
+  Collection,
+  Hashable,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import jax
@@ -75,6 +82,11 @@ def axis_names(axis_name: AxisName) -> tuple[Any, ...]:
   if isinstance(axis_name, HostAxes):
     return axis_name.names
   return axis_name if isinstance(axis_name, tuple) else (axis_name,)
+
+
+def count_devices(axis_name: AxisName, sizes: Mapping[str, int]) -> int:
+  """Returns the number of devices along some axes of a mesh."""
+  return math.prod(sizes[name] for name in axis_names(axis_name))
 
 
 def comparable_axes(axis_name: AxisName) -> tuple[Any, ...] | HostAxes:

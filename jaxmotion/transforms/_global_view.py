@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxmotion import core, program
 from jaxmotion.core import AxisName, PyTree
-from jaxmotion.transforms import _init_state, _model_axes, _states
+from jaxmotion.transforms import _init_state, _model_axes
 
 
 class UnsummedGradient:
@@ -244,7 +244,7 @@ def differentiate(
       "`jax.set_mesh`."
     )
   abstract = getattr(mesh, "abstract_mesh", mesh)
-  count = _states.count_devices(axis_name, mesh.shape)
+  count = core.count_devices(axis_name, mesh.shape)
   workers = _WatchedWorkers(axis_name, count, abstract)
   with jax.sharding.use_abstract_mesh(abstract):
     trace = jax.make_jaxpr(call, return_shape=True)

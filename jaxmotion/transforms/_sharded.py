@@ -409,7 +409,7 @@ def parts_layout(
   # sizes: length of every axis of the mesh.
   params, codec = options.shard_params(sizes), options.gradient_codec
   hosts, devices = (
-    _states.count_devices(axes, sizes)
+    core.count_devices(axes, sizes)
     for axes in core.split_axes(options.axis_name)
   )
   cuts = [

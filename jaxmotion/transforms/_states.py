@@ -5,7 +5,6 @@ They are here together, because steps look for them in any chain.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,7 +17,7 @@ from jaxmotion import core
 from jaxmotion.codecs import Codec
 from jaxmotion.codecs.extend import check_codec
 from jaxmotion.collectives.extend import StateLayout
-from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.core import Array, PyTree
 from jaxmotion.transforms import _model_axes
 
 Init = Callable[[PyTree, PyTree | None], Any]
@@ -96,7 +95,7 @@ class Options:
     def cut(leaf: ExchangedLeaf) -> jax.ShapeDtypeStruct:
       shape = list(leaf.shape)
       for i, names in enumerate(leaf.spec):
-        shape[i] //= count_devices(names, sizes)
+        shape[i] //= core.count_devices(names, sizes)
       return jax.ShapeDtypeStruct(shape, leaf.like.dtype)
 
     return self.treedef.unflatten(map(cut, self.leaves))
@@ -127,11 +126,6 @@ def _list_axes(spec: PartitionSpec) -> tuple[tuple[str, ...], ...]:
   return axes[:count]
 
 
-def count_devices(axis_name: AxisName, sizes: Mapping[str, int]) -> int:
-  """Returns the number of devices along some axes of a mesh."""
-  return math.prod(sizes[name] for name in core.axis_names(axis_name))
-
-
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExchangeOptions(Options):
@@ -152,9 +146,9 @@ class ExchangeOptions(Options):
     workers, devices = core.split_axes(self.axis_name)
     return StateLayout(
       self.codecs[0],
-      count_devices(workers, sizes),
+      core.count_devices(workers, sizes),
       self.method,
-      count_devices(devices, sizes) if devices else None,
+      core.count_devices(devices, sizes) if devices else None,
       canonical=not isinstance(self.codec, Codec),
     )
 

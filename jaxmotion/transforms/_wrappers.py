@@ -250,13 +250,9 @@ def delayed(
       jnp.zeros((), jnp.int32), chain.init(params), core.pack_worker(pending)
     )
 
-  @core.declare(
-    grads=core.arrays,
-    params=core.arrays,
-    state=_states.state_of(DelayedState),
-  )
+  @_declare_update(DelayedState)
   def update(
-    grads: PyTree, state: Any, params: PyTree = None, **extra_args: Any
+    updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
   ) -> tuple[PyTree, DelayedState]:
     """Applies the pending gradient, and keeps the new one for the next step."""
     # The loss is that of the next gradient.
@@ -270,9 +266,9 @@ def delayed(
     pending, weight = core.unpack_worker(state.pending)
     if weight is not None:
       extra_args["weight"] = weight
-    updates, inner = chain.update(pending, state.inner, params, **extra_args)
-    waiting = core.to_varying((grads, own_weight), axis_name)
-    return updates, DelayedState(
+    new, inner = chain.update(pending, state.inner, params, **extra_args)
+    waiting = core.to_varying((updates, own_weight), axis_name)
+    return new, DelayedState(
       optax.safe_increment(state.count), inner, core.pack_worker(waiting)
     )
 

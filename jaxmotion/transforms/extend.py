@@ -30,7 +30,6 @@ from jaxmotion.transforms._states import (
   ShardedOptions as ShardedOptions,
   SkipNonfiniteState as SkipNonfiniteState,
   check_trained as check_trained,
-  count_devices as count_devices,
   find_exchanges as find_exchanges,
   is_exchange as is_exchange,
 )

@@ -189,7 +189,7 @@ CALLS = {
     PARAMS, ON_MESH, on=transforms.value_and_grad(loss_fn), traced=False
   ),
   "transforms.grad": Call(argnums=(0, 1)),
-  **calls_of_tx("delayed", DELAYED, varying=["grads", "state"]),
+  **calls_of_tx("delayed", DELAYED, varying=["updates", "state"]),
   "transforms.local_updates": Call(
     every=4, fragments=2, parts=lambda path, shape: 0
   ),

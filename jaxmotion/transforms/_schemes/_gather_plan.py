@@ -184,7 +184,7 @@ def make_plan(
   extend.check_local_codec(axis_name, options.local_codec)
   _weight_part.check_regather(options.regather, axis_name)
   count, senders = (
-    _states.count_devices(names, mesh.shape)
+    core.count_devices(names, mesh.shape)
     for names in (axes, core.split_axes(axis_name)[0])
   )
   model = workers.shardings.model(params)

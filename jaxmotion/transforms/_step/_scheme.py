@@ -100,7 +100,7 @@ class Workers:
     self.host_axes = axis_name if is_host_axes else None
     self.shardings = _model_axes.Shardings(mesh, self.axis_name, specs)
     self.specs = self.shardings.specs
-    self.count = _states.count_devices(axis_name, mesh.shape)
+    self.count = core.count_devices(axis_name, mesh.shape)
 
 
 # (what `own` selects, model state, batch, key, number of microbatches or None)

@@ -8,7 +8,6 @@ from jax.sharding import Mesh, PartitionSpec as P
 
 from jaxmotion import core
 from jaxmotion.core import AxisName, PyTree
-from jaxmotion.transforms import _states
 
 
 def is_key(x: Any) -> bool:
@@ -42,7 +41,7 @@ def split_specs(
   """Returns the specs of a batch that is split along its leading axis."""
   # microbatches: number of parts that divide a worker's examples. Scalars are
   # replicated.
-  workers = _states.count_devices(axis_name, mesh.shape)
+  workers = core.count_devices(axis_name, mesh.shape)
 
   def find_spec(path: str, leaf: Any) -> P:
     """Returns the spec of a leaf; raises unless its rows can be divided."""
