@@ -168,7 +168,7 @@ def resize(
     >>> from jaxmotion import checkpoint, codecs, transforms
     >>> tx = transforms.exchange("data", codecs.feedback(codecs.sign()))
     >>> params, mesh = jnp.zeros(2), jax.make_mesh((1,), ("data",))
-    >>> state = transforms.init_state(tx, params, mesh)
+    >>> state = transforms.bind_mesh(tx, mesh).init(params)
     >>> layout = checkpoint.describe_state(tx, params, mesh)
     >>> two = AbstractMesh((2,), ("data",))
     >>> state = checkpoint.resize(tx, state, params, layout, two)

@@ -102,7 +102,7 @@ def metrics(
     >>> codec = codecs.feedback(codecs.uniform(bits=8))
     >>> tx = optax.chain(transforms.exchange("data", codec), optax.adam(1e-3))
     >>> params = {"w": jnp.zeros((64, 64))}
-    >>> state = transforms.init_state(tx, params, mesh)
+    >>> state = transforms.bind_mesh(tx, mesh).init(params)
     >>> # One worker sends nothing: ask about four.
     >>> four = jax.sharding.AbstractMesh((4,), ("data",))
     >>> for name, value in metrics(state, four).items():

@@ -240,9 +240,8 @@ def _find_model(
       if core.tracks_varying(workers):
         raise ValueError(
           "`specs` must say how parameters are sharded over the mesh axes "
-          f"{tuple(sizes)}, got None: give `make_train_step`, `init_state` or "
-          "`bind_mesh` a tree of PartitionSpecs, or `specs=jax.P()` if they "
-          "are not sharded."
+          f"{tuple(sizes)}, got None: give `make_train_step` or `bind_mesh` a "
+          "tree of PartitionSpecs, or `specs=jax.P()` if they are not sharded."
         )
       # A map without types leaves other axes to the caller, who gives specs, or
       # has whole arrays. XLA would divide what encodes those between devices.
@@ -316,7 +315,7 @@ class Shardings:
         raise ValueError(
           "`specs` must say how parameters are sharded over axes of the model, "
           f"got None for {'/'.join(filter(None, ('params', path)))} of "
-          f"{sharding.spec}: give them to `make_train_step`, `init_state` or "
+          f"{sharding.spec}: give them to `make_train_step` or "
           "`bind_mesh`."
         )
 

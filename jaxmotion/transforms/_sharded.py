@@ -67,7 +67,7 @@ def sharded(
   Args:
     axis_name: the workers' axis, or a tuple of axes. With `HostAxes` gradients
       are reduced within a host first, and a payload crosses to another host
-      once. Give the same `HostAxes` to `make_train_step`, `init_state` and
+      once. Give the same `HostAxes` to `make_train_step`, `bind_mesh` and
       `state_specs`.
     tx: transformation that treats every element by itself, such as
       `optax.adamw`. `clip_by_global_norm` clips inside of it; that of optax
@@ -83,8 +83,8 @@ def sharded(
     local_codec: codec of gradients within a host; None is full precision.
 
   Returns:
-    A transformation whose `init` and `update` run inside `shard_map`;
-    `make_train_step` and `init_state` run them there. `update` needs the
+    A transformation whose `init` and `update` run where the workers' axis is
+    bound, or on gradients of `jaxmotion.value_and_grad`. `update` needs the
     parameters and also takes `weight=`, this worker's scalar weight in the
     mean. Nothing may come after it in a chain.
 
@@ -386,7 +386,7 @@ def _check_known(plan: _Plan, tree: PyTree) -> None:
       raise ValueError(
         "`specs` must say how parameters are sharded over axes of the map, "
         f"{sorted(others)}, got {spec} for `{path}`: give `make_train_step` or "
-        "`init_state` a tree of PartitionSpecs, and sum gradients that a model "
+        "`bind_mesh` a tree of PartitionSpecs, and sum gradients that a model "
         "computes in parts."
       )
 

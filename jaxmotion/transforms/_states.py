@@ -187,7 +187,7 @@ class ExchangeState(NamedTuple):
     >>> from jaxmotion import codecs, transforms
     >>> tx = transforms.exchange("data", codecs.feedback(codecs.sign()))
     >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
-    >>> state = transforms.init_state(tx, {"w": jnp.zeros((2, 8))}, mesh)
+    >>> state = transforms.bind_mesh(tx, mesh).init({"w": jnp.zeros((2, 8))})
     >>> int(state.count), int(state.skipped)
     (0, 0)
     >>> {a.shape[0] for a in jax.tree.leaves(state.codec_state)}  # workers
@@ -220,7 +220,8 @@ class ShardedState(NamedTuple):
     >>> tx = transforms.sharded(
     ...   "data", optax.adam(1e-3), weight_codec=codecs.uniform(bits=4)
     ... )
-    >>> state = transforms.init_state(tx, jnp.zeros((8, 4), "bfloat16"), mesh)
+    >>> params = jnp.zeros((8, 4), "bfloat16")
+    >>> state = transforms.bind_mesh(tx, mesh).init(params)
     >>> state.master.value.dtype, state.count.tolist()
     (dtype('float32'), 0)
   """

@@ -18,7 +18,7 @@ LAYOUT = Lazy(
 
 @functools.cache
 def make_state():
-  like = jax.eval_shape(lambda: transforms.init_state(TX, PARAMS, MESH))
+  like = jax.eval_shape(lambda: transforms.bind_mesh(TX, MESH).init(PARAMS))
   return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), like)
 
 

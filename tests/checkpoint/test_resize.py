@@ -84,7 +84,7 @@ def read_means(tx, states, layouts, axes):
 def make_filled():
   """A chain, and its state of four workers with the layout."""
   tx, mesh = make_tx(), mesh_of(4)
-  state = fill_randomly(transforms.init_state(tx, PARAMS, mesh))
+  state = fill_randomly(transforms.bind_mesh(tx, mesh).init(PARAMS))
   return tx, state, checkpoint.describe_state(tx, PARAMS, mesh)
 
 
@@ -100,13 +100,13 @@ def test_arrays_of_one_shape_are_resized_as_each_alone():
   tx, mesh, two = exchange_only(), mesh_of(4), mesh_of(2)
   params = {"w1": PARAMS["w"], "w2": PARAMS["w"]}
   layout = checkpoint.describe_state(tx, params, mesh)
-  (state,) = fill_randomly(transforms.init_state(tx, params, mesh))
+  (state,) = fill_randomly(transforms.bind_mesh(tx, mesh).init(params))
   (stack,) = state.codec_state.value
   (found,) = checkpoint.resize(tx, (state,), params, layout, two)
   for i, name in enumerate(params):
     take = lambda tree, i=i: jax.tree.map(lambda a: a[:, i], tree)
     alone = {name: params[name]}
-    (own,) = transforms.init_state(tx, alone, mesh)
+    (own,) = transforms.bind_mesh(tx, mesh).init(alone)
     own = own._replace(codec_state=core.PerWorker([take(stack)]))
     layout = checkpoint.describe_state(tx, alone, mesh)
     (one,) = checkpoint.resize(tx, (own,), alone, layout, two)
@@ -198,7 +198,7 @@ def test_state_of_each_worker_is_mixed_or_taken_from_the_nearest():
 def test_a_layout_of_other_code_is_refused_by_what_differs():
   tx, mesh = make_tx(), mesh_of(2)
   layout = checkpoint.describe_state(tx, PARAMS, mesh)
-  state = transforms.init_state(tx, PARAMS, mesh)
+  state = transforms.bind_mesh(tx, mesh).init(PARAMS)
   wide = PARAMS | {"w": np.zeros((24, 25), np.float32)}
   parts = transforms.sharded("data", optax.adam(0.1))
   four = checkpoint.describe_state(tx, PARAMS, mesh_of(4))
@@ -260,7 +260,7 @@ def test_a_list_of_one_codec_continues():
   layout = checkpoint.Layout.from_dict(layout.to_dict())
   like = checkpoint.saved_like(tx, PARAMS, layout, mesh_of(1))
   two = checkpoint.resize(tx, fill_randomly(like), PARAMS, layout, mesh_of(2))
-  fresh = transforms.init_state(tx, PARAMS, mesh_of(2))
+  fresh = transforms.bind_mesh(tx, mesh_of(2)).init(PARAMS)
   assert jax.tree.structure(two) == jax.tree.structure(fresh)
   assert jax.tree.map(np.shape, two) == jax.tree.map(np.shape, fresh)
 

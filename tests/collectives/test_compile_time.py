@@ -19,7 +19,7 @@ def test_hashes_of_keys_are_compiled_outside_of_loops():
   )
   grads = jax.random.normal(jax.random.key(0), (4 * 64, 64))
   tx = jaxmotion.exchange("data", codec)
-  state = transforms.init_state(tx, jnp.zeros((64, 64)), mesh_of(4))
+  state = transforms.bind_mesh(tx, mesh_of(4)).init(jnp.zeros((64, 64)))
   specs = jaxmotion.state_specs(state, "data")
   update = bind(tx.update, 4, (P("data"), specs), (P(), specs))
   mean = np.asarray(grads).reshape(4, 64, 64).mean(0)

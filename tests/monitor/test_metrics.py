@@ -87,7 +87,7 @@ def test_wire_bytes_of_several_hosts_are_those_between_hosts():
   axes = jaxmotion.HostAxes("host", "device")
   mesh = mesh_of(2, 4, names=axes.names)
   tx = chain_of(INT4, axes)
-  state = transforms.init_state(tx, PARAMS, mesh, axis_name=axes)
+  state = transforms.bind_mesh(tx, mesh, axis_name=axes).init(PARAMS)
   found = jaxmotion.metrics(state)
   assert 7 < found["exchange/ratio"] < 8
   # A device sends its quarter of the matrix, and whole what is too small.
@@ -217,7 +217,7 @@ def test_local_updates_count_steps_and_send_all_fragments():
   )
   found = jaxmotion.metrics(state, mesh=MESH)
   assert (found["step"], found["exchange/updates"]) == (9, 2)
-  state = transforms.init_state(chain_of(codec), PARAMS, MESH)
+  state = transforms.bind_mesh(chain_of(codec), MESH).init(PARAMS)
   all_at_once = jaxmotion.metrics(state)
   # A fragment of one small leaf has padding of its own.
   ratio = found["exchange/wire_bytes"] / all_at_once["exchange/wire_bytes"]
@@ -243,7 +243,7 @@ def test_a_state_says_how_many_workers_there_are_or_asks_for_the_mesh():
   axes = jaxmotion.HostAxes("host", "device")
   mesh = mesh_of(2, 4, names=axes.names)
   tx = chain_of(INT4, axes)
-  state = transforms.init_state(tx, PARAMS, mesh, axis_name=axes)
+  state = transforms.bind_mesh(tx, mesh, axis_name=axes).init(PARAMS)
   found = jaxmotion.metrics(state)
   host = jax.device_get(state)
   counts = {"step", "exchange/updates", "exchange/skipped"}
@@ -254,7 +254,7 @@ def test_a_state_says_how_many_workers_there_are_or_asks_for_the_mesh():
     jaxmotion.metrics(host, mesh=mesh_of(2, names=("host",)))
   # Rows of error memory count the workers; without memory nothing does.
   for codec, names in ((INT4, {"exchange/ratio"}), (codecs.sign(), set())):
-    state = transforms.init_state(chain_of(codec), PARAMS, MESH)
+    state = transforms.bind_mesh(chain_of(codec), MESH).init(PARAMS)
     assert "exchange/ratio" in jaxmotion.metrics(state)
     found = jaxmotion.metrics(jax.device_get(state))
     assert {"exchange/ratio"} & set(found) == names
@@ -265,7 +265,7 @@ def test_a_step_reads_its_metrics_beside_the_axes_of_a_model():
   mesh = mesh_of(2, 2, names=names)
   specs = {"b": P(), "w": P(None, "model")}
   tx = chain_of(INT4)
-  state = transforms.init_state(tx, PARAMS, mesh, specs=specs)
+  state = transforms.bind_mesh(tx, mesh, specs=specs).init(PARAMS)
   found = jaxmotion.metrics(state)
   inner = jax.jit(
     jax.shard_map(

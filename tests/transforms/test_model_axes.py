@@ -221,7 +221,7 @@ def test_a_state_for_ones_own_step_is_sharded_alike():
   mesh, tx = mesh_of(2, 2), make_tx(codecs.feedback(INT4))
   init, _ = jaxmotion.make_train_step(loss_fn, tx, mesh, specs=SPECS)
   expected = init(PARAMS).opt_state
-  state = transforms.init_state(tx, PARAMS, mesh, specs=SPECS)
+  state = transforms.bind_mesh(tx, mesh, specs=SPECS).init(PARAMS)
   assert_same(state, expected)
 
 
@@ -249,7 +249,7 @@ def test_specs_that_do_not_fit_are_refused(tx, specs, message):
 def test_a_state_of_whole_parameters_is_refused():
   mesh, tx = mesh_of(2, 2), make_tx()
   _, step = jaxmotion.make_train_step(loss_fn, tx, mesh, specs=SPECS)
-  opt_state = transforms.init_state(tx, PARAMS, mesh)
+  opt_state = transforms.bind_mesh(tx, mesh).init(PARAMS)
   state = transforms.TrainState(PARAMS, None, opt_state)
   message = "`specs` must say .* axes .'model',., got None"
   with pytest.raises(ValueError, match=message):
@@ -264,7 +264,7 @@ def test_sharded_parameters_without_specs_are_refused():
   with pytest.raises(ValueError, match=message):
     init(place(PARAMS, mesh))
   with pytest.raises(ValueError, match=message):
-    transforms.init_state(tx, place(PARAMS, mesh), mesh)
+    transforms.bind_mesh(tx, mesh).init(place(PARAMS, mesh))
   with pytest.raises(TypeError, match="`specs` must be a tree of Partition"):
     transforms.bind_mesh(tx, mesh, specs={"w": "model"})
 
@@ -622,7 +622,7 @@ def test_encoded_moments_are_each_devices_own():
   inner = compress_state(ADAM, min_leaf_size=64)
   tx = jaxmotion.sharded("data", inner)
   state = jax.eval_shape(
-    lambda: transforms.init_state(tx, PARAMS, mesh_of(2, 2), specs=SPECS)
+    lambda: transforms.bind_mesh(tx, mesh_of(2, 2), specs=SPECS).init(PARAMS)
   )
   leaves = jax.tree.leaves(state.inner.value)
   specs = jax.tree.leaves(state.inner.specs().value)

@@ -128,7 +128,7 @@ def test_an_exchange_that_does_not_always_run_is_refused(wrap, remedy):
   if not isinstance(wrap(optax.identity()), optax.MultiSteps):
     tx = optax.chain(wrap(chain()), optax.sgd(0.1))
     with pytest.raises(ValueError, match=remedy):
-      transforms.init_state(tx, PARAMS, MESH)
+      transforms.bind_mesh(tx, MESH).init(PARAMS)
 
 
 def test_state_before_the_exchange_is_each_workers_own():

@@ -109,7 +109,7 @@ ROTATED = codecs.chain(
 
 def test_state_is_made_of_ordinary_arrays_of_the_parameters_shapes():
   tx = jaxmotion.sharded("data", optax.adam(1e-2), weight_codec=INT4)
-  state = transforms.init_state(tx, PARAMS, mesh_of(4))
+  state = transforms.bind_mesh(tx, mesh_of(4)).init(PARAMS)
   moments = state.inner.value[0]
   for tree in (state.master.value, moments.mu):
     assert jax.tree.map(np.shape, tree) == jax.tree.map(np.shape, PARAMS)
@@ -160,7 +160,7 @@ def test_what_was_sent_and_what_is_remembered_is_what_came_in():
   )
   mesh, grads = mesh_of(workers), gradients(workers, 6)
   like = jax.eval_shape(
-    lambda p: transforms.init_state(tx, p, mesh),
+    lambda p: transforms.bind_mesh(tx, mesh).init(p),
     jax.tree.map(jnp.asarray, PARAMS),
   )
   specs = jaxmotion.state_specs(like, "data")
