@@ -30,7 +30,37 @@ TRAINERS = {
       )
     },
   ),
+  "sharded_gemma": (
+    "data",
+    {"jax.value_and_grad(": "jaxmotion.value_and_grad("},
+  ),
+  "small_decoder": (
+    "data",
+    {
+      "jax.value_and_grad(": "jaxmotion.value_and_grad(",
+      "optax.tree.norm(grads)": "optax.tree.get(state.opt_state, 'norm')",
+    },
+  ),
+  "filtered_modules": (
+    "data",
+    {
+      "loss, grads = eqx.filter_value_and_grad(compute_loss)(model, x, y)": (
+        "arrays, rest = eqx.partition(model, eqx.is_inexact_array); "
+        "loss, grads = jaxmotion.value_and_grad(lambda arrays: "
+        "compute_loss(eqx.combine(arrays, rest), x, y))(arrays)"
+      ),
+    },
+  ),
 }
+# What is logged of gradients is logged of the mean that the exchange returns.
+NORM = ", optax.snapshot('norm', optax.tree.norm)"
+
+
+@pytest.fixture(autouse=True)
+def _allow_rank_promotion():
+  """Trainers of other people promote ranks."""
+  with jax.numpy_rank_promotion("allow"):
+    yield
 
 
 def adapt(name, codec):
@@ -41,13 +71,17 @@ def adapt(name, codec):
   for i, line in enumerate(lines):
     for old, new in changes.items():
       if old in line:
-        lines[i], changed = line.replace(old, new), changed + 1
-  # Before the first line of the step, which follows the optimizer.
-  place = next(
-    i for i, s in enumerate(lines) if s.endswith(("jit", "(state, batch):"))
-  )
+        lines[i] = line.replace(old, new)
+        changed += 1 + new.count(";")
+  # Behind the optimizer.
+  start = next(i for i, s in enumerate(lines) if s.startswith("  tx = "))
+  place = next(i for i in range(start, len(lines)) if lines[i].endswith(")"))
+  if lines[start].endswith("("):
+    place = lines.index("  )", start)
+  norm = NORM if "'norm'" in str(changes) else ""
   lines.insert(
-    place, f"  tx = optax.chain(jaxmotion.exchange({axis!r}, CODEC), tx)"
+    place + 1,
+    f"  tx = optax.chain(jaxmotion.exchange({axis!r}, CODEC){norm}, tx)",
   )
   scope = {"__name__": name, "jaxmotion": jaxmotion, "CODEC": codec}
   exec(compile("\n".join(lines), name, "exec"), scope)

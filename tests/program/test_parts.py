@@ -1,6 +1,7 @@
 """Programs of whole arrays, evaluated on parts: equal values, own gradients."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxmotion import program
+from tests.paths import ROOT
 
 COUNT = 4
 MESH = jax.sharding.Mesh(np.array(jax.devices()[:COUNT]), ("data",))
@@ -72,69 +74,82 @@ def attend(w, x):
   return jax.nn.dot_product_attention(q, q, x[:, :, None], is_causal=True)
 
 
-# name -> (function of a parameter and the batch, whether parts are enough).
+# What the page says of operations -> the collectives of JAX that they become.
+SENT = {
+  "nothing": set(),
+  "a sum of results": {"psum"},
+  "a result of each worker": {"all_gather"},
+  "one side of the product": {"all_gather"},
+  "the operand": {"all_gather"},
+  "what is inside of them sends": set(),
+}
+NOTHING, SUM, EACH, SIDE, WHOLE, INSIDE = SENT
+# name -> (function of a parameter and the batch, what it sends).
 CASES = {
-  "attention": (attend, True),
-  "argmax": (lambda w, x: jnp.argmax(x @ w, -1), True),
-  "batch norm": (lambda w, x: (x @ w - x.mean((0, 1))) / x.std((0, 1)), True),
-  "bias": (lambda w, x: x + w[0], True),
-  "branch": (choose, True),
-  "broadcast": (lambda w, x: jnp.ones((8, 1)) * w[0], True),
+  "attention": (attend, NOTHING),
+  "argmax": (lambda w, x: jnp.argmax(x @ w, -1), NOTHING),
+  "batch norm": (lambda w, x: (x @ w - x.mean((0, 1))) / x.std((0, 1)), SUM),
+  "bias": (lambda w, x: x + w[0], NOTHING),
+  "branch": (choose, SUM),
+  "broadcast": (lambda w, x: jnp.ones((8, 1)) * w[0], NOTHING),
   "checkpoint": (
     lambda w, x: jax.checkpoint(lambda w: jnp.sin(x @ w))(w),
-    True,
+    INSIDE,
   ),
   "concatenate": (
     lambda w, x: jnp.concatenate([x, jnp.tanh(x * w[0])], 1),
-    True,
+    NOTHING,
   ),
-  "contrast": (lambda w, x: (x[:, 0] @ w) @ x[:, 1].T, False),
-  "convolution": (lambda w, x: conv(K * w[0, 0], x), True),
-  "cumsum": (lambda w, x: jnp.cumsum(x * w[0], 1), True),
-  "cumsum over the batch": (lambda w, x: jnp.cumsum(x * w[0], 0), False),
-  "custom jvp": (lambda w, x: doubled_slope(x * w[0]), True),
-  "custom vjp": (lambda w, x: round_through(x * w[1], w[0]), True),
+  "contrast": (lambda w, x: (x[:, 0] @ w) @ x[:, 1].T, SIDE),
+  "convolution": (lambda w, x: conv(K * w[0, 0], x), NOTHING),
+  "cumsum": (lambda w, x: jnp.cumsum(x * w[0], 1), NOTHING),
+  "cumsum over the batch": (lambda w, x: jnp.cumsum(x * w[0], 0), WHOLE),
+  "custom jvp": (lambda w, x: doubled_slope(x * w[0]), INSIDE),
+  "custom vjp": (lambda w, x: round_through(x * w[1], w[0]), INSIDE),
   "dropout": (
     lambda w, x: jnp.where(
       jax.random.bernoulli(KEY, 0.5, x.shape), x * w[0], 0
     ),
-    True,
+    NOTHING,
   ),
-  "embedding": (lambda w, x: w[IDS[:, :1] + 0 * x[:, :1, 0].astype(int)], True),
-  "einsum": (lambda w, x: jnp.einsum("btd,de->ebt", x, w), True),
-  "flip": (lambda w, x: (x * w[0])[:, ::-1], True),
-  "layer norm": (lambda w, x: w[0] * (x - x.mean(-1, keepdims=True)), True),
-  "loop": (halve, True),
-  "maximum": (lambda w, x: jnp.max(x * w[0], 0), False),
-  "merged dimensions": (lambda w, x: (x @ w).reshape(32, 6) ** 2, True),
-  "mean": (lambda w, x: jnp.mean(x * w[0]), True),
-  "norm of parameters": (lambda w, x: jnp.sum(w**2) + 0 * x[:, 0, 0], True),
+  "embedding": (
+    lambda w, x: w[IDS[:, :1] + 0 * x[:, :1, 0].astype(int)],
+    NOTHING,
+  ),
+  "einsum": (lambda w, x: jnp.einsum("btd,de->ebt", x, w), NOTHING),
+  "flip": (lambda w, x: (x * w[0])[:, ::-1], NOTHING),
+  "layer norm": (lambda w, x: w[0] * (x - x.mean(-1, keepdims=True)), NOTHING),
+  "loop": (halve, SUM),
+  "maximum": (lambda w, x: jnp.max(x * w[0], 0), EACH),
+  "merged dimensions": (lambda w, x: (x @ w).reshape(32, 6) ** 2, NOTHING),
+  "mean": (lambda w, x: jnp.mean(x * w[0]), SUM),
+  "norm of parameters": (lambda w, x: jnp.sum(w**2) + 0 * x[:, 0, 0], NOTHING),
   "one label each": (
     lambda w, x: jnp.take_along_axis(
       x @ w, IDS[..., None] + 0 * x[..., :1].astype(int), -1
     ),
-    True,
+    NOTHING,
   ),
-  "pad": (lambda w, x: jnp.pad(x * w[0], ((0, 0), (1, 1), (0, 0))), True),
+  "pad": (lambda w, x: jnp.pad(x * w[0], ((0, 0), (1, 1), (0, 0))), NOTHING),
   "pool": (
     lambda w, x: lax.reduce_window(
       x * w[0], -jnp.inf, lax.max, (1, 2, 1), (1, 2, 1), "VALID"
     ),
-    True,
+    NOTHING,
   ),
-  "prefix of the batch": (lambda w, x: (x * w[0])[:3], False),
-  "rows set": (lambda w, x: (x * w[0]).at[:, 1].set(w[1]), True),
-  "recurrence": (recur, True),
+  "prefix of the batch": (lambda w, x: (x * w[0])[:3], WHOLE),
+  "rows set": (lambda w, x: (x * w[0]).at[:, 1].set(w[1]), NOTHING),
+  "recurrence": (recur, SUM),
   "slice set": (
     lambda w, x: lax.dynamic_update_slice(x, x[:, :1] * w[0], (0, 1, 0)),
-    True,
+    NOTHING,
   ),
-  "softmax": (lambda w, x: jax.nn.log_softmax(x @ w), True),
-  "sort": (lambda w, x: jnp.sort(x * w[0], 1), True),
-  "sort over the batch": (lambda w, x: jnp.sort(x * w[0], 0), False),
-  "tied": (lambda w, x: jnp.tanh(x @ w) @ w.T, True),
-  "transposed": (lambda w, x: jnp.swapaxes(x, 0, 2) * w[0, 0], True),
-  "variance": (lambda w, x: jnp.var(x @ w), True),
+  "softmax": (lambda w, x: jax.nn.log_softmax(x @ w), NOTHING),
+  "sort": (lambda w, x: jnp.sort(x * w[0], 1), NOTHING),
+  "sort over the batch": (lambda w, x: jnp.sort(x * w[0], 0), WHOLE),
+  "tied": (lambda w, x: jnp.tanh(x @ w) @ w.T, NOTHING),
+  "transposed": (lambda w, x: jnp.swapaxes(x, 0, 2) * w[0, 0], NOTHING),
+  "variance": (lambda w, x: jnp.var(x @ w), SUM),
 }
 
 
@@ -151,15 +166,21 @@ def scalar(fun):
   return loss
 
 
+def evaluate(fun, w, x):
+  """What a worker holds of the results, from its part of the batch."""
+  workers = program.Workers("data", COUNT, jax.sharding.get_abstract_mesh())
+  batch = jax.ShapeDtypeStruct((COUNT * x.shape[0], *x.shape[1:]), x.dtype)
+  closed = jax.make_jaxpr(fun)(w, batch)
+  parts = [program.Part(w), program.Part(x, 0)]
+  return workers, workers.settle(program.evaluate_parts(closed, parts, workers))
+
+
 def on_parts(fun, w, x):
   """The value of a loss, and each worker's gradients, (workers, ...)."""
-  workers = program.Workers("data", COUNT, jax.sharding.get_abstract_mesh())
-  closed = jax.make_jaxpr(fun)(w, x)
 
   def run(w, x):
     def loss(w):
-      parts = [program.Part(w), program.Part(x, 0)]
-      (out,) = program.evaluate_parts(closed, parts, workers)
+      workers, (out,) = evaluate(fun, w, x)
       return workers.whole(out)
 
     value, g = jax.value_and_grad(loss)(w)
@@ -204,15 +225,23 @@ def test_values_are_equal_and_gradients_are_own(results, name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_batches_are_gathered_only_where_parts_are_not_enough(name):
-  fun, is_enough = CASES[name]
-  # Without the sum over all results, which is over a part of each.
-  loss = lambda w, x: sum(
-    jnp.sum(a.astype(jnp.float32)) for a in jax.tree.leaves(fun(w, x))
-  )
+def test_an_operation_sends_what_the_page_says(name):
+  fun, sent = CASES[name]
   with jax.set_mesh(MESH):
-    jaxpr = jax.make_jaxpr(lambda w, x: on_parts(loss, w, x))(W, X)
-  assert ("all_gather" in str(jaxpr)) != is_enough
+    run = lambda w, x: [p.array[None] for p in evaluate(fun, w, x)[1]]
+    specs = dict(in_specs=(P(), P("data")), out_specs=P("data"))
+    mapped = jax.shard_map(run, mesh=MESH, check_vma=False, **specs)
+    text = str(jax.make_jaxpr(mapped)(W, X))
+  collectives = re.findall(r"\b(psum|all_gather|all_to_all)\[", text)
+  assert set(collectives) == SENT[sent]
+
+
+def test_the_page_has_a_row_for_all_that_is_sent():
+  page = (ROOT / "docs" / "adapters.md").read_text()
+  table = page.partition("| operation | what is sent |\n|---|---|\n")[2]
+  rows = table.partition("\n\n")[0].splitlines()
+  assert {row.split(" | ")[1].rstrip(" |") for row in rows} == set(SENT)
+  assert {sent for _, sent in CASES.values()} == set(SENT)
 
 
 def test_workers_gradients_differ(results):
