@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.random import threefry2x32_p
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxmotion import core
@@ -55,6 +56,9 @@ class Workers:
   axis_name: core.AxisName  # As functions of JAX take it.
   count: int
   mesh: Any  # The abstract mesh under which the program was traced.
+  # Lengths of whole batches: arrays of random bits of as many rows are taken to
+  # be of a batch, so that each worker draws its own rows.
+  rows: frozenset[int] = frozenset()
 
   def whole(self, part: Part) -> Any:
     """Returns the whole value."""
@@ -492,6 +496,37 @@ def _constrain(workers: Workers, step: Step, ins: Parts) -> list[Part]:
   return [Part(lax.with_sharding_constraint(part.array, own), part.dim)]
 
 
+def _place_same(step: Step, dim: int, count: int) -> Placed:
+  """Keeps a dimension, unless bits of the last one are joined."""
+  return (dim, {}) if dim < len(step.outs[0].shape) else None
+
+
+def _draw_bits(workers: Workers, step: Step, ins: Parts) -> list[Part]:
+  """Draws a worker's own rows of the random bits of a batch."""
+  (key,) = ins
+  shape, width = step.params["shape"], step.params["bit_width"]
+  is_own = (
+    shape[:1]
+    and shape[0] in workers.rows
+    and math.prod(shape) < 2**32
+    and width == 32
+    and key.dim is None
+    and not key.array.shape
+    and str(jax.random.key_impl(key.array)) == "threefry2x32"
+    and jax.config.jax_threefry_partitionable
+  )
+  if not is_own:
+    return run_whole(workers, step, ins)
+  # Threefry enciphers the place of an element in the whole array.
+  own = (shape[0] // workers.count, *shape[1:])
+  first = lax.axis_index(workers.axis_name).astype(jnp.uint32)
+  places = lax.iota(jnp.uint32, math.prod(own)) + first * math.prod(own)
+  places = places.reshape(own)
+  high, low = jax.random.key_data(key.array)
+  bits = threefry2x32_p.bind(high, low, jnp.zeros_like(places), places)
+  return [Part(bits[0] ^ bits[1], 0)]
+
+
 _ELEMENTWISE = """
 abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
 cbrt ceil clamp clz convert_element_type copy copy_p cos cosh digamma div eq
@@ -520,6 +555,7 @@ RULES: dict[str, Rule] = {
     "cumlogsumexp cummax cummin cumprod cumsum".split(), _along("axis")
   ),
   **dict.fromkeys("scatter scatter-add scatter_add".split(), _scatter),
+  "bitcast_convert_type": _one_operand(_place_same),
   "broadcast_in_dim": _one_operand(_place_broadcast),
   "concatenate": _along("dimension"),
   "conv_general_dilated": _one_operand(_place_filtered),
@@ -529,6 +565,7 @@ RULES: dict[str, Rule] = {
   "expand_dims": _one_operand(_place_expanded),
   "gather": _gather,
   "pad": _one_operand(_place_padded),
+  "random_bits": _draw_bits,
   "reshape": _one_operand(_place_reshape),
   "reshard": _constrain,
   "rev": _along("dimensions"),

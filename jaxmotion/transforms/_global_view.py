@@ -245,7 +245,6 @@ def differentiate(
     )
   abstract = getattr(mesh, "abstract_mesh", mesh)
   count = core.count_devices(axis_name, mesh.shape)
-  workers = _WatchedWorkers(axis_name, count, abstract)
   with jax.sharding.use_abstract_mesh(abstract):
     trace = jax.make_jaxpr(call, return_shape=True)
     closed, shapes = trace(*args)
@@ -263,6 +262,10 @@ def differentiate(
   ]
   inputs = [a for a, _ in given]
   dims = [_find_dim(a, count) if split else None for a, split in given]
+  rows = frozenset(
+    a.shape[0] for a, dim in zip(inputs, dims, strict=True) if dim == 0
+  )
+  workers = _WatchedWorkers(axis_name, count, abstract, rows)
 
   def run_parts(params: list[Any], inputs: list[Any]) -> list[program.Part]:
     parts = [*map(program.Part, inputs, dims)]

@@ -112,6 +112,14 @@ CASES = {
     ),
     NOTHING,
   ),
+  "dropout of a dimension": (
+    lambda w, x: x * jax.random.bernoulli(KEY, 0.5, (8, 1, 6)) * w[0],
+    NOTHING,
+  ),
+  "noise on parameters": (
+    lambda w, x: x @ (w + jax.random.normal(KEY, w.shape)),
+    NOTHING,
+  ),
   "embedding": (
     lambda w, x: w[IDS[:, :1] + 0 * x[:, :1, 0].astype(int)],
     NOTHING,
@@ -168,7 +176,8 @@ def scalar(fun):
 
 def evaluate(fun, w, x):
   """What a worker holds of the results, from its part of the batch."""
-  workers = program.Workers("data", COUNT, jax.sharding.get_abstract_mesh())
+  mesh = jax.sharding.get_abstract_mesh()
+  workers = program.Workers("data", COUNT, mesh, frozenset([8]))
   batch = jax.ShapeDtypeStruct((COUNT * x.shape[0], *x.shape[1:]), x.dtype)
   closed = jax.make_jaxpr(fun)(w, batch)
   parts = [program.Part(w), program.Part(x, 0)]
@@ -242,6 +251,29 @@ def test_the_page_has_a_row_for_all_that_is_sent():
   rows = table.partition("\n\n")[0].splitlines()
   assert {row.split(" | ")[1].rstrip(" |") for row in rows} == set(SENT)
   assert {sent for _, sent in CASES.values()} == set(SENT)
+
+
+def test_workers_draw_the_random_bits_of_their_rows():
+  draw_bits = lambda _, x: jax.random.bits(KEY, x.shape, "uint32")
+
+  def run(w, x):
+    (part,) = evaluate(draw_bits, w, x)[1]
+    assert part.dim == 0 and part.array.shape == (2, 4, 6)
+    return part.array
+
+  with jax.set_mesh(MESH):
+    mapped = jax.jit(
+      jax.shard_map(
+        run,
+        mesh=MESH,
+        check_vma=False,
+        in_specs=(P(), P("data")),
+        out_specs=P("data"),
+      )
+    )
+    np.testing.assert_array_equal(mapped(W, X), draw_bits(W, X))
+    # None are drawn for the whole batch and then cut.
+    assert "random_bits" not in str(jax.make_jaxpr(mapped)(W, X))
 
 
 def test_workers_gradients_differ(results):
