@@ -47,7 +47,7 @@ def call_kernel(
       raise NotImplementedError(
         f"arrays must have 1 to {_MAX_ELEMENTS} values, got {a.size}"
       )
-  flat = pl.pallas_call(
+  call = pl.pallas_call(
     kernel,
     grid=(tiles,),
     in_specs=[pl.BlockSpec(memory_space=pl.ANY) for _ in inputs],
@@ -59,7 +59,11 @@ def call_kernel(
     compiler_params=plgpu.CompilerParams(num_warps=_count_warps(tile_elements)),
     interpret=_dispatch.INTERPRETS_KERNELS,
     name=name,
-  )(*(a.reshape(-1) for a in inputs))
+  )
+  # Where functions are traced in place (`core.trace_in_place`), JAX would write
+  # a loop of the kernel out.
+  with jax.disable_jit(False):
+    flat = call(*(a.reshape(-1) for a in inputs))
   shaped = [y.reshape(a.shape) for y, a in zip(flat, leaves, strict=True)]
   return jax.tree.unflatten(treedef, shaped)
 

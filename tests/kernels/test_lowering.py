@@ -3,9 +3,9 @@
 import jax
 import pytest
 
-from jaxmotion import codecs
+from jaxmotion import codecs, core
 from jaxmotion.kernels import compact, pack, select
-from tests.kernels.lowering import kernel_calls, on_gpus
+from tests.kernels.lowering import kernel_calls, lower, on_gpus
 
 
 def words(*shape, dtype="uint32"):
@@ -82,3 +82,9 @@ def test_a_codec_runs_what_the_environment_names(monkeypatch):
   for name, calls in (("pallas_triton", 1), ("reference", 0)):
     monkeypatch.setenv("JAXMOTION_KERNELS", name)
     assert kernel_calls(encode, x) == calls
+
+
+def test_a_loop_of_a_kernel_stays_one_in_an_exchange():
+  fn = lambda *words: select.topk_sum(*words, FEW, 50)
+  arrays = OPS["topk_sum"][1][:2]
+  assert lower(core.trace_in_place(fn), *arrays) == lower(fn, *arrays)

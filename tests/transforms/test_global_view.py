@@ -10,7 +10,13 @@ import optax
 import pytest
 from flax import nnx
 from flax.training import train_state
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from jax.sharding import (
+  AbstractDevice,
+  AbstractMesh,
+  AxisType,
+  NamedSharding,
+  PartitionSpec as P,
+)
 
 import jaxmotion
 from jaxmotion import codecs, transforms, wire
@@ -583,3 +589,25 @@ def test_wrappers_see_the_gradients_of_each_worker(kind):
     *map(jax.tree.leaves, (found, [made.params, made.opt_state])), strict=True
   ):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+  "codec", [codecs.uniform(bits=4), codecs.topk(density=0.01)]
+)
+def test_steps_are_lowered_for_gpus(codec):
+  gpu = AbstractDevice("NVIDIA H200", None, "gpu")
+  mesh = AbstractMesh(
+    (4,), ("data",), axis_types=(AxisType.Auto,), abstract_device=gpu
+  )
+  tx = jaxmotion.exchange("data", codecs.feedback(codec))
+
+  def step(w, state, x):
+    grads = jaxmotion.grad(lambda w, x: jnp.mean((x @ w) ** 2))(w, x)
+    return tx.update(grads, state, w)
+
+  w = jax.ShapeDtypeStruct((512, 512), jnp.float32)
+  state = transforms.extend.trace_state(tx, w, mesh, "data")
+  with jax.sharding.use_abstract_mesh(mesh):
+    traced = jax.jit(step).trace(w, state, w)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+  assert "@__gpu$xla.gpu.triton(" in text
