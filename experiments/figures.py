@@ -25,8 +25,8 @@ from experiments.train import plot as train
 FIGURES: dict[str, Callable[[Sequence[Any], Any], None]] = {
   "activations": activations.save_plot,
   "hetero": hetero.save_plot,
-  "hosts_2_100mbit": hosts.save_plot,
-  "hosts_2_1gbit": hosts.save_plot,
+  "hosts_2_100mbit_overlap": hosts.save_plot,
+  "hosts_2_1gbit_overlap": hosts.save_plot,
   "perfmodel_scaling": perfmodel.plot_scaling,
   "perfmodel_validate": perfmodel.plot_validation,
   "residuals": residuals.save_plot,

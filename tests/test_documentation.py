@@ -19,6 +19,22 @@ INDEX = [
   for line in (ROOT / "docs" / "index.md").read_text().splitlines()
 ]
 
+# Captions of the index whose pages are not read from start to end.
+LOOKED_UP = {"API", "Benchmarks", "Developers"}
+USER_PAGES_MAX_WORDS = 1800
+USER_PAGES_MAX_COLUMNS = 8
+
+
+def list_user_pages():
+  """Pages of the groups of the index that a user reads."""
+  text = (ROOT / "docs" / "index.md").read_text()
+  for tree in re.findall(r"^```\{toctree\}\n(.*?)^```", text, re.M | re.S):
+    if re.search(r"^:caption: (.+)$", tree, re.M)[1] in LOOKED_UP:
+      continue
+    for line in tree.splitlines():
+      if line and not line.startswith(":"):
+        yield re.sub(r".*<(.+)>$", r"\1", line)
+
 
 def test_the_reference_has_every_public_room():
   found = {
@@ -33,7 +49,7 @@ def test_the_reference_has_every_public_room():
 
 
 def test_the_readme_is_short():
-  assert len((ROOT / "README.md").read_text().splitlines()) < 120
+  assert len((ROOT / "README.md").read_text().splitlines()) <= 100
 
 
 def test_the_index_lists_every_page():
@@ -43,6 +59,24 @@ def test_the_index_lists_every_page():
     for path in folder.rglob("*.md")
   }
   assert pages - {"index"} <= set(INDEX)
+
+
+def test_the_index_has_all_groups():
+  captions = re.findall(
+    r"^:caption: (.+)$", (ROOT / "docs" / "index.md").read_text(), re.M
+  )
+  assert {*LOOKED_UP, "Tutorials", "Explanation", "Reference"} <= set(captions)
+
+
+@pytest.mark.parametrize("page", [*list_user_pages()])
+def test_a_user_page_is_short_and_its_tables_are_narrow(page):
+  text = (ROOT / "docs" / f"{page}.md").read_text()
+  assert len(text.split()) <= USER_PAGES_MAX_WORDS
+  # The line below the header of a table has a rule for each column.
+  rules = re.findall(r"^\|(?:\s*:?-+:?\s*\|)+$", text, re.M)
+  assert max((rule.count("|") - 1 for rule in rules), default=0) <= (
+    USER_PAGES_MAX_COLUMNS
+  )
 
 
 @pytest.mark.parametrize("room", ["", *CONFIG["ROOMS"]])

@@ -76,9 +76,12 @@ def shape_table(rows: Sequence[records.Row]) -> tables.Table:
       known = [ratio for ratio in found if ratio is not None]
       line.append(f"{max(known):.2f}" if known else "")
     lines.append(line)
+  header = ("shape", *columns)
+  # Passes that the rows have of no shape.
+  filled = [i for i in range(len(header)) if any(line[i] for line in lines)]
   return tables.Table(
-    ("shape", *columns),
-    lines,
+    [header[i] for i in filled],
+    [[line[i] for i in filled] for line in lines],
     title=f"{rows[0].machine}, JAX {rows[0].jax}",
     caption="time per value and worker, over that of the friendly matrix",
   )

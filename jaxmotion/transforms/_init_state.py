@@ -48,13 +48,33 @@ def bind_mesh(
     ValueError: the mesh has no such axis.
 
   Example:
+    A jitted training step of one's own, in full:
+
     >>> from jaxmotion import codecs, transforms
     >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
     >>> codec = codecs.feedback(codecs.sign())
     >>> tx = optax.chain(transforms.exchange("data", codec), optax.sgd(0.1))
-    >>> state = bind_mesh(tx, mesh).init({"w": jnp.zeros(3)})
-    >>> int(state[0].count)
-    0
+    >>> def loss_fn(params, batch):
+    ...   return jnp.mean((batch["x"] @ params - batch["y"]) ** 2)
+    >>> grad_fn = transforms.local_value_and_grad(loss_fn, "data")
+    >>> params = jnp.zeros(3)
+    >>> opt_state = bind_mesh(tx, mesh).init(params)
+    >>> specs = state_specs(opt_state, "data")  # jaxmotion.state_specs
+    >>> def local_step(params, opt_state, batch):
+    ...   loss, grads = grad_fn(params, batch)
+    ...   updates, opt_state = tx.update(grads, opt_state, params)
+    ...   params = optax.apply_updates(params, updates)
+    ...   return params, opt_state, jax.lax.pmean(loss, "data")
+    >>> step = jax.jit(jax.shard_map(
+    ...   local_step,
+    ...   mesh=mesh,
+    ...   in_specs=(P(), specs, P("data")),
+    ...   out_specs=(P(), specs, P()),
+    ... ))
+    >>> batch = {"x": jnp.ones((4, 3)), "y": jnp.ones(4)}
+    >>> params, opt_state, loss = step(params, opt_state, batch)
+    >>> float(loss), bool(jnp.allclose(params, 0.2))
+    (1.0, True)
   """
   axis_name = check_mesh(mesh, axis_name)
   shardings = _model_axes.Shardings(mesh, axis_name, specs)

@@ -12,22 +12,28 @@ from tests.paths import ROOT
 
 PAGES_OF_ROWS = {
   "README.md": ["train_digits"],
-  "docs/train.md": ["train_digits"],
-  "docs/codecs.md": ["codecs", "codecs_shapes"],
-  "docs/benchmarks.md": ["history"],
-  "docs/hosts.md": ["hosts_2_1gbit", "hosts_2_100mbit"],
-  "docs/weights.md": ["weights_vgg"],
-  "docs/activations.md": ["activations"],
-  "docs/hetero.md": ["hetero"],
-  "docs/residuals_measured.md": [
-    *("residuals", "residuals_accuracy", "residuals_compare")
+  "docs/benchmarks/exchanges.md": [
+    *("train_digits", "train_digits_adamw"),
+    *("train_digits_sharded", "train_bytes_lm_sharded"),
   ],
-  "docs/study.md": [
+  "docs/benchmarks/hosts.md": [
+    *("hosts_2_1gbit_overlap", "hosts_2_100mbit_overlap"),
+    *("hosts_2_1gbit_rtt10ms_overlap", "hosts_2_none_overlap"),
+    *("hosts_3_1gbit_overlap", "hosts_2_1gbit_streaming"),
+    "hosts_2_1gbit_adamw",
+  ],
+  "docs/history.md": ["history"],
+  "docs/benchmarks/weights.md": ["weights_vgg"],
+  "docs/benchmarks/activations.md": ["activations"],
+  "docs/benchmarks/hetero.md": ["hetero"],
+  "docs/benchmarks/residuals.md": ["residuals_compare"],
+  "docs/benchmarks/residual_networks.md": ["residuals", "residuals_accuracy"],
+  "docs/benchmarks/study.md": [
     *("study_digits", "study_bytes_lm"),
     *("study_bytes_lm_more", "study_bytes_lm_demo"),
   ],
-  "docs/howto/will_it_pay.md": ["planner_links"],
-  "docs/fit_memory.md": ["planner_memory"],
+  "docs/benchmarks/links.md": ["planner_links"],
+  "docs/benchmarks/fit_memory.md": ["planner_memory"],
 }
 
 
@@ -39,38 +45,125 @@ def test_the_tables_of_pages_are_made_of_the_rows(page):
     assert tables.render_markdown(rows) in text, name
 
 
+def test_the_times_of_codecs_are_those_of_the_rows():
+  """In tables whose cells are all filled."""
+  page = (ROOT / "docs" / "benchmarks" / "codecs.md").read_text()
+  folder = ROOT / "docs" / "results"
+  rows = records.read_rows(folder / "codecs.jsonl")
+  encoding = [row for row in rows if row.metric.startswith("encode")]
+  rest = [row for row in rows if not row.metric.startswith("encode")]
+  shapes = records.read_rows(folder / "codecs_shapes.jsonl")
+  alone = [row for row in shapes if "buckets" not in row.case]
+  for part in (encoding, rest, alone):
+    table = tables.render_markdown(part)
+    assert "|  |" not in table
+    assert table in page
+
+
+def read_values(name):
+  """Values of a file of rows by case and metric."""
+  path = ROOT / "docs" / "results" / f"{name}.jsonl"
+  return {(r.case, r.metric): r.value for r in records.read_rows(path)}
+
+
+def read_table(page, header):
+  """Lines of the table of a page that has this header."""
+  text = (ROOT / "docs" / page).read_text()
+  return text.split(f"{header}\n")[1].split("\n\n")[0].splitlines()[1:]
+
+
 def test_the_memory_that_is_saved_is_that_of_the_rows():
-  path = ROOT / "docs" / "results" / "residuals_compare.jsonl"
-  values = {(r.case, r.metric): r.value for r in records.read_rows(path)}
-  cases = (
-    *("plain", "jax_block_nothing", "ours", "ours_budget_0.5"),
-    *("ours_budget_0", "ours_8bits", "ours_4bits"),
+  values = read_values("residuals_compare")
+  both = {
+    "plain": "plain",
+    "`dots_saveable` of each block": "jax_block_dots",
+    "all names but the scores": "jax_block_names_but_scores",
+    "`dots_with_no_batch_dims_saveable` of each block": "jax_block_no_batch",
+    "lossless": "ours",
+    "lossless, `memory_budget=0.5`": "ours_budget_0.5",
+    "`jax.checkpoint` of each block": "jax_block_nothing",
+    "lossless, `memory_budget=0`": "ours_budget_0",
+    "8 bits": "ours_8bits",
+    "4 bits": "ours_4bits",
+  }
+  header = (
+    "| | GPT: MiB | TFLOP | step, ms | ResNet-50: MiB | TFLOP | step, ms |"
   )
-  page = (ROOT / "docs" / "howto" / "out_of_memory.md").read_text()
-  table = page.split("| step | temporaries, MiB | step, ms |\n")[1]
-  lines = table.split("\n\n")[0].splitlines()[1:]
-  for case, line in zip(cases, lines, strict=True):
-    mib = float(values[f"gpt/{case}", "temp_bytes"]) / 2**20
-    ms = float(values[f"gpt/{case}", "step_ms_predicted"])
-    assert line.endswith(f" | {mib:,.0f} | {ms:.1f} |")
+  lines = read_table("benchmarks/residuals.md", header)
+  for (label, case), line in zip(both.items(), lines, strict=True):
+    cells = [label]
+    for model in ("gpt", "resnet50"):
+      if (f"{model}/{case}", "temp_bytes") not in values:
+        cells += ["-"] * 3
+        continue
+      mib = float(values[f"{model}/{case}", "temp_bytes"]) / 2**20
+      tflop = float(values[f"{model}/{case}", "flops"]) / 1e12
+      ms = float(values[f"{model}/{case}", "step_ms_predicted"])
+      cells += [f"{mib:,.0f}", f"{tflop:.2f}", f"{ms:.1f}"]
+    assert line == f"| {' | '.join(cells)} |"
+
+
+@pytest.mark.parametrize(
+  "page", ["residuals.md", "benchmarks/residuals_gpu.md"]
+)
+def test_steps_on_a_gpu_are_those_of_the_rows(page):
+  values = read_values("gpu")
+  cases = {
+    "plain": "plain",
+    "`jax.checkpoint` of each block": "jax_block",
+    "`compress_residuals`, lossless": "ours",
+    "in 8 bits": "ours_8bits",
+    "in 4 bits": "ours_4bits",
+    "on the host": "ours_host",
+  }
+  header = "| residuals | GPT: ms | GB | ResNet-50: ms | GB |"
+  lines = read_table(page, header)
+  for (label, case), line in zip(cases.items(), lines, strict=True):
+    cells = [label]
+    for model, digits in (("gpt", 1), ("resnet50", 2)):
+      gb = float(values[f"{model}/{case}", "temp_bytes"]) / 1e9
+      ms = float(values[f"{model}/{case}", "step_ms"])
+      cells += [f"{ms:.1f}", f"{gb:.{digits}f}"]
+    assert line == f"| {' | '.join(cells)} |"
+
+
+LINKS = (
+  "| network | link | no exchange, ms | float32, ms | plan, ms | faster"
+  " | codecs of the plan: tensors |"
+)
+
+
+def test_links_on_which_compression_pays_are_those_of_the_rows():
+  values = read_table("benchmarks/links.md", LINKS)
+  cells = [line.strip("| ").split(" | ") for line in values]
+  half = len(cells) // 2
+  header = (
+    "| link | GPT: float32, ms | plan, ms | faster"
+    " | ResNet-50: float32, ms | plan, ms | faster |"
+  )
+  lines = read_table("howto/will_it_pay.md", header)
+  for gpt, resnet, line in zip(cells[:half], cells[half:], lines, strict=True):
+    assert gpt[1] == resnet[1]
+    assert line == f"| {' | '.join([gpt[1], *gpt[3:6], *resnet[3:6]])} |"
 
 
 def test_the_bytes_of_each_number_of_hosts_are_those_of_the_rows():
   folder = ROOT / "docs" / "results"
+  counts = (2, 4, 8)
   values = {
     (row.case, hosts, row.metric): float(row.value)
-    for hosts in (2, 3, 4, 8)
+    for hosts in counts
     for row in records.read_rows(folder / f"hosts_{hosts}_bytes.jsonl")
   }
   lines = []
   for case in dict.fromkeys(case for case, _, _ in values):
     cells = [case]
-    for hosts in (2, 3, 4, 8):
+    for hosts in counts:
       for kind in ("predicted", "counted"):
         found = values[case, hosts, f"wire_bytes_{kind}"]
         cells.append(f"{found / 1e3:,.1f}")
     lines.append(f"| {' | '.join(cells)} |\n")
-  page = (ROOT / "docs" / "hosts.md").read_text()
+  page = (ROOT / "docs" / "benchmarks" / "hosts.md").read_text()
   assert "".join(lines) in page
 
 
@@ -169,7 +262,7 @@ def test_rows_and_pages_of_the_table_exist_and_no_others():
 
 
 FIGURES = sorted(path.stem for path in RESULTS.glob("*.png"))
-PAGES = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+PAGES = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
 
 
 def test_every_figure_is_drawn_from_rows_and_is_on_a_page():
