@@ -31,6 +31,8 @@ from jaxmotion.core._compat import (
   axis_size as axis_size,
   call_in_map as call_in_map,
   check_on_mesh as check_on_mesh,
+  draw_bits as draw_bits,
+  draws_by_place as draws_by_place,
   eval_shape_in_map as eval_shape_in_map,
   filter_spec as filter_spec,
   find_free_axes as find_free_axes,

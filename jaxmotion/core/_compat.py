@@ -48,11 +48,12 @@ class _LateModule:
 
 
 if TYPE_CHECKING:
-  from jax.extend import core, source_info_util as source_info_util
+  from jax.extend import core, random, source_info_util as source_info_util
 
-  jax_core = core
+  jax_core, jax_random = core, random
 else:
   jax_core = _LateModule("core")
+  jax_random = _LateModule("random")
   source_info_util = _LateModule("source_info_util")
 
 
@@ -308,6 +309,26 @@ def trace_in_place(
       return fn(*args, **kwargs)
 
   return wrapped
+
+
+def draws_by_place(key: Any) -> bool:
+  """Returns whether `draw_bits` knows the random bits of one key."""
+  config: Any = jax.config  # Its names have no types.
+  return (
+    key.shape == ()
+    and str(jax.random.key_impl(key)) == "threefry2x32"
+    and config.jax_threefry_partitionable
+  )
+
+
+def draw_bits(key: Any, places: jax.Array) -> jax.Array:
+  """Returns what `jax.random.bits` draws at places of a large array."""
+  # Threefry enciphers the place of an element, a number of 64 bits.
+  # places: uint32 indices into the flat array.
+  high, low = jax.random.key_data(key)
+  bind = jax_random.threefry2x32_p.bind
+  first, second = bind(high, low, jnp.zeros_like(places), places)
+  return first ^ second
 
 
 def list_platforms() -> Collection[str]:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.random import threefry2x32_p
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxmotion import core
@@ -511,20 +510,14 @@ def _draw_bits(workers: Workers, step: Step, ins: Parts) -> list[Part]:
     and math.prod(shape) < 2**32
     and width == 32
     and key.dim is None
-    and not key.array.shape
-    and str(jax.random.key_impl(key.array)) == "threefry2x32"
-    and jax.config.jax_threefry_partitionable
+    and core.draws_by_place(key.array)
   )
   if not is_own:
     return run_whole(workers, step, ins)
-  # Threefry enciphers the place of an element in the whole array.
   own = (shape[0] // workers.count, *shape[1:])
   first = lax.axis_index(workers.axis_name).astype(jnp.uint32)
   places = lax.iota(jnp.uint32, math.prod(own)) + first * math.prod(own)
-  places = places.reshape(own)
-  high, low = jax.random.key_data(key.array)
-  bits = threefry2x32_p.bind(high, low, jnp.zeros_like(places), places)
-  return [Part(bits[0] ^ bits[1], 0)]
+  return [Part(core.draw_bits(key.array, places.reshape(own)), 0)]
 
 
 _ELEMENTWISE = """
