@@ -147,6 +147,29 @@ def test_links_on_which_compression_pays_are_those_of_the_rows():
     assert line == f"| {' | '.join([gpt[1], *gpt[3:6], *resnet[3:6]])} |"
 
 
+def test_the_fastest_codec_of_each_link_is_that_of_the_rows():
+  path = ROOT / "docs" / "results" / "perfmodel_scaling.jsonl"
+  values = {
+    (row.experiment.split("_")[-1], row.case): float(row.value)
+    for row in records.read_rows(path)
+    if row.metric == "predicted_step_ms"
+  }
+  header = "| Gbit/s | AlexNet | VGG-16 | ResNet-50 | GoogLeNet |"
+  rates = ("0.1", "1", "10", "25", "50", "100", "400")
+  lines = read_table("benchmarks/scaling.md", header)
+  for rate, line in zip(rates, lines, strict=True):
+    cells = [rate]
+    for network in ("alexnet", "vgg16", "resnet50", "googlenet"):
+      times = {
+        codec: values[network, f"data{codec} link={rate}"]
+        for codec in ("", " bf16", " int8", " sign")
+      }
+      best = min(times, key=times.__getitem__)
+      gain = times[""] / times[best]
+      cells.append(f"{best.strip()}, {gain:.3g}x" if best else "fp32")
+    assert line == f"| {' | '.join(cells)} |"
+
+
 def test_the_bytes_of_each_number_of_hosts_are_those_of_the_rows():
   folder = ROOT / "docs" / "results"
   counts = (2, 4, 8)
