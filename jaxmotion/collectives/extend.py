@@ -19,6 +19,7 @@ from jaxmotion.collectives._arguments import (
   check_state as check_state,
   check_weight as check_weight,
   keep_update as keep_update,
+  stateless as stateless,
   zero_nonfinite as zero_nonfinite,
 )
 from jaxmotion.collectives._layout import (

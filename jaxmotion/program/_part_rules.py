@@ -33,6 +33,8 @@ class Part:
   # None: all of it. A dimension: one of as many equal parts along it as there
   # are workers, in their order. `SUMMAND`: a summand.
   dim: int | None = dataclasses.field(default=None, metadata={"static": True})
+  # Whether it is of weights, which are whole wherever they are computed with.
+  is_weight: bool = dataclasses.field(default=False, metadata={"static": True})
 
   @property
   def cut(self) -> int | None:

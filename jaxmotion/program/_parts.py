@@ -7,6 +7,7 @@ worker computes is differentiated in the map. So the gradient of a parameter is
 a worker's own, and the mean of all workers' is the gradient of the program.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +24,8 @@ from jaxmotion.program._flatten import Step
 from jaxmotion.program._part_rules import SUMMAND, Part, Parts, Workers
 
 Dims = Sequence[int | None]
+# What weights go through in parts: each has one operand.
+_MOVES = "convert_element_type copy expand_dims squeeze transpose".split()
 
 
 def evaluate_parts(jaxpr: Any, parts: Parts, workers: Workers) -> list[Part]:
@@ -40,7 +43,12 @@ def evaluate_parts(jaxpr: Any, parts: Parts, workers: Workers) -> list[Part]:
   for step in program.steps:
     ins = [read(operand) for operand in step.ins]
     rule = _CONTROL.get(step.name) or _part_rules.RULES.get(step.name)
+    moves_weight = step.name in _MOVES and ins[0].is_weight
+    if not (moves_weight or step.name in _PASSES_WEIGHTS):
+      ins = [Part(workers.whole(p)) if p.is_weight else p for p in ins]
     outs = (rule or _part_rules.run_whole)(workers, step, ins)
+    if moves_weight:
+      outs = [dataclasses.replace(part, is_weight=True) for part in outs]
     env.update(zip(step.outs, outs, strict=True))
   return [read(operand) for operand in program.outputs]
 
@@ -89,11 +97,14 @@ def _scan(workers: Workers, step: Step, ins: Parts) -> list[Part]:
     Part(workers.whole(p)) if p.dim == 0 else p
     for p in ins[num_consts + num_carry :]
   ]
-  x_dims = [None if p.dim is None else p.dim - 1 for p in xs]
   arrays = [p.array for p in xs]
 
+  def take_row(part: Part, row: Any) -> Part:
+    dim = None if part.dim is None else part.dim - 1
+    return dataclasses.replace(part, array=row, dim=dim)
+
   def run_body(carry: Parts, x: Sequence[Any]) -> list[Part]:
-    own = [*consts, *carry, *map(Part, x, x_dims)]
+    own = [*consts, *carry, *map(take_row, xs, x)]
     return workers.settle(evaluate_parts(body, own, workers))
 
   def trace_body(dims: Dims) -> Parts:
@@ -332,3 +343,4 @@ _CONTROL: dict[str, _part_rules.Rule] = {
   "shard_map": _shard_map,
   "while": _while,
 }
+_PASSES_WEIGHTS = _CONTROL.keys() - {"custom_jvp_call", "custom_vjp_call"}

@@ -4,14 +4,17 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxmotion import core, program
+from jaxmotion import collectives, core, program
+from jaxmotion.codecs import Codec
+from jaxmotion.collectives import extend
 from jaxmotion.core import AxisName, PyTree
 from jaxmotion.transforms import _init_state, _model_axes
 
@@ -86,6 +89,9 @@ def _positions(name: str, value: Any) -> Any:
   argnums=_positions,
   has_aux=core.boolean,
   axis_name=core.worker_axes,
+  specs=_model_axes.partition_specs,
+  weight_codec=extend.stateless,
+  gradient_codec=extend.stateless,
 )
 def value_and_grad(
   fun: Callable[..., Any],
@@ -93,6 +99,9 @@ def value_and_grad(
   has_aux: bool = False,
   *,
   axis_name: AxisName = "data",
+  specs: PyTree | None = None,
+  weight_codec: Codec | None = None,
+  gradient_codec: Codec | None = None,
 ) -> Callable[..., Any]:
   """Makes a function of a loss's value and of gradients to be exchanged.
 
@@ -117,6 +126,13 @@ def value_and_grad(
       taken to be split along their leading dimension if the workers divide it,
       but for arrays that all of their uses need whole. Others are what all
       workers hold. Either is right; the wrong one sends more.
+    specs: how the workers share parameters out (FSDP), a PartitionSpec for each
+      or for all; with several `argnums`, a tuple. Weights are then gathered at
+      each use, and gradients are ordinary arrays, sharded as the parameters
+      are: there is nothing left to exchange. None: all workers hold them.
+    weight_codec: codec of weights that are gathered, without state and random
+      numbers; None is full precision.
+    gradient_codec: codec of the gradients of these weights, likewise.
 
   Returns:
     A function of the arguments of `fun` that returns what that of
@@ -127,7 +143,8 @@ def value_and_grad(
   Raises:
     TypeError: an argument of another type.
     ValueError: no argument is on a mesh that has the axis, a parameter is
-      sharded over it, or `fun` holds a `jax.shard_map` over it.
+      sharded over it without `specs`, `specs` do not fit, or `fun` holds a
+      `jax.shard_map` over it.
 
   Example:
     >>> import optax
@@ -174,7 +191,13 @@ def value_and_grad(
       return fun(*full, **kwargs)
 
     arrays = {i: a for i, a in enumerate(leaves) if hasattr(a, "dtype")}
-    value, grads = differentiate(call, own, (), arrays, has_aux, axis_name)
+    shared = None
+    if specs is not None:
+      of_own = specs if isinstance(argnums, tuple) else [specs]
+      shared = _SharedWeights(of_own, weight_codec, gradient_codec)
+    value, grads = differentiate(
+      call, own, (), arrays, has_aux, axis_name, shared
+    )
     return value, grads[0] if isinstance(argnums, int) else tuple(grads)
 
   return run
@@ -229,10 +252,11 @@ def differentiate(
   arrays: PyTree,
   has_aux: bool,
   axis_name: AxisName,
+  shared: "_SharedWeights | None" = None,
 ) -> tuple[Any, PyTree]:
   """Returns what a loss returns, and each worker's gradients by `own`."""
   # held: what all workers hold, beside `own`. arrays: may be of the batch.
-  _check_params(own, axis_name)
+  _check_params(own, axis_name, may_share=shared is not None)
   args = own, held, arrays
   mesh = _find_mesh(args, axis_name)
   if mesh is None:  # It may be that of a batch that the loss closes over.
@@ -265,18 +289,25 @@ def differentiate(
   rows = frozenset(
     a.shape[0] for a, dim in zip(inputs, dims, strict=True) if dim == 0
   )
-  workers = _WatchedWorkers(axis_name, count, abstract, rows)
+  own_dims: list[int | None] = [None] * len(params)
+  if shared is not None:
+    own_dims = shared.find_dims(own, axis_name, count)
+  workers = _WatchedWorkers(axis_name, count, abstract, rows, shared)
 
   def run_parts(params: list[Any], inputs: list[Any]) -> list[program.Part]:
     parts = [*map(program.Part, inputs, dims)]
-    parts[len(consts) : len(consts)] = map(program.Part, params)
+    parts[len(consts) : len(consts)] = [
+      program.Part(x, dim, dim is not None)
+      for x, dim in zip(params, own_dims, strict=True)
+    ]
     return workers.settle(program.evaluate_parts(jaxpr, parts, workers))
 
   def spec_of(dim: int | None) -> P:
     return P() if dim is None else P(*[None] * dim, axis_name)
 
   def make_map() -> dict[str, Any]:
-    return _map_options(mesh, axis_name, (P(), [spec_of(d) for d in dims]))
+    specs = tuple([spec_of(d) for d in each] for each in (own_dims, dims))
+    return _map_options(mesh, axis_name, specs)
 
   def find_parts(
     params: list[Any], inputs: list[Any]
@@ -307,27 +338,94 @@ def differentiate(
       return out[0], out
 
     grads, out = jax.grad(compute_loss, has_aux=True)(params)
-    # The map joins the gradients of all workers along the new axis.
-    return out, [g[None] for g in grads]
+    if shared is None:
+      # The map joins the gradients of all workers along the new axis.
+      return out, [g[None] for g in grads]
+    return out, [
+      lax.pmean(g, axis_name) if dim is None else g / count
+      for g, dim in zip(grads, own_dims, strict=True)
+    ]
 
-  out_specs = [spec_of(part.dim) for part in found], P(axis_name)
+  of_grads = P(axis_name) if shared is None else [spec_of(d) for d in own_dims]
+  out_specs = [spec_of(part.dim) for part in found], of_grads
   mapped = jax.shard_map(run_worker, out_specs=out_specs, **maps)
   out, grads = mapped(params, inputs)
-  marked = [UnsummedGradient(g, axis_name, mesh) for g in grads]
+  if shared is None:
+    grads = [UnsummedGradient(g, axis_name, mesh) for g in grads]
   return (
     jax.tree.unflatten(jax.tree.structure(shapes), out),
-    jax.tree.unflatten(params_def, marked),
+    jax.tree.unflatten(params_def, grads),
   )
+
+
+class _SharedWeights(NamedTuple):
+  """Says how the workers share weights out, and how these are sent."""
+
+  specs: PyTree
+  weight_codec: Codec | None
+  gradient_codec: Codec | None
+
+  def find_dims(
+    self, params: PyTree, axis_name: AxisName, count: int
+  ) -> list[int | None]:
+    """Returns the dimension of each parameter that the workers cut, or None."""
+    workers = core.axis_names(axis_name)
+    specs = jax.tree.leaves(_model_axes.spread_specs(self.specs, params))
+    dims = []
+    for (path, x), spec in zip(core.named_leaves(params), specs, strict=True):
+      cut = [core.spec_axes(entry) for entry in spec]
+      used = [d for d, names in enumerate(cut) if set(names) & set(workers)]
+      if used and (
+        [cut[d] for d in used] != [workers]
+        or len(spec) > x.ndim
+        or x.shape[used[0]] % count
+      ):
+        raise ValueError(
+          f"`specs` must shard one dimension over {axis_name!r} alone, which "
+          f"{count} workers divide, got {spec} for {core.shape_string(x)} at "
+          f"{path!r}."
+        )
+      dims.append(used[0] if used else None)
+    if set(dims) == {None}:
+      raise ValueError(
+        f"`specs` must shard a parameter over {axis_name!r}, got none that "
+        "does: leave them out, and put `jaxmotion.exchange` into the chain."
+      )
+    return dims
+
+  def gather(self, x: Any, dim: int, axis_name: AxisName, count: int) -> Any:
+    """Gathers weights through their codec; sums their gradient likewise."""
+    whole = collectives.unshard(
+      x, axis_name, self.weight_codec, self.gradient_codec, axis=dim
+    )
+    # `unshard` takes the mean of gradients, where those of parts are sums.
+    return _scale_gradient(whole, count)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _scale_gradient(x: Any, factor: int) -> Any:
+  """Returns an array whose gradient is multiplied."""
+  return x
+
+
+_scale_gradient.defvjp(
+  lambda x, factor: (x, None), lambda factor, _, g: (g * factor,)
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class _WatchedWorkers(program.Workers):
   """Workers that note which arrays they gather."""
 
+  shared: _SharedWeights | None = None
   gathered: list[Any] = dataclasses.field(default_factory=list)
 
   def whole(self, part: program.Part) -> Any:
     """Returns the whole value, and notes the part."""
+    if part.is_weight and self.shared is not None and part.dim is not None:
+      return self.shared.gather(
+        part.array, part.dim, self.axis_name, self.count
+      )
     if part.cut is not None:
       self.gathered.append(part.array)
     return super().whole(part)
@@ -341,8 +439,11 @@ def _count_uses(jaxpr: Any) -> list[int]:
   return [values[v] for v in flat.inputs]
 
 
-def _check_params(own: list[PyTree], axis_name: AxisName) -> None:
+def _check_params(
+  own: list[PyTree], axis_name: AxisName, *, may_share: bool
+) -> None:
   """Raises unless all workers hold the arrays that are differentiated."""
+  # may_share: whether the workers may share them out.
   for path, leaf in core.named_leaves(own):
     if not (core.is_array(leaf) and core.is_inexact(leaf)):
       found = core.shape_string(leaf) if core.is_array(leaf) else repr(leaf)
@@ -351,7 +452,8 @@ def _check_params(own: list[PyTree], axis_name: AxisName) -> None:
         f"at {path!r}: split parameters from the rest before, by `nnx.split` "
         "or `eqx.partition(model, eqx.is_inexact_array)`."
       )
-    _read_spec(path, leaf, axis_name)
+    if not may_share:
+      _read_spec(path, leaf, axis_name)
 
 
 def _read_spec(path: str, leaf: Any, axis_name: AxisName) -> P:
@@ -361,7 +463,8 @@ def _read_spec(path: str, leaf: Any, axis_name: AxisName) -> P:
     raise ValueError(
       f"Parameters must not be sharded over the workers' axis {axis_name!r}, "
       f"got {spec} at {path!r}: `exchange` would keep all of them on each "
-      "worker. `jaxmotion.fully_sharded` trains shards."
+      "worker. `jaxmotion.value_and_grad(..., specs=...)` trains shards, and "
+      "so does `jaxmotion.fully_sharded`."
     )
   return spec
 

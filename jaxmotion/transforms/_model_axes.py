@@ -23,14 +23,21 @@ from jaxmotion.collectives.extend import check_weight
 from jaxmotion.core import AxisName, PyTree
 
 
+def partition_specs(name: str, specs: PyTree) -> PyTree:
+  """Returns a tree of partition specs, or raises."""
+  for path, spec in core.named_leaves(specs):
+    if not isinstance(spec, P):
+      at = f" at {path!r}" if path else ""
+      raise TypeError(
+        f"`{name}` must be a tree of PartitionSpecs, got {spec!r:.200}{at}."
+      )
+  return specs
+
+
 def check_specs(specs: PyTree, workers: AxisName) -> None:
   """Raises unless a tree holds partition specs over axes of the model."""
-  for path, spec in core.named_leaves(specs):
+  for path, spec in core.named_leaves(partition_specs("specs", specs)):
     at = f" at {path!r}" if path else ""
-    if not isinstance(spec, P):
-      raise TypeError(
-        f"`specs` must be a tree of PartitionSpecs, got {spec!r:.200}{at}."
-      )
     if shared := sharded_axes(spec) & set(core.axis_names(workers)):
       raise ValueError(
         "`specs` must name axes of the model, not those of the workers, who "

@@ -185,6 +185,9 @@ CALLS = {
     mesh=["data"],
     varying=["args"],
   ),
+  "transforms.value_and_grad": Call(
+    specs=jax.P("data"), gradient_codec=codecs.uniform(bits=8)
+  ),
   "transforms.value_and_grad -> grad": Call(
     PARAMS, ON_MESH, on=transforms.value_and_grad(loss_fn), traced=False
   ),
