@@ -20,6 +20,7 @@ from jax.sharding import (
 
 import jaxmotion
 from jaxmotion import codecs, transforms, wire
+from tests.paths import ROOT
 
 INT8 = codecs.feedback(codecs.uniform(bits=8))
 DEVICES = np.array(jax.devices())
@@ -691,6 +692,8 @@ def test_a_trainer_of_shards_logs_what_it_logged_and_sends_less():
   np.testing.assert_allclose(near, wanted, rtol=0.05)
   # Scales, and the two arrays that all workers hold, are the rest.
   assert 3.7 * sent < full < plain
+  page = (ROOT / "docs" / "sharded.md").read_text()
+  assert f"{full:,.0f}" in page and f"{sent:,.0f}" in page
   # A cast does not keep weights from their codec.
   _, _, half = train_shards(codecs.uniform(bits=8), "bfloat16")
   assert half == sent
