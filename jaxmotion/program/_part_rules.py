@@ -33,8 +33,11 @@ class Part:
   # None: all of it. A dimension: one of as many equal parts along it as there
   # are workers, in their order. `SUMMAND`: a summand.
   dim: int | None = dataclasses.field(default=None, metadata={"static": True})
-  # Whether it is of weights, which are whole wherever they are computed with.
-  is_weight: bool = dataclasses.field(default=False, metadata={"static": True})
+  # Of weights, which are whole wherever they are computed with: for each
+  # dimension the axes of a model that shard it.
+  model: tuple[Any, ...] | None = dataclasses.field(
+    default=None, metadata={"static": True}
+  )
 
   @property
   def cut(self) -> int | None:

@@ -24,8 +24,6 @@ from jaxmotion.program._flatten import Step
 from jaxmotion.program._part_rules import SUMMAND, Part, Parts, Workers
 
 Dims = Sequence[int | None]
-# What weights go through in parts: each has one operand.
-_MOVES = "convert_element_type copy expand_dims squeeze transpose".split()
 
 
 def evaluate_parts(jaxpr: Any, parts: Parts, workers: Workers) -> list[Part]:
@@ -43,14 +41,25 @@ def evaluate_parts(jaxpr: Any, parts: Parts, workers: Workers) -> list[Part]:
   for step in program.steps:
     ins = [read(operand) for operand in step.ins]
     rule = _CONTROL.get(step.name) or _part_rules.RULES.get(step.name)
-    moves_weight = step.name in _MOVES and ins[0].is_weight
-    if not (moves_weight or step.name in _PASSES_WEIGHTS):
-      ins = [Part(workers.whole(p)) if p.is_weight else p for p in ins]
+    model = _move_weight(step, ins)
+    if model is None and step.name not in _PASSES_WEIGHTS:
+      ins = [p if p.model is None else Part(workers.whole(p)) for p in ins]
     outs = (rule or _part_rules.run_whole)(workers, step, ins)
-    if moves_weight:
-      outs = [dataclasses.replace(part, is_weight=True) for part in outs]
+    if model is not None:
+      outs = [dataclasses.replace(part, model=model) for part in outs]
     env.update(zip(step.outs, outs, strict=True))
   return [read(operand) for operand in program.outputs]
+
+
+def _move_weight(step: Step, ins: Parts) -> tuple[Any, ...] | None:
+  """Returns how a model shards weights that an operation moves; None: no."""
+  if not ins or ins[0].model is None:
+    return None
+  if step.name in ("convert_element_type", "copy"):
+    return ins[0].model
+  if step.name == "transpose":
+    return tuple(ins[0].model[d] for d in step.params["permutation"])
+  return None
 
 
 def _dims(parts: Parts) -> list[int | None]:
@@ -101,7 +110,7 @@ def _scan(workers: Workers, step: Step, ins: Parts) -> list[Part]:
 
   def take_row(part: Part, row: Any) -> Part:
     dim = None if part.dim is None else part.dim - 1
-    return dataclasses.replace(part, array=row, dim=dim)
+    return Part(row, dim, None if part.model is None else part.model[1:])
 
   def run_body(carry: Parts, x: Sequence[Any]) -> list[Part]:
     own = [*consts, *carry, *map(take_row, xs, x)]

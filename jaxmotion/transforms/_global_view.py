@@ -289,16 +289,17 @@ def differentiate(
   rows = frozenset(
     a.shape[0] for a, dim in zip(inputs, dims, strict=True) if dim == 0
   )
-  own_dims: list[int | None] = [None] * len(params)
+  own_parts = [program.Part(x) for x in params]
   if shared is not None:
-    own_dims = shared.find_dims(own, axis_name, count)
+    own_parts = shared.cut(own, axis_name, count)
+  own_dims = [part.dim for part in own_parts]
   workers = _WatchedWorkers(axis_name, count, abstract, rows, shared)
 
   def run_parts(params: list[Any], inputs: list[Any]) -> list[program.Part]:
     parts = [*map(program.Part, inputs, dims)]
     parts[len(consts) : len(consts)] = [
-      program.Part(x, dim, dim is not None)
-      for x, dim in zip(params, own_dims, strict=True)
+      dataclasses.replace(part, array=x)
+      for part, x in zip(own_parts, params, strict=True)
     ]
     return workers.settle(program.evaluate_parts(jaxpr, parts, workers))
 
@@ -365,18 +366,18 @@ class _SharedWeights(NamedTuple):
   weight_codec: Codec | None
   gradient_codec: Codec | None
 
-  def find_dims(
+  def cut(
     self, params: PyTree, axis_name: AxisName, count: int
-  ) -> list[int | None]:
-    """Returns the dimension of each parameter that the workers cut, or None."""
+  ) -> list[program.Part]:
+    """Returns how the workers cut each parameter, or leave it whole."""
     workers = core.axis_names(axis_name)
     specs = jax.tree.leaves(_model_axes.spread_specs(self.specs, params))
-    dims = []
+    parts = []
     for (path, x), spec in zip(core.named_leaves(params), specs, strict=True):
-      cut = [core.spec_axes(entry) for entry in spec]
-      used = [d for d, names in enumerate(cut) if set(names) & set(workers)]
+      names = [core.spec_axes(entry) for entry in spec]
+      used = [d for d, axes in enumerate(names) if set(axes) & set(workers)]
       if used and (
-        [cut[d] for d in used] != [workers]
+        [names[d] for d in used] != [workers]
         or len(spec) > x.ndim
         or x.shape[used[0]] % count
       ):
@@ -385,18 +386,27 @@ class _SharedWeights(NamedTuple):
           f"{count} workers divide, got {spec} for {core.shape_string(x)} at "
           f"{path!r}."
         )
-      dims.append(used[0] if used else None)
-    if set(dims) == {None}:
+      others = [None if d in used else entry for d, entry in enumerate(spec)]
+      model = (*others, *[None] * (x.ndim - len(spec)))
+      parts.append(program.Part(x, *((used[0], model) if used else ())))
+    if all(part.dim is None for part in parts):
       raise ValueError(
         f"`specs` must shard a parameter over {axis_name!r}, got none that "
         "does: leave them out, and put `jaxmotion.exchange` into the chain."
       )
-    return dims
+    return parts
 
-  def gather(self, x: Any, dim: int, axis_name: AxisName, count: int) -> Any:
+  def gather(
+    self, part: program.Part, dim: int, axis_name: AxisName, count: int
+  ) -> Any:
     """Gathers weights through their codec; sums their gradient likewise."""
     whole = collectives.unshard(
-      x, axis_name, self.weight_codec, self.gradient_codec, axis=dim
+      part.array,
+      axis_name,
+      self.weight_codec,
+      self.gradient_codec,
+      axis=dim,
+      spec=P(*part.model or ()),
     )
     # `unshard` takes the mean of gradients, where those of parts are sums.
     return _scale_gradient(whole, count)
@@ -422,10 +432,12 @@ class _WatchedWorkers(program.Workers):
 
   def whole(self, part: program.Part) -> Any:
     """Returns the whole value, and notes the part."""
-    if part.is_weight and self.shared is not None and part.dim is not None:
-      return self.shared.gather(
-        part.array, part.dim, self.axis_name, self.count
-      )
+    if (
+      self.shared is not None
+      and part.model is not None
+      and part.dim is not None
+    ):
+      return self.shared.gather(part, part.dim, self.axis_name, self.count)
     if part.cut is not None:
       self.gathered.append(part.array)
     return super().whole(part)

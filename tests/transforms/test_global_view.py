@@ -719,3 +719,33 @@ def test_specs_of_shards_that_do_not_fit_are_refused(options, message):
     step = jaxmotion.value_and_grad(loss_fn, **options)
     with pytest.raises(ValueError, match=message):
       jax.jit(step).trace(w, jnp.ones((4, 8)))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_workers_share_out_shards_of_a_model(kind):
+  mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind,) * 2)
+  specs, rng = {"b": P(), "w": P("data", "model")}, np.random.default_rng(0)
+  params = {"b": jnp.zeros((1, 16)), "w": rng.normal(size=(8, 16))}
+  x = rng.normal(size=(16, 8)).astype("float32")
+
+  def loss_fn(params, x, **options):
+    h = jnp.dot(x, params["w"].astype("float32"), **options)
+    return jnp.mean(jnp.tanh(h + params["b"]) ** 2)
+
+  wanted = jax.grad(loss_fn)(params, x)
+  place = lambda a, spec: jax.device_put(a, NamedSharding(mesh, spec))
+  params = jax.tree.map(place, params, specs)
+  out = {} if kind == AxisType.Auto else {"out_sharding": P("data", "model")}
+  for codec, tolerance in ((None, 2e-6), (codecs.uniform(bits=8), 0.05)):
+    grad_fn = jaxmotion.value_and_grad(
+      functools.partial(loss_fn, **out),
+      specs=specs,
+      weight_codec=codec,
+      gradient_codec=codec,
+    )
+    with jax.set_mesh(mesh):
+      _, grads = jax.jit(grad_fn)(params, place(x, P("data")))
+    assert grads["w"].sharding.spec == specs["w"]
+    for name, own in grads.items():
+      scale = tolerance * np.abs(wanted[name]).max()
+      np.testing.assert_allclose(own, wanted[name], rtol=0, atol=scale)
