@@ -56,3 +56,19 @@ def test_a_share_of_a_column_is_rounded_up_and_excludes_a_count():
 @pytest.mark.parametrize("codec", [codecs.tiles(chunk=4), codecs.dct(chunk=4)])
 def test_many_tiles_keep_the_laws_of_codecs(codec):
   assert testing.find_breaches(codec, testing.make_rows(X)) == []
+
+
+def test_a_selected_element_takes_two_bits_and_those_of_its_place():
+  # 64 of the 4096 elements of a tile, as SparseLoCo sends them.
+  codec = codecs.chain(
+    codecs.tiles(chunk=64),
+    codecs.topk_columns(count=64),
+    codecs.codebook(bits=2, span=6.0),
+  )
+  x = normal(512, 512)
+  payload, _ = codec.encode(x)
+  sent = 8 * sum(a.nbytes for a in jax.tree.leaves(payload))
+  # Each tile and group of the codebook adds a scale.
+  assert sent / 64 == pytest.approx(64 * (2 + 12), rel=0.04)
+  kept = codec.decode(payload, x)
+  assert np.count_nonzero(kept) == 64 * 64

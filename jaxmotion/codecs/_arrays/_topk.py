@@ -22,8 +22,8 @@ class Sparse(NamedTuple):
 
   # float32[k * blocks], the largest of every block first.
   values: Array
-  # uint32[rows, columns], places in the block, packed in the least power of two
-  # of bits that the block needs.
+  # uint32[rows, columns], places in the block, packed in the bits that the block
+  # needs; up to 8 bits in a power of two.
   indices: Array
 
 
@@ -91,7 +91,7 @@ def _pack(values: Array, places: Array, block: int) -> Sparse:
 def _unpack(payload: Sparse, block: int, k: int) -> tuple[Array, Array]:
   """Unpacks a payload to values and their places in a block, (k, blocks)."""
   size, bits = payload.values.size, _place_bits(block)
-  dtype = f"uint{max(8, bits)}"
+  dtype = next(f"uint{n}" for n in (8, 16, 32) if bits <= n)
   unpack = lambda words: pack.unpack_flat(words, bits, size).astype(dtype)
   if size >= _MIN_UNPACKED:
     # Every element of the array reads its place: XLA:CPU would unpack all of
@@ -111,9 +111,11 @@ def _scatter(payload: Sparse, like: ShapedLike, block: int, k: int) -> Array:
 
 
 def _place_bits(block: int) -> int:
-  """Returns the bits of a place: a power of two, which decodes by one shift."""
+  """Returns the bits of a place in a block."""
   bits = max(1, (block - 1).bit_length())
-  return 1 << (bits - 1).bit_length()
+  # A power of two decodes by one shift. Of larger blocks fewer places are sent,
+  # so that their bits count more than the time to unpack them.
+  return bits if bits > 8 else 1 << (bits - 1).bit_length()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
