@@ -20,13 +20,7 @@ _UNOPTIMIZED = (
   *("arguments", "calibration", "checkpoint", "codecs", "collectives"),
   *("controllers", "core", "examples", "hetero", "linen", "monitor", "wire"),
   *("nnx", "perfmodel", "planner", "presets", "program", "testing"),
-  *("transforms", "memory"),
-  *("experiments/activations", "experiments/codecs", "experiments/common"),
-  *("experiments/data", "experiments/fuzz", "experiments/hosts"),
-  *("experiments/kernels", "experiments/models", "experiments/perfmodel"),
-  *("experiments/planner", "experiments/residuals/test_streamed.py"),
-  *("experiments/state", "experiments/test_configs.py", "experiments/train"),
-  "experiments/weights",
+  *("transforms", "memory", "experiments"),
 )
 # The exceptions within these: bits are compared with those of other programs,
 # or the compiler itself is tested.

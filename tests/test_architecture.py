@@ -88,14 +88,23 @@ def parsed(path):
   return ast.parse(path.read_text())
 
 
+@functools.cache
+def nodes(path):
+  """All nodes of a file, which most checks look at."""
+  return tuple(ast.walk(parsed(path)))
+
+
+@functools.cache
 def imports(path):
   """(module, name or None) of every import, wherever it stands."""
-  for node in ast.walk(parsed(path)):
+  found = []
+  for node in nodes(path):
     if isinstance(node, ast.Import):
-      yield from ((alias.name, None) for alias in node.names)
+      found += ((alias.name, None) for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
       assert node.level == 0, f"{path} imports relatively"
-      yield from ((node.module, alias.name) for alias in node.names)
+      found += ((node.module, alias.name) for alias in node.names)
+  return found
 
 
 def own_imports(path):
@@ -235,7 +244,7 @@ def test_version_shims_are_in_one_file(path):
   if path.relative_to(PACKAGE).as_posix() == "core/_compat.py":
     return
   shims = {"pcast", "pvary", "manual_axis_type", "vma", "axis_size"}
-  for node in ast.walk(parsed(path)):
+  for node in nodes(path):
     if not isinstance(node, ast.Attribute) or node.attr not in shims:
       continue
     # A method or a field of that name is no shim, one of lax or a type is.
@@ -262,7 +271,7 @@ def test_functions_are_short(folder):
   lengths = {
     f"{path.relative_to(ROOT)}: {node.name}": lines_of(node)
     for path in (ROOT / folder).rglob("*.py")
-    for node in ast.walk(parsed(path))
+    for node in nodes(path)
     if isinstance(node, ast.FunctionDef)
   }
   assert {p: n for p, n in lengths.items() if n > 120} == {}
@@ -293,7 +302,7 @@ REMEMBERING = {"feedback", "ef21", "onebit", "momentum_correction"}
 def test_rooms_ask_no_codec_for_its_class(path):
   if room_of(path) == "codecs":
     return
-  for node in ast.walk(parsed(path)):
+  for node in nodes(path):
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
       asked = {
         getattr(n, "attr", getattr(n, "id", None))
@@ -321,7 +330,7 @@ VERBLESS = set("What How Of Which Where Those From In As Both See That".split())
 
 @FILES
 def test_first_lines_of_docstrings_are_sentences(path):
-  for node in ast.walk(parsed(path)):
+  for node in nodes(path):
     if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Module)):
       first = (ast.get_docstring(node) or "x x x x").split("\n\n")[0].split()
       name = getattr(node, "name", "module")
@@ -334,7 +343,7 @@ def test_nothing_is_imported_by_string(path):
   if path == PACKAGE / "__init__.py":
     return  # loads its own rooms when they are first used
   assert "importlib" not in {module for module, _ in imports(path)}
-  called = [n.func for n in ast.walk(parsed(path)) if isinstance(n, ast.Call)]
+  called = [n.func for n in nodes(path) if isinstance(n, ast.Call)]
   assert "__import__" not in map(ast.unparse, called)
 
 
@@ -342,7 +351,7 @@ def test_nothing_is_imported_by_string(path):
 def test_jaxprs_are_walked_in_one_room(path):
   walks = any(
     isinstance(node, ast.Attribute) and node.attr == "eqns"
-    for node in ast.walk(parsed(path))
+    for node in nodes(path)
   )
   known = {  # They look at the one equation of a function they know.
     "memory/residuals/trace/_kinds.py",
@@ -367,7 +376,7 @@ def test_names_of_functions_have_two_words_or_are_terms():
   names = [
     node.name
     for path in PACKAGE.rglob("*.py")
-    for node in ast.walk(parsed(path))
+    for node in nodes(path)
     if isinstance(node, ast.FunctionDef) and not node.name.startswith("__")
   ]
   single = [n for n in names if len(list(filter(None, n.split("_")))) == 1]
@@ -428,52 +437,58 @@ def test_an_example_shows_the_use(name):
   assert ">>>" in EXPLAINED[name].__doc__
 
 
-def python(code):
+# What a process has loaded, in the order in which it imports more.
+IMPORT_MORE = """
+import os, sys, jaxmotion
+print(*sys.modules)
+import jax, numpy, optax
+def list_flags():
+  flags = sys.modules.get("absl.flags")
+  return " ".join(sorted(flags.FLAGS) if flags else [])
+print(*sys.modules)
+theirs = list_flags()
+jaxmotion.exchange
+print(*sys.modules)
+from jaxmotion import *  # All rooms, which are left to their first use.
+print(*sys.modules)
+assert list_flags() == theirs
+# A backend reads this flag when it starts, once.
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=3"
+print(jax.device_count())
+"""
+
+
+@pytest.fixture(scope="module")
+def loaded():
+  """Lines that a process prints as it imports more."""
   done = subprocess.run(
-    [sys.executable, "-c", code],
+    [sys.executable, "-c", IMPORT_MORE],
     cwd=ROOT,
     env={"PATH": "", "JAX_PLATFORMS": "cpu"},
     capture_output=True,
     text=True,
     check=True,
   )
-  return done.stdout.split()
+  return [line.split() for line in done.stdout.splitlines()]
 
 
-# Loads all rooms, which `import jaxmotion` leaves to their first use.
-IMPORT_ALL = "from jaxmotion import *"
+def test_importing_starts_no_backend(loaded):
+  assert loaded[-1] == ["3"]
 
 
-def test_importing_starts_no_backend():
-  # A backend reads this flag when it starts, once.
-  code = (
-    f"import os; {IMPORT_ALL};"
-    "os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=3';"
-    "import jax; print(jax.device_count())"
-  )
-  assert python(code) == ["3"]
+def test_importing_needs_no_extra(loaded):
+  _, theirs, _, every, _ = map(set, loaded)
+  extras = {"absl.flags", "flax", "ml_collections", "orbax", "experiments"}
+  assert every & extras == theirs & extras
 
 
-def test_importing_defines_no_flag_and_needs_no_extra():
-  names = "absl.flags", "flax", "ml_collections", "orbax", "experiments"
-  seen = f"print(*[m for m in {names} if m in sys.modules])"
-  flags = (
-    "f = sys.modules.get('absl.flags');print(*sorted(f.FLAGS) if f else [])"
-  )
-  theirs = python(f"import sys, jax, numpy, optax; {seen}; {flags}")
-  ours = python(f"import sys; {IMPORT_ALL}; {seen}; {flags}")
-  assert ours == theirs
+def test_importing_the_package_loads_no_room(loaded):
+  tops = {"jaxmotion", "jax", "optax", "numpy"}
+  assert [m for m in loaded[0] if m.split(".")[0] in tops] == ["jaxmotion"]
 
 
-def test_importing_the_package_loads_no_room():
-  seen = "print(*[m for m in sys.modules if m.split('.')[0] in ('jaxmotion', "
-  seen += "'jax', 'optax', 'numpy')])"
-  assert python(f"import sys, jaxmotion; {seen}") == ["jaxmotion"]
-
-
-def test_a_room_is_loaded_with_what_it_needs_alone():
-  code = "import sys, jaxmotion; jaxmotion.exchange; print(*sys.modules)"
-  loaded = python(code)
+def test_a_room_is_loaded_with_what_it_needs_alone(loaded):
+  loaded = loaded[2]
   ours = {m.split(".")[1] for m in loaded if m.startswith("jaxmotion.")}
   assert {"transforms", "codecs"} <= ours
   assert not ours & {"perfmodel", "planner", "memory", "presets", "testing"}

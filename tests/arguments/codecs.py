@@ -19,7 +19,7 @@ METHODS = """
   canonical_state read_memory write_memory payload_like division encode_error
   leaf_groups count_dropped error
   """.split()
-KEY = Lazy(lambda: make_key(0))
+KEY = Lazy(functools.cache(lambda: make_key(0)))
 # Valid arguments of every codec; one of arrays encodes in further calls.
 CODECS = {
   "buckets": Call(INT8),

@@ -41,7 +41,9 @@ def find_defects(
   defects: dict[str, list[str]] = {}
   kinds, shown = getattr(target, "declared", {}), set()
 
-  def try_value(one: Replacement, value: Any) -> BaseException | None:
+  def try_value(
+    one: Replacement, value: Any, bound: inspect.BoundArguments | None
+  ) -> BaseException | None:
     """Returns the error of a declared kind, or that of the whole call."""
     # A call has shown once that it refuses what its declaration refuses.
     if one.argument in shown:
@@ -49,18 +51,22 @@ def find_defects(
         kinds[one.argument](one.argument, value)
       except Exception as error:
         return error
-    raised = call.run(target, one.arguments)
+    # Fresh arguments: a call may consume an iterator or donate an array.
+    bound = bound or call.bind(target)
+    old = bound.arguments[one.outer]
+    bound.arguments[one.outer] = _put(old, one.inner, value)
+    raised = call.run(target, bound)
     if raised is not None and one.argument in kinds:
       shown.add(one.argument)
     return raised
 
-  def judge(one: Replacement, value: Any) -> None:
+  def judge(
+    one: Replacement, value: Any, bound: inspect.BoundArguments | None = None
+  ) -> None:
     if one.argument in known_bad and one.argument in defects:
       return
-    arguments = one.arguments.arguments
-    arguments[one.outer] = _put(arguments[one.outer], one.inner, value)
     with _time_limit():
-      raised = try_value(one, value)
+      raised = try_value(one, value, bound)
     if raised is not None and is_clear(raised, one.names):
       return
     if raised is None:
@@ -75,13 +81,13 @@ def find_defects(
   traced = []
   for one in _replacements(call, target):
     if one.value is TRACER:
-      traced.append(one)
+      traced.append((one, call.bind(target)))
     else:
       judge(one, one.value)
 
   def judge_tracers(tracer: Any) -> None:
-    for one in traced:
-      judge(one, tracer)
+    for one, bound in traced:
+      judge(one, tracer, bound)
 
   jax.eval_shape(judge_tracers, jax.ShapeDtypeStruct((), "float32"))
   return defects
@@ -107,7 +113,6 @@ class Replacement(NamedTuple):
     allowed: whether the function may accept the value.
     outer: parameter that holds the argument.
     inner: place of the argument in variadic parameters.
-    arguments: all arguments of the call, still valid.
   """
 
   argument: str
@@ -117,7 +122,6 @@ class Replacement(NamedTuple):
   allowed: bool
   outer: str
   inner: str | int | None
-  arguments: inspect.BoundArguments
 
 
 def _replacements(
@@ -138,11 +142,7 @@ def _replacements(
       for label, value, allowed in wrong_values(argument, parameter, now):
         either = allowed or label in RELATIVE
         names = (argument, *signature.parameters) if either else (argument,)
-        # Fresh arguments: a call may consume an iterator or donate an array.
-        bound = call.bind(target)
-        yield Replacement(
-          argument, names, label, value, allowed, outer, inner, bound
-        )
+        yield Replacement(argument, names, label, value, allowed, outer, inner)
 
 
 def _put(old: Any, place: str | int | None, value: Any) -> Any:

@@ -13,12 +13,17 @@ from tests.arguments.calls import Call, Lazy
 
 X = np.linspace(-1, 1, 128, dtype=np.float32).reshape(4, 32)
 OP = AbsmaxOp(bits=8, block=32)
-KEY = Lazy(lambda: make_key(0))
+KEY = Lazy(functools.cache(lambda: make_key(0)))
+
+
+@functools.cache
+def payload_like():
+  return jax.eval_shape(lambda x: blocks.encode(OP, x), X)
 
 
 def payload(*batch):
-  like = jax.eval_shape(lambda x: blocks.encode(OP, x), X)
-  return jax.tree.map(lambda a: jnp.zeros((*batch, *a.shape), a.dtype), like)
+  make = lambda a: jnp.zeros((*batch, *a.shape), a.dtype)
+  return jax.tree.map(make, payload_like())
 
 
 BITMAP = np.zeros(4, np.uint32)

@@ -1,13 +1,16 @@
 import dataclasses
 import functools
 import importlib.util
+import pathlib
 from collections.abc import Callable, Iterator
 
 import jax
 import pytest
 from absl import flags
+from absl.testing import flagsaver
 from ml_collections import ConfigDict
 
+from experiments.common import records
 from experiments.data import images
 from experiments.models import staged
 from tests.paths import ROOT
@@ -48,9 +51,9 @@ TINY_HOSTED = {
 
 # Stages to leave out: each kind of stage stays, and one convolution that pools.
 LEFT_OUT = {
-  "alexnet": ("conv2", "conv3", "conv4", "fc2", "fc3"),
+  "alexnet": ("conv2", "conv3", "conv4", "conv5", "fc2", "fc3"),
   "vgg_a": ("conv2", "conv3", "conv4", "conv5_1", "fc2"),
-  "resnet34": ("stage1_rest", "stage2", "stage3", "stage4_rest"),
+  "resnet34": ("stage1", "stage2", "stage3", "stage4_rest"),
 }
 
 
@@ -126,3 +129,27 @@ def parsed_flags() -> None:
   """Lets tests set flags and call the `main` of a runner."""
   if not flags.FLAGS.is_parsed():
     flags.FLAGS.mark_as_parsed()
+
+
+@pytest.fixture
+def run_main(
+  tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[list[records.Row], str]]:
+  """Calls the `main` of a runner; returns its rows and what it printed.
+
+  Calls of a test write to one file of rows: run_main(main, plot=True, seed=0).
+  """
+
+  def run(
+    main: Callable[[], None], *, plot: bool = False, **given: object
+  ) -> tuple[list[records.Row], str]:
+    rows, drawn = tmp_path / "rows.jsonl", tmp_path / "plot.png"
+    given |= {"plot": str(drawn)} if plot else {}
+    with flagsaver.flagsaver(json=str(rows), **given):
+      main()
+    said = capsys.readouterr().out
+    assert "\x1b[" not in said
+    assert not plot or drawn.read_bytes().startswith(b"\x89PNG")
+    return records.read_rows(rows), said
+
+  return run

@@ -217,12 +217,3 @@ def test_a_codec_takes_about_what_its_own_trace_says():
     payload = codec.payload_like(x)
     expected = own_seconds(lambda p, c=codec: c.decode(p, x), payload)
     assert decode_seconds(codec, x.size, 1, device) == expected
-
-
-def test_an_unknown_axis_is_named():
-  one_of = "must be one of 'data', got 'x'"
-  for axes in ("x", HostAxes("data", "x")):
-    with pytest.raises(ValueError, match=f"`mesh_axis` {one_of}"):
-      predict_exchange(GRADS, platform(data=2), axes)
-  with pytest.raises(ValueError, match=f"`name` {one_of}"):
-    platform(data=2).axis("x")

@@ -58,9 +58,8 @@ def test_zero_value_coding_takes_a_bit_for_each_and_the_words(dtype):
   assert codes.zero_value_bytes(codes.to_words(np.float32([-0.0, 0.0]))) == 8
 
 
-@pytest.mark.parametrize("shape", [(8, 5, 5, 16), (3, 4, 4, 7)])
-def test_spread_tiles_come_back_as_they_were(shape):
-  x = jax.random.normal(jax.random.key(0), shape)
+def test_spread_tiles_come_back_as_they_were():
+  x = jax.random.normal(jax.random.key(0), (3, 4, 4, 7))
   tiles = codes.spread_tiles(x)
   assert tiles.shape[1] == codes.TILE
   same = codes.to_words(np.asarray(tiles)).reshape(tiles.shape)

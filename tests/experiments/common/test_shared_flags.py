@@ -23,6 +23,7 @@ import matplotlib.backends.backend_agg
 from absl import flags
 from ml_collections import config_flags
 from experiments.common import files, list_flags, shared_flags
+from experiments.common.console import JobError
 
 BAD, WRONG, FREE, NAMES, LINES = json.loads(sys.stdin.read())
 
@@ -46,6 +47,10 @@ def fork(run, *arguments):
 def main():
   if config.value.steps == 2:
     config.value.step
+  if config.value.steps == 3:
+    raise JobError("`a` must be b, got 'c'.")
+  if config.value.steps == 4:
+    raise OSError(28, "No space left on device", "/some/file")
   files.read_text("/".join(("/nowhere", *config.value.names)))
 
 def run_line(line):
@@ -111,7 +116,7 @@ REFUSED = {
 }
 # Items that runners must refuse, beside empty ones and "@".
 WRONG = {
-  "experiments.activations.__main__": {"looks": ["5,0", "-1", "0,1"]},
+  "experiments.activations.__main__": {"looks": ["5,3", "-1", "0,1", "0"]},
   "experiments.hosts.__main__": {
     "cases": ["int7", "one_program_none"],
     "widths": ["784", "784,0"],
@@ -128,12 +133,20 @@ WRONG = {
     "options": ["exact,round"],
   },
   "experiments.residuals.__main__": {
-    "networks": ["gpt", "gpt:0", "gtp:8"],
+    "networks": [
+      *("gpt", "gpt:", "gpt:x", "gpt:0", "gpt:-8", "gpt:8.5", "gtp:8"),
+      *("gpt:8:layer=3", "gpt:8:layers=0", "resnet50:8:image=1"),
+    ],
     "batch_of": ["resnet50:8"],
     "budgets": ["0,5"],
     "budget_of": ["gpt"],
   },
-  "experiments.residuals.compare": {"models": ["gpt:layers"]},
+  "experiments.residuals.compare": {
+    "models": [
+      *("lstm", "gpt:layers", 'gpt:layers="a"', "gpt:layers=NaN"),
+      *("mlp_relu:kind=1", "resnet50:image=1"),
+    ],
+  },
   "experiments.residuals.equality": {"networks": ["gpt"]},
 }
 # Flags whose items only the work itself can check.
@@ -160,6 +173,10 @@ ANSWERS = {
   "--config={}/good.py --config.steps=some": "invalid literal for int()",
   "--config={}/good.py --config.steps=2": (
     "got one without 'step' Did you mean \"steps\" instead"
+  ),
+  "--config={}/good.py --config.steps=3": "Stopped: `a` must be b, got 'c'.",
+  "--config={}/good.py --config.steps=4": (
+    "Stopped: No space left on device (/some/file)"
   ),
   # Checks of files leave nothing behind.
   "--config={}/good.py --json={}/new/rows.jsonl --plot={}/x.png": (

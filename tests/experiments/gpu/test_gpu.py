@@ -1,27 +1,25 @@
 """The call for a GPU machine, in its small form on this device."""
 
 import pytest
-from absl import flags
 from absl.testing import flagsaver
 
 from experiments.common import records, signals
 from experiments.gpu import __main__ as command, jobs, plans
 from experiments.kernels import cases
-from tests.experiments.jobs import run_module
-
-pytestmark = pytest.mark.unoptimized
 
 
-def test_jobs_write_rows_as_they_end_and_are_not_run_twice(tmp_path):
-  path = tmp_path / "rows.jsonl"
-  done = run_module("gpu", f"--json={path}", "--small", "--jobs=transfers")
-  assert done.returncode == 0, done.stderr
-  assert "transfers" in done.stdout
-  *rows, end = records.read_rows(path)
+@pytest.fixture(autouse=True)
+def own_signals(monkeypatch):
+  monkeypatch.setattr(signals, "exit_on_sigterm", lambda: None)
+
+
+def test_jobs_write_rows_as_they_end_and_are_not_run_twice(tmp_path, run_main):
+  (*rows, end), said = run_main(command.main, jobs=["transfers"], small=True)
+  assert "transfers" in said
   units = {(row.experiment, row.metric): row.unit for row in rows}
   assert units["gpu_transfers", "bandwidth"] == "GB/s"
   assert (end.metric, end.case) == (jobs.SECONDS, "transfers")
-  assert jobs.read_known(path) == [*rows, end]
+  assert jobs.read_known(tmp_path / "rows.jsonl") == [*rows, end]
   assert list(jobs.run_jobs(["transfers"], [*rows, end], 60, True)) == []
   assert len(jobs.summary_table([*rows, end]).lines) == len(rows)
 
@@ -51,12 +49,8 @@ def test_plans_have_times_and_memory():
   assert len(jobs.summary_table(rows).lines) == len(rows)
 
 
-def test_jobs_that_fail_or_find_no_time_are_run_by_the_next_call(
-  tmp_path, monkeypatch
-):
+def test_jobs_that_fail_or_find_no_time_are_run_by_the_next_call(tmp_path):
   path = tmp_path / "rows.jsonl"
-  monkeypatch.setattr(signals, "exit_on_sigterm", lambda: None)
-  flags.FLAGS.mark_as_parsed()
   with flagsaver.flagsaver(json=str(path), seconds=1.0, jobs=["speed"]):
     with pytest.raises(SystemExit, match="1"):
       command.main()

@@ -16,8 +16,6 @@ from experiments.hetero import (
 )
 from experiments.hetero.cases import CASES, WORKERS, Settings, find_slowdowns
 
-pytestmark = pytest.mark.unoptimized
-
 TINY = Settings(
   seeds=(0,), steps=6, settle=1, channels=(4, 4), hidden=8, draws=60
 )

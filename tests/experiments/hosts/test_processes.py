@@ -8,7 +8,6 @@ import time
 import pytest
 from absl.testing import flagsaver
 
-from experiments.common import records
 from experiments.common.console import JobError
 from experiments.hosts import (
   __main__ as hosts_main,
@@ -41,7 +40,7 @@ def group(shared_programs):
 
 
 def test_every_case_runs_and_the_command_tells_what_hosts_answer(
-  group, tmp_path, monkeypatch, capsys
+  group, monkeypatch, run_main
 ):
   given, said = [], []
 
@@ -57,12 +56,9 @@ def test_every_case_runs_and_the_command_tells_what_hosts_answer(
   monkeypatch.setattr(hosts_run, "HostGroup", Group)
   monkeypatch.setattr(hosts_main.signals, "exit_on_sigterm", lambda: None)
   cases = ["none", "fp32", "sign_feedback", "onebit_adam"]
-  json, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
   chosen = {"rate": "loopback", "optimizer": "adamw", "peers": []}
   chosen |= {"widths": [64, 9], "batch": 4, "steps": 3, "rounds": 2}
-  files = {"json": str(json), "plot": str(plot)}
-  with flagsaver.flagsaver(cases=cases, **files, **chosen):
-    hosts_main.main()
+  rows, printed = run_main(hosts_main.main, plot=True, cases=cases, **chosen)
   arguments = ["--widths=64,9", "--batch=4", "--optimizer=adamw"]
   assert given == [(2, jax_worker.__name__, arguments)]
   for first, second in said:
@@ -75,7 +71,6 @@ def test_every_case_runs_and_the_command_tells_what_hosts_answer(
       assert reply["loss"] > 0 or reply["case"] == "onebit_adam"
       assert len(reply["step_ms"]) == 3
 
-  rows = records.read_rows(json)
   assert {row.experiment for row in rows} == {"hosts_2_loopback_adamw"}
   values = {(row.case, row.metric): row.value for row in rows}
   none, *sent = (values[case, "wire_bytes_predicted"] for case in cases)
@@ -84,8 +79,7 @@ def test_every_case_runs_and_the_command_tells_what_hosts_answer(
   # The loopback interface sends for both hosts, and for other programs.
   for case, predicted in zip(cases[1:3], sent, strict=False):
     assert values[case, "wire_bytes_counted"] > predicted
-  assert plot.read_bytes().startswith(b"\x89PNG")
-  assert "what the link allows" in capsys.readouterr().out
+  assert "what the link allows" in printed
 
 
 def test_what_cannot_be_measured_is_said(tmp_path, monkeypatch, capsys):

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl import flags
 from absl.testing import flagsaver
 
 from experiments import gpu_compile
@@ -88,11 +87,11 @@ def test_times_slower_than_twice_their_traffic_are_marked():
 
 
 def test_ops_are_right_in_poisoned_memory():
-  ops = cases.select_ops(["int8", "truncate3"])
+  ops = cases.select_ops(["int8"])
   outcomes = run.check_all(ops, seed=1, every_case=False)
-  assert {o.op for o in outcomes} == {"int8", "truncate3"}
+  assert {o.op for o in outcomes} == {"int8"}
   assert all(o.wrong == 0 and o.values > 0 for o in outcomes)
-  assert len(tables.check_table(outcomes, 1).lines) == 2
+  assert len(tables.check_table(outcomes, 1).lines) == 1
   rows = list(kernels_rows.make_check_rows(outcomes))
   assert {r.value for r in rows if r.metric == "wrong_values"} == {0}
   assert all(r.value > 0 for r in rows if r.metric == "checked_values")
@@ -196,7 +195,6 @@ def test_compiled_rows_say_that_nothing_ran():
 
 def test_kernels_are_compiled_for_a_gpu_or_refused_with_a_reason(tmp_path):
   if gpu_compile.explain_refusal() is not None:
-    flags.FLAGS.mark_as_parsed()
     refusal = pytest.raises(SystemExit, match="Nothing can be compiled for")
     with flagsaver.flagsaver(compiled=True, target="H100"), refusal:
       command.main()

@@ -1,7 +1,5 @@
 import pytest
-from absl.testing import flagsaver
 
-from experiments.common import records
 from experiments.perfmodel import scaling, sweep
 from experiments.perfmodel.sweep import AXES, STRATEGIES, predict_point
 
@@ -71,20 +69,13 @@ def test_crossings_say_from_where():
   assert found == {(NETWORK, "link"): "data from 1, model from 100"}
 
 
-def test_the_runner_writes_what_it_predicts(tmp_path, monkeypatch):
+def test_the_runner_writes_what_it_predicts(monkeypatch, run_main):
   monkeypatch.setitem(AXES, "link", (1.0,))
-  json, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
-  scaling.flags.FLAGS.mark_as_parsed()
   small = {"axes": ["link"], "study_workers": 2, "study_batch": 2}
-  with flagsaver.flagsaver(
-    networks=[NETWORK], json=str(json), plot=str(plot), **small
-  ):
-    scaling.main()
-  rows = records.read_rows(json)
+  rows, _ = run_main(scaling.main, plot=True, networks=[NETWORK], **small)
   assert {row.experiment for row in rows} == {"perfmodel_scaling_alexnet"}
   assert len(rows) == len(STRATEGIES)
   (data,) = [row.value for row in rows if row.case.startswith("data link=")]
   for row in rows:
     assert row.baseline == data
     assert row.ratio == pytest.approx(row.value / data)
-  assert plot.read_bytes().startswith(b"\x89PNG")

@@ -6,9 +6,7 @@ import threading
 
 import jax
 import pytest
-from absl.testing import flagsaver
 
-from experiments.common import records
 from experiments.common.console import JobError
 from experiments.perfmodel import testbed, validate, worker
 from jaxmotion import perfmodel
@@ -44,17 +42,13 @@ class Inline(contextlib.nullcontext):
 
 
 @pytest.fixture
-def run_command(monkeypatch):
+def run_command(monkeypatch, run_main):
   # Processes of workers compile fast.
   monkeypatch.setenv("XLA_FLAGS", compile_fast.flags())
   monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
   handler = signal.getsignal(signal.SIGTERM)
 
-  def run(**values):
-    with flagsaver.flagsaver(**SMALL | values):
-      validate.main()
-
-  yield run
+  yield lambda **values: run_main(validate.main, **SMALL | values)
   signal.signal(signal.SIGTERM, handler)
 
 
@@ -72,15 +66,13 @@ def run_command(monkeypatch):
   ],
 )
 def test_a_small_run_calibrates_measures_and_scores(
-  run_command, tmp_path, capsys, monkeypatch, name, place
+  run_command, tmp_path, monkeypatch, name, place
 ):
   if name == "emulated2":
     monkeypatch.setattr(testbed, "HostGroup", Inline)
     monkeypatch.setattr(jax, "device_count", lambda: 2)
-  json, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
   folder = tmp_path / "platforms"
-  run_command(json=str(json), plot=str(plot), platforms=str(folder), **place)
-  rows = records.read_rows(json)
+  rows, said = run_command(plot=True, platforms=str(folder), **place)
   assert {row.experiment for row in rows} == {
     f"perfmodel_validate_{name}",
     "perfmodel_validate_all",
@@ -90,13 +82,12 @@ def test_a_small_run_calibrates_measures_and_scores(
   assert all(row.value > 0 and row.baseline > 0 for row in steps)
   metrics = {row.metric for row in rows}
   assert {"mape", "bias", "decision_accuracy", "regret"} <= metrics
-  assert plot.read_bytes().startswith(b"\x89PNG")
   platform = perfmodel.load_platform(folder / f"{name}.json")
   measured = platform.axis("data").link.measured
   assert f"all_gather {platform.axis('data').workers}" in measured
   is_emulated = "emulated" in platform.sources["device.call_s"]
   assert is_emulated == name.startswith("emulated")
-  assert "Which exchange is the fastest" in capsys.readouterr().out
+  assert "Which exchange is the fastest" in said
 
 
 def test_testbeds_that_cannot_be_predicted_are_refused(run_command):

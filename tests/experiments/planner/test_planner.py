@@ -1,10 +1,7 @@
 import functools
 
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
-from experiments.common import records
 from experiments.common.console import JobError
 from experiments.common.files import FileError
 from experiments.planner import links, run
@@ -35,21 +32,15 @@ def test_a_configuration_has_its_workers_optimizer_and_gradient(
 
 # By the library that reads the default configuration.
 @pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
-def test_a_plan_is_printed_and_written(tmp_path, tiny, capsys):
+def test_a_plan_is_printed_and_written(tmp_path, tiny, run_main):
   from experiments.planner import __main__ as command
 
-  json = tmp_path / "rows.jsonl"
   path = tmp_path / "link.json"
   perfmodel.save_platform(perfmodel.builtin_platform("ethernet_10gbit"), path)
-  flags.FLAGS.mark_as_parsed()
   given = {"platform": str(path), "gradients": False, "accuracy_budget": 0.01}
-  with flagsaver.flagsaver(config=tiny("digits"), json=str(json), **given):
-    command.main()
-  printed = capsys.readouterr().out
+  rows, printed = run_main(command.main, config=tiny("digits"), **given)
   assert "digits on ethernet_10gbit, predicted" in printed
   assert "convs/0/kernel" in printed and "codec: " in printed
-  assert "\x1b[" not in printed
-  rows = records.read_rows(json)
   assert {row.experiment for row in rows} == {"planner_digits"}
   steps = {r.case: r for r in rows if r.metric == "step_ms_predicted"}
   assert {"plan", "identity()", "uniform(bits=8)"} <= set(steps)

@@ -1,12 +1,9 @@
 import jax
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
 from experiments import gpu_compile
 from experiments.common import records
 from experiments.common.console import JobError
-from experiments.common.files import MissingFileError
 from experiments.models.losses import Task
 from experiments.residuals import compare, measure
 from experiments.residuals.compare import Subject, load_task
@@ -16,8 +13,6 @@ from experiments.residuals.policies import (
   list_policies,
   make_budget,
 )
-
-pytestmark = pytest.mark.unoptimized
 
 MODEL = """
 import jax
@@ -54,25 +49,17 @@ def model(tmp_path_factory):
   return path
 
 
-def run_command(model, folder, **changes):
-  flags.FLAGS.mark_as_parsed()
-  options = {
-    "file": [f"{model}:make_loss"],
-    "policies": POLICIES,
-    "target": "cpu",
-    "match": False,
-    "json": f"{folder}/rows.jsonl",
-    "plot": f"{folder}/plot.png",
-  }
-  with flagsaver.flagsaver(**(options | changes)):
-    compare.main()
-  return records.read_rows(f"{folder}/rows.jsonl")
+@pytest.fixture
+def run_command(model, run_main):
+  options = {"file": [f"{model}:make_loss"], "policies": POLICIES}
+  options |= {"target": "cpu", "match": False}
+  return lambda **changes: run_main(compare.main, **(options | changes))
 
 
 def test_what_holds_still_in_a_file_of_rows_is_not_measured_again(
-  model, tmp_path, capsys
+  run_command, tmp_path
 ):
-  found = run_command(model, tmp_path)
+  found, said = run_command(plot=True)
   cases = {row.case for row in found}
   assert cases == {f"model.make_loss/{p}" for p in ["plain", *POLICIES]}
   plain = {r.metric: r.value for r in found if r.case.endswith("/plain")}
@@ -81,10 +68,9 @@ def test_what_holds_still_in_a_file_of_rows_is_not_measured_again(
   }
   for row in found:
     assert row.ratio == pytest.approx(row.value / plain[row.metric])
-  assert (tmp_path / "plot.png").stat().st_size > 1000
-  assert "Ours beside stock policies" in capsys.readouterr().out
-  again = run_command(model, tmp_path, plot=None)
-  assert capsys.readouterr().out.count("in the file already") == len(cases)
+  assert "Ours beside stock policies" in said
+  again, said = run_command()
+  assert said.count("in the file already") == len(cases)
   assert again == found  # Times would differ if they were measured again.
   old = [
     r._replace(value=0.5, machine="another version")
@@ -93,18 +79,17 @@ def test_what_holds_still_in_a_file_of_rows_is_not_measured_again(
     for r in found
   ]
   records.write_rows(tmp_path / "rows.jsonl", old)
-  only_plain = {"plot": None, "policies": []}
-  again = run_command(model, tmp_path, **only_plain)
+  again, _ = run_command(policies=[])
   # What is predicted was made again; times of compilation were not.
   assert [r for r in again if r.case.endswith("/plain")] == [
     r for r in found if r.case.endswith("/plain")
   ]
-  fresh = run_command(model, tmp_path, **only_plain, fresh=True)
+  fresh, _ = run_command(policies=[], fresh=True)
   assert len(fresh) == len(found) and fresh != again
   other = tmp_path / "model.py"
   other.write_text(MODEL.replace("mean", "sum"))
-  run_command(other, tmp_path, **only_plain)
-  assert "in the file already" not in capsys.readouterr().out
+  _, said = run_command(policies=[], file=[f"{other}:make_loss"])
+  assert "in the file already" not in said
 
 
 def test_budgets_are_searched_where_a_stock_policy_holds_less(model):
@@ -165,19 +150,19 @@ def test_policies_of_a_model_without_blocks_are_around_its_loss(model):
 
 
 # Other files that are refused: tests/command.
-def test_files_and_patterns_that_name_nothing_are_refused(model, tmp_path):
+def test_files_and_patterns_that_name_nothing_are_refused(model, run_command):
   with pytest.raises(JobError, match="must be FILE.py:FUNCTION, got 'model'"):
     load_task("model")
   with pytest.raises(JobError, match=r"raises OSError: no data here$"):
     load_task(f"{model}:raise_error")
   with pytest.raises(JobError, match="must match a policy .* got 'jax_dots'"):
-    run_command(model, tmp_path, policies=["ours*", "jax_dots"])
+    run_command(policies=["ours*", "jax_dots"])
 
 
 @pytest.mark.skipif(
   gpu_compile.explain_refusal() is None, reason="it can be compiled"
 )
-def test_without_the_compiler_the_command_says_so(model, tmp_path, capsys):
-  with pytest.raises(MissingFileError):  # No rows are written.
-    run_command(model, tmp_path, target="h100")
-  assert "Nothing can be compiled for h100: " in capsys.readouterr().out
+def test_without_the_compiler_the_command_says_so(run_command, tmp_path):
+  (tmp_path / "rows.jsonl").touch()
+  rows, said = run_command(target="h100")
+  assert not rows and "Nothing can be compiled for h100: " in said

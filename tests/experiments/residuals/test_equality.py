@@ -1,27 +1,21 @@
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
 from experiments.common import records
 from experiments.residuals import equality, rows as residuals_rows
 from experiments.residuals.networks import NetworkSpec
 
-pytestmark = pytest.mark.unoptimized
-
 SPEC = NetworkSpec("tiny", 2, {"width": 0.5, "stride": 1, "repeats": 1})
 MODES = ("plain", "cut", "cut_int8")
 
 
-def run_command(path, **changes):
-  flags.FLAGS.mark_as_parsed()
-  options = {"networks": [SPEC], "modes": list(MODES[1:]), "json": str(path)}
-  with flagsaver.flagsaver(**(options | changes)):
-    equality.main()
-  return records.read_rows(path)
+@pytest.fixture
+def run_command(run_main):
+  options = {"networks": [SPEC], "modes": list(MODES[1:])}
+  return lambda **changes: run_main(equality.main, **options, **changes)[0]
 
 
-@pytest.fixture(scope="module")
-def known():
+@pytest.fixture
+def known(tmp_path):
   """Rows of another network, and rows of ours that hold still."""
   wrong = records.Measured(0.5, "relative")
   made = records.make_rows(
@@ -29,21 +23,19 @@ def known():
     {f"{SPEC.case}/{mode}": {"gradient_error": wrong} for mode in MODES},
   )
   marked = residuals_rows.stamp_rows(made, None)
-  return [marked[0]._replace(case="other_batch2/plain"), *marked]
+  rows = [marked[0]._replace(case="other_batch2/plain"), *marked]
+  records.write_rows(tmp_path / "rows.jsonl", rows)
+  return rows
 
 
-def test_networks_that_hold_still_are_not_run_again(tmp_path, known):
-  path = tmp_path / "rows.jsonl"
-  records.write_rows(path, known)
-  assert run_command(path) == known
+def test_networks_that_hold_still_are_not_run_again(run_command, known):
+  assert run_command() == known
 
 
 def test_the_lossless_cut_is_as_near_to_float64_as_plain_training(
-  tmp_path, known
+  run_command, known
 ):
-  path = tmp_path / "rows.jsonl"
-  records.write_rows(path, known)
-  other, *fresh = run_command(path, fresh=True)
+  other, *fresh = run_command(fresh=True)
   assert other == known[0]
   assert {r.experiment for r in fresh} == {"residuals_equality"}
   rows = {(r.case.rpartition("/")[2], r.metric): r for r in fresh}

@@ -79,7 +79,6 @@ def test_the_papers_deepest_is_one_of_the_depths():
   assert limits.resnet_spec(138).make_network().name == "resnet2504"
 
 
-@pytest.mark.unoptimized
 def test_rows_have_accuracies_and_errors_beside_plain_training(monkeypatch):
   monkeypatch.setitem(training.NETWORKS, "tiny", {"width": 0.25, "repeats": 1})
   options = {"steps": 2, "batch": 64, "seeds": 1, "image": 32}

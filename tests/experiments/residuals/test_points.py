@@ -6,17 +6,9 @@ import jax.numpy as jnp
 import pytest
 
 from experiments import models
-from experiments.common.console import JobError
 from experiments.residuals import cases, measure
-from experiments.residuals.networks import (
-  NetworkSpec,
-  check_model,
-  list_networks,
-  parse_network,
-)
+from experiments.residuals.networks import NetworkSpec, list_networks
 from experiments.residuals.rows import add_plain_ratios, make_point_rows
-
-pytestmark = pytest.mark.unoptimized
 
 SPEC = NetworkSpec("tiny", 2)
 
@@ -98,22 +90,12 @@ def test_a_step_for_a_gpu_names_the_memory_that_the_compiler_is_told_of(
   assert found[1:5] == on_host[1:5]
 
 
-def test_unknown_modes_networks_and_targets_are_refused():
+# What is no network: common/test_shared_flags.py.
+def test_unknown_modes_and_targets_are_refused():
   with pytest.raises(ValueError, match="`mode` must be one of"):
     cases.build_step("fast", models.make_network("resnet50"), 1)
   with pytest.raises(ValueError, match="`target` must be one of"):
     measure.compile_step(build_step("plain"), "h300")
-  for text in ("gpt", "gpt:", "gpt:x", "gpt:0", "gpt:-8", "gpt:8.5"):
-    with pytest.raises(ValueError, match="must be NAME:BATCH or"):
-      parse_network(text)
-  for text, message in (
-    ("alexnett:8", "NAME must be .* 'alexnett'; did you mean 'alexnet'"),
-    ("gpt:8:layer=3", "OPTION of gpt must be .* did you mean 'layers'"),
-    ("gpt:8:layers=0", "layers of gpt must be a positive number, true or"),
-    ("resnet50:8:image=1", "that can be made, got 'resnet50:8:image=1': "),
-  ):
-    with pytest.raises(ValueError, match=message):
-      parse_network(text)
 
 
 def test_all_networks_are_listed():
@@ -121,26 +103,6 @@ def test_all_networks_are_listed():
     models.make_network("nothing")
   listed = str(caught.value).partition("one of ")[2].partition(", got")[0]
   assert [name.strip("'") for name in listed.split(", ")] == list_networks()
-
-
-@pytest.mark.parametrize(
-  ("text", "message"),
-  [
-    ("lstm", "NAME must be one of gpt, .* got 'lstm'"),
-    ("gpt:layer=3", "OPTION of gpt must be .* 'layer'; did you mean 'layers'"),
-    ("mlp_relu:kind=1", "must be one of blocks, .* 'kind'"),
-    ("gpt:layers", "layers of gpt must be a positive number, true or"),
-    ('gpt:layers="a"', "layers of gpt must be a positive number, true or"),
-    ("gpt:layers=NaN", "layers of gpt must be a positive number, true or"),
-    ("resnet50:image=1", "that can be made, got 'resnet50:image=1': "),
-  ],
-)
-def test_a_model_that_cannot_be_made_is_refused(text, message):
-  with pytest.raises(JobError, match=message) as caught:
-    check_model(text)
-  assert "\n" not in str(caught.value)
-  for text in ("gpt", "gpt:layers=2:flash=true"):
-    assert check_model(text) == text
 
 
 GPT = {"layers": 2, "length": 8, "heads": 2, "width": 1 / 64, "classes": 16}

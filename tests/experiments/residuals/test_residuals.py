@@ -13,8 +13,6 @@ from experiments.residuals.networks import NetworkSpec
 from jaxmotion import planner
 from jaxmotion.core import tree_bytes
 
-pytestmark = pytest.mark.unoptimized
-
 TINY = NetworkSpec("tiny", 2)
 FIT_MEMORY = planner.fit_memory
 HOST = "a target: compiled, not run"

@@ -11,8 +11,6 @@ from jaxmotion import perfmodel
 from jaxmotion.wire import Ledger, Move
 from tests.experiments.jobs import save_images
 
-pytestmark = pytest.mark.unoptimized
-
 SMALL = {
   "workers": 2,
   "batch_size": 8,

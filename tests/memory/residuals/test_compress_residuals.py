@@ -100,17 +100,6 @@ def test_listed_bytes_are_those_that_are_saved():
   assert sum(r.encoded_bytes for r in found) == saved - weights
 
 
-def test_a_loop_inside_is_compressed():
-  block, p, x = make("mlp")
-  p = stacked(p, 3)
-  found = gradients(compress_residuals(looped(block)), p, x)
-  assert distance(plain_gradients("mlp"), found) < ORDER
-  inside = residuals_of(looped(block), p, x)
-  assert {r.repeats for r in inside if "scan_0/" in r.name} == {3}
-  names = [r.name for r in inside]
-  assert "dense/scan_0/dot_general_0" in names
-
-
 def test_masks_are_not_recomputed_from_rounded_values():
   _, p, x = make("mlp")
 
@@ -372,9 +361,3 @@ class TestErrors:
     block, p, x = make("mlp")
     with pytest.raises(ValueError, match="`params` must be positions of the 2"):
       compress_residuals(block, params=2)(p, x)
-
-
-def test_names_do_not_depend_on_the_run():
-  block, p, x = make("conv")
-  names = [[r.name for r in residuals_of(block, p, x)] for _ in range(2)]
-  assert names[0] == names[1] and len(set(names[0])) == len(names[0])

@@ -132,6 +132,7 @@ def test_its_gradient_is_that_of_reduce_window(case):
   assert saved == 4 * -(-ct.size * bits // 32)
 
 
+@pytest.mark.optimized
 def test_its_gradient_does_not_depend_on_fusion():
   # With the argmax found by equality with the maximum, XLA:CPU computed the
   # two in separate fusions here, and some windows had no argmax.

@@ -372,7 +372,6 @@ ERRORS = {
   "codecs without state": lambda: model_of(weights=FEEDBACK),
   "different names": lambda: memory.HostResident([("a", block)] * 2, SGD),
   r"stages \['block0', 'first', 'last'\]": lambda: init_with(other={}),
-  "`params` must be a mapping": lambda: model_of().init([1.0]),
   "`stats` must be None unless": lambda: model_of().init(params_of(), {"a": 1}),
   "stages among": lambda: model_of(stateful=True).init(params_of(), {"c": 1}),
   "match a leaf each, got 'attention'": lambda: init_groups(
