@@ -9,13 +9,12 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh
 
 import jaxmotion
 from jaxmotion import checkpoint, codecs
 from jaxmotion.transforms import gather_params
 from tests.checkpoint.helpers import (
-  ONE,
   assert_equal,
   draw_gradients,
   fill_randomly,
@@ -100,20 +99,8 @@ def test_as_many_workers_continue_bit_for_bit(kind, tmp_path):
   assert_equal(after, three)
 
 
-def read_errors(tx, state, layout):
-  """What is still to be sent of each leaf with memory, in a fixed order."""
-  one = checkpoint.resize(tx, state, PARAMS, layout, ONE)
-  found = [
-    np.asarray(a)
-    for path, a in jax.tree.leaves_with_path(one)
-    if ".memory.value" in (name := jax.tree_util.keystr(path))
-    or name.startswith(".error")
-  ]
-  return sorted((a.reshape(-1) for a in found), key=len)
-
-
 @pytest.mark.parametrize("kind", ["exchange", "fully_sharded"])
-def test_fewer_workers_continue_what_is_to_be_sent(kind, tmp_path):
+def test_fewer_workers_continue_from_files(kind, tmp_path):
   (params, _, state), _ = trained(kind)
   _, _, tx = make(kind, 4)
   layout = checkpoint.describe_state(tx, PARAMS, mesh_of(4))
@@ -133,11 +120,6 @@ def test_fewer_workers_continue_what_is_to_be_sent(kind, tmp_path):
   ):
     assert a.shape == b.shape
     assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
-  today = checkpoint.describe_state(tx, PARAMS, mesh)
-  errors = read_errors(tx, state, layout)
-  assert errors and errors[-1].any()
-  for a, b in zip(read_errors(tx, resized, today), errors, strict=True):
-    np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * np.abs(b).max())
   for name in PARAMS:
     before, after = (optax.tree.get(s, "mu")[name] for s in (state, resized))
     np.testing.assert_array_equal(after, before)
@@ -168,16 +150,15 @@ def test_a_state_of_other_workers_says_how_it_differs(kind):
 
 def test_devices_that_remember_parts_keep_their_hosts():
   axes = jaxmotion.HostAxes("host", "device")
-  devices = np.array(jax.devices())
   init, _ = jaxmotion.make_train_step(
     loss_fn,
     jaxmotion.fully_sharded(ADAM, error_feedback=True),
-    Mesh(devices[:4].reshape(2, 2), axes.names),
+    mesh_of(2, 2, names=axes.names),
     axis_name=axes,
   )
   two, four = (AbstractMesh((hosts, 2), axes.names) for hosts in (2, 4))
   layout = checkpoint.describe_state(init, PARAMS, two, axis_name=axes)
-  one = Mesh(devices[:1].reshape(1, 1), axes.names)
+  one = mesh_of(1, 1, names=axes.names)
   like = checkpoint.saved_like(init, PARAMS, layout, one, axis_name=axes)
   state = fill_randomly(like)
   args = init, state, PARAMS, layout

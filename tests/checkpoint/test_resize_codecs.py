@@ -96,7 +96,6 @@ class drift(codecs.MultiRoundCodec):
 
 AROUND_OWN = codecs.momentum_correction(halves(), masking=False)
 CASES = {
-  "two_phase": transforms.exchange("data", SIGNS, method="two_phase"),
   "dgc": presets.dgc("data", min_size=0, warmup=0),
   "ef21": presets.ef21_sgdm("data", min_size=0),
   "onebit": transforms.exchange("data", codecs.onebit()),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh
 
 import jaxmotion
 from jaxmotion import checkpoint, codecs, core, transforms
@@ -187,9 +187,8 @@ def test_padded_parameters_are_not_those_of_a_layout():
 
 def test_an_axis_of_another_name_keeps_its_parts():
   found = []
-  devices = np.array(jax.devices())
   for workers, name in ((4, "old"), (2, "new")):
-    mesh = Mesh(devices[:workers], (name,))
+    mesh = mesh_of(workers, names=(name,))
     init, _ = jaxmotion.make_train_step(
       linear_loss,
       jaxmotion.fully_sharded(optax.adam(0.1), **CODED),
@@ -209,12 +208,11 @@ def test_an_axis_of_another_name_keeps_its_parts():
 
 def test_hosts_of_one_device_continue_as_workers_do():
   axes = jaxmotion.HostAxes("host", "device")
-  devices = np.array(jax.devices())
   plain, _ = make(4, optax.sgd(0.1, 0.9), **CODED)
   hosts, _ = jaxmotion.make_train_step(
     linear_loss,
     jaxmotion.fully_sharded(optax.sgd(0.1, 0.9), **CODED),
-    Mesh(devices[:4].reshape(4, 1), axes.names),
+    mesh_of(4, 1, names=axes.names),
     axis_name=axes,
   )
   found = []

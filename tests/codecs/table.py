@@ -86,9 +86,9 @@ ALGORITHMS = {
 # Laws and frozen payloads hold them. Suites that compile programs for
 # every codec take the other rows.
 VARIANTS = """
-  f16 e5m2 truncate2 truncate4 int8_stochastic int7 int6 int3 int1_minmax
-  topk_many mxfp8_e5m2 mxfp6_e2m3 mxfp4 random_k_plain zero_value rotate
-  random_k_int8
+  f16 e5m2 truncate2 truncate3 truncate4 int8_stochastic int8_minmax int7 int6
+  int3 int2 int1_minmax topk_many mxfp8_e5m2 mxfp6_e2m3 mxfp4 random_k_plain
+  zero_value rotate random_k_int8
   """.split()
 KINDS = [name for name in CODECS if name not in VARIANTS]
 

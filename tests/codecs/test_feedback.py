@@ -98,14 +98,13 @@ def test_what_is_not_finite_is_forgotten(form):
     assert np.isfinite(decode(codec, payload, x)).all()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_memory_is_float32_whatever_the_values_are(dtype):
-  x = XS[0].astype(dtype)
+def test_memory_is_float32_whatever_the_values_are():
+  x = XS[0].astype("bfloat16")
   codec = feedback(INT4)
   payload, state = encode(codec, x, init(codec, x))
   error = read_error(codec, state)
   assert error.dtype == state.memory.value.dtype == jnp.float32
-  assert decode(codec, payload, x).dtype == dtype
+  assert decode(codec, payload, x).dtype == x.dtype
 
 
 @pytest.mark.parametrize(

@@ -55,24 +55,17 @@ def test_planes_are_the_leading_bytes(count):
   np.testing.assert_array_equal(y.view(np.uint32), words)
 
 
-@pytest.mark.parametrize("rounding", ["zero", "nearest"])
-def test_what_is_not_finite_and_all_signs_stay_what_they_are(rounding):
-  for count in (2, 3, 4):
-    _, y = tripped(count, rounding)
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_what_is_not_finite_and_all_signs_stay_where_rounding_is_nearest(count):
+  _, y = tripped(count, "nearest")
+  np.testing.assert_array_equal(np.signbit(y), np.signbit(X))
+  # The greatest floats do not round up.
+  assert np.isfinite(y[~NAN & ~INF]).all()
+  if count == 1:  # There is nothing from 2^127 up.
+    assert (np.abs(y[NAN | INF]) == 2.0**127).all()
+  else:
     np.testing.assert_array_equal(np.isnan(y), NAN)
     np.testing.assert_array_equal(y[INF], X[INF])
-    # The greatest floats do not round up.
-    assert np.isfinite(y[~NAN & ~INF]).all()
-    np.testing.assert_array_equal(np.signbit(y), np.signbit(X))
-
-
-@pytest.mark.parametrize("rounding", ["zero", "nearest"])
-def test_one_byte_holds_nothing_from_two_to_the_127_up(rounding):
-  _, y = tripped(1, rounding)
-  top = (WORDS & MAGNITUDE) >= 0x7F000000
-  expected = np.where(WORDS[top] & SIGN, -(2.0**127), 2.0**127)
-  np.testing.assert_array_equal(y[top], expected.astype(np.float32))
-  assert np.isfinite(y).all()
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -98,8 +91,3 @@ def test_a_sum_adds_what_each_worker_s_planes_decode_to(count):
   payloads, (first, second, third) = trip(codec, x)
   total = codec.sum_decoded(payloads, shape_dtype(x[0]))
   np.testing.assert_array_equal(total, (first + second) + third)
-
-
-def test_more_than_four_bytes_are_refused():
-  with pytest.raises(ValueError, match=r"`bytes` must be .* in \[1, 4\]"):
-    truncate(bytes=5)

@@ -10,8 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxmotion import HostAxes, codecs, collectives, wire
-from jaxmotion.collectives.extend import apply_nonfinite_policy, keep_update
-from tests.collectives.helpers import bind, over, run
+from tests.collectives.helpers import bind, run
 from tests.compilations import compilations
 from tests.meshes import mesh_of
 
@@ -161,51 +160,3 @@ def test_a_weighted_sum_is_not_divided_and_gradients_are_shares():
   total, grad = run(local, (ROWS[:, :3], w), 4, (P(), P("data")))
   np.testing.assert_allclose(total, w @ ROWS[:, :3], rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(grad, (w / w.sum())[:, None] * np.ones(3))
-
-
-GRADIENTS = np.random.default_rng(3).normal(size=(4, 96)).astype(np.float32)
-CODEC = codecs.feedback(codecs.uniform(bits=4, block=32))
-
-
-def exchange(x, policy):
-  """The update, whether it is kept, and whether memory changed, is finite."""
-  reduce = collectives.all_reduce
-  state = collectives.all_reduce_init(x, "data", CODEC)
-  _, state = reduce(x * 0 + 0.3, "data", CODEC, state=state)
-  x, ok = apply_nonfinite_policy(policy, x, "data")
-  y, new = reduce(x, "data", CODEC, state=state)
-  y, new = keep_update(ok, y, new, state)
-  error, before = (CODEC.error(s[0].first) for s in (new, state))
-  facts = jnp.stack([jnp.any(error != before), ~jnp.isfinite(error).all()])
-  changed, bad = lax.pmax(facts.astype(jnp.int32), "data")
-  return y, jnp.array(True) if ok is None else ok, changed > 0, bad == 0
-
-
-POLICIES = "skip", "propagate", "zero"
-exchange_all = over(lambda x: {p: exchange(x, p) for p in POLICIES}, 4)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_policies_are_kept_where_one_worker_has_a_bad_element(value):
-  bad = GRADIENTS.copy()
-  bad[2, 7] = value
-  found = exchange_all(bad)
-  y, ok, changed, _ = found["skip"]
-  assert not ok and not changed
-  np.testing.assert_array_equal(y, 0)
-  # It reaches every worker and spares the memory.
-  y, ok, _, finite = found["propagate"]
-  assert ok and finite and not np.isfinite(np.asarray(y)[7])
-  assert np.isfinite(np.asarray(y)[32:]).all()
-  # The element is dropped and nothing else.
-  y, ok, _, finite = found["zero"]
-  cleaned = np.where(np.isfinite(bad), bad, 0)
-  assert ok and finite
-  np.testing.assert_array_equal(y, exchange_all(cleaned)["propagate"][0])
-
-
-def test_no_policy_changes_what_is_finite():
-  found = exchange_all(GRADIENTS)
-  for y, ok, changed, finite in found.values():
-    assert ok and changed and finite
-    np.testing.assert_array_equal(y, found["propagate"][0])

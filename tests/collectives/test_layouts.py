@@ -18,7 +18,6 @@ SHAPE = (30, 9)
 CODECS = {
   "int4_stochastic": codecs.uniform(bits=4, rounding="stochastic"),
   "sign_feedback": codecs.feedback(codecs.sign()),
-  "topk_int8": codecs.chain(codecs.topk(density=0.1), codecs.uniform(bits=8)),
   "topk_global": codecs.feedback(codecs.topk(density=0.1), form="global"),
   "rotated": codecs.chain(codecs.rotate(), codecs.uniform(bits=4)),
 }
@@ -73,7 +72,6 @@ def make_program(codec, method):
   [
     ("int4_stochastic", "two_phase"),
     ("sign_feedback", "two_phase"),
-    ("topk_int8", "gather"),
     ("topk_global", "two_phase"),
     ("rotated", "gather"),
   ],
@@ -155,6 +153,7 @@ ROW_CODECS = {
   "stochastic": codecs.uniform(bits=4, rounding="stochastic"),
   "sign": codecs.sign(),
   "bfloat16": codecs.cast("bfloat16"),
+  "memory": codecs.feedback(codecs.uniform(bits=4)),
 }
 
 
@@ -169,6 +168,7 @@ ROW_CODECS = {
     ("int8", (131_101,), 4),
     ("sign", (512, 256), 3),
     ("bfloat16", (131_101,), 4),
+    ("memory", (512, 256), 3),
   ],
 )
 def test_shards_have_the_bits_of_padded_rows(name, shape, workers):
@@ -179,21 +179,8 @@ def test_shards_have_the_bits_of_padded_rows(name, shape, workers):
   @jax.jit
   def encode(x):
     rows = _layout.pad_to_rows(x, workers)
-    padded = _layout.encode_rows(codec, rows, (), key)[0]
-    return _layout.encode_shards(codec, x, workers, (), key)[0], padded
-
-  jax.tree.map(np.testing.assert_array_equal, *encode(x))
-
-
-def test_shards_of_a_codec_with_memory_remember_what_padded_rows_do():
-  codec = codecs.feedback(codecs.uniform(bits=4))
-  x = np.random.default_rng(1).normal(size=(512, 256)).astype(np.float32)
-
-  @jax.jit
-  def encode(x):
-    rows = _layout.pad_to_rows(x, 3)
     state = jax.vmap(codec.init)(rows)
-    padded = _layout.encode_rows(codec, rows, state, None)
-    return _layout.encode_shards(codec, x, 3, state, None), padded
+    padded = _layout.encode_rows(codec, rows, state, key)
+    return _layout.encode_shards(codec, x, workers, state, key), padded
 
   jax.tree.map(np.testing.assert_array_equal, *encode(x))

@@ -71,7 +71,6 @@ class leaky(shared_scale):
 
 CODECS = {
   "low_rank": codecs.feedback(codecs.low_rank(rank=2)),
-  "low_rank_global": codecs.feedback(codecs.low_rank(rank=1), form="global"),
   "rotated": codecs.feedback(
     codecs.chain(codecs.rotate(block=32), codecs.low_rank(rank=1))
   ),

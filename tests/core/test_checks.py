@@ -183,18 +183,3 @@ def test_only_arrays_of_jax_have_buffers():
   check({"params": {"w": x}, "batch": [y, y]}, donated=("params",))
   check({"params": [z, z, 1.0, None]}, donated=("params",))
   jax.eval_shape(lambda a: check({"params": [a, a]}, ("params",)), z)
-
-
-def test_a_donated_array_is_refused_and_one_to_donate_may_be_given_once():
-  x, gone = jnp.ones(2), jnp.ones(2)
-  jax.jit(lambda a: a + 1, donate_argnums=0)(gone)
-  for donated in ((), ("params",)):
-    with pytest.raises(ValueError, match="`params/w/0` must be .* still exist"):
-      core.check_buffers({"params": {"w": [gone]}}, donated)
-  for args, said in (
-    ({"params": [x, x]}, "`params/1` .* got the array of `params/0`"),
-    ({"params": x, "batch": x}, "`batch` .* array of `params`"),
-    ({"batch": x, "params": [x]}, "`params/0` .* array of `batch`"),
-  ):
-    with pytest.raises(ValueError, match=said):
-      core.check_buffers(args, donated=("params",))

@@ -120,11 +120,6 @@ def test_one_worker_computes_what_one_program_computes():
   jax.tree.map(np.testing.assert_array_equal, *found)
 
 
-def test_threads_are_refused_for_several_devices():
-  with pytest.raises(ValueError, match="`overlap` must be 'program' .* for 4"):
-    make_step(4, exchange(INT4, SGD), overlap="thread")
-
-
 def test_parameters_are_updated_in_their_own_buffers():
   mesh, init, step = make_step(2, exchange(INT4, SGD))
   args = (init(PARAMS), BATCH)

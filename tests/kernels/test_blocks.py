@@ -21,21 +21,14 @@ from jaxmotion.kernels._block_layout import (
 
 SHAPES = [
   (),
-  (0,),
-  (1,),
   (7,),
   (0, 5),
-  (5, 0),
   (3, 1, 5),
-  (31,),
   (33,),
   (37, 29),
   (64, 96),
-  (4, 1000),
   (1000, 4),
-  (16, 3, 24),
   (2, 2053),
-  (1, 5000),
   (4099,),
 ]
 CUTS = [(1, 1), (4, 7), (8, 64), (20, 100), (32, 512), (32, 10_000)]
@@ -49,6 +42,7 @@ def many_shapes():
     yield tuple(int(n) for n in (2 ** rng.uniform(0, 12 / max(rank, 1), rank)))
 
 
+@pytest.mark.unoptimized
 @ALL
 def test_every_value_is_in_one_block_once(shape):
   x = np.arange(1.0, math.prod(shape) + 1, dtype=np.float32).reshape(shape)
@@ -153,16 +147,22 @@ def test_reductions_take_every_value_of_a_block_of_any_width_once(width):
       assert np.isnan(bad).reshape(-1).tolist() == [True, False]
 
 
+@pytest.mark.unoptimized
 @ALL
 def test_scales_do_not_count_the_padding(shape):
   x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-  for planes, block in CUTS:
-    found = jax.jit(
-      lambda x, cut=(planes, block): [
+
+  @jax.jit
+  def reduce(x):
+    return [
+      (
         reduce_blocks(x, *cut, max_magnitude),
         reduce_blocks(x, *cut, sum_magnitudes, past_end=0.0),
-      ]
-    )(x)
+      )
+      for cut in CUTS
+    ]
+
+  for (planes, block), found in zip(CUTS, reduce(x), strict=True):
     p, count, width = block_shape(shape, planes, block)
     axes = scale_axes(x.size, block)
     flat = np.abs(np.pad(x.reshape(-1), (0, p * count * width - x.size)))

@@ -16,14 +16,18 @@ def test_every_code_decodes_to_its_value(name):
   form = FORMATS[name]
   codes = np.arange(2**form.bits, dtype=np.uint32)
   codes = codes[(codes & (2 ** (form.bits - 1) - 1)) <= form.most]
-  payload_scale = jnp.full((codes.size,), 127, jnp.uint8)
-  words = pack_flat(jnp.asarray(codes), form.bits)
   x = np.zeros(codes.size, np.float32)
   op = MicroscalingOp(format=name, block=1)
   empty = jax.eval_shape(lambda x: op.encode(x, None), x)
-  payload = empty._replace(words=words, scale=payload_scale)
+
+  @jax.jit
+  def decode(codes):
+    scale = jnp.full(codes.size, 127, jnp.uint8)
+    words = pack_flat(codes, form.bits)
+    return op.decode(empty._replace(words=words, scale=scale), x)
+
   exact = codes.astype(np.uint8).view(getattr(ml_dtypes, name))
-  np.testing.assert_array_equal(op.decode(payload, x), exact.astype(np.float32))
+  np.testing.assert_array_equal(decode(codes), exact.astype(np.float32))
 
 
 @NAMES
@@ -40,9 +44,14 @@ def test_every_value_and_every_tie_rounds_as_ml_dtypes(name):
   # The greatest value leads, so that the scale of the one block is 1.
   x = np.concatenate([[most], points]).astype(np.float32)
   op = MicroscalingOp(format=name, block=x.size)
-  payload = jax.jit(lambda x: op.encode(x, None))(x)
-  assert payload.scale.tolist() == [127]
-  codes = unpack_flat(payload.words, form.bits, x.size)
+
+  @jax.jit
+  def encode(x):
+    payload = op.encode(x, None)
+    return payload.scale, unpack_flat(payload.words, form.bits, x.size)
+
+  scale, codes = encode(x)
+  assert scale.tolist() == [127]
   normal = np.abs(x) >= np.finfo(np.float32).tiny
   np.testing.assert_array_equal(
     np.asarray(codes)[normal], x.astype(kind).view(np.uint8)[normal]

@@ -10,8 +10,6 @@ from tests.meshes import mesh_of
 SHAPES = {"a": (12, 20), "b": (20,), "c": (16, 8), "d": (9,)}
 PARAMS = {k: np.zeros(shape, np.float32) for k, shape in SHAPES.items()}
 MESH = mesh_of(4)
-# Workers of tests at other settings.
-THREE = 3
 
 
 def gradients(step):
@@ -46,18 +44,3 @@ def make_run(tx, params=None, mesh=MESH):
   )
   jitted = jax.jit(update)
   return state, lambda g, s, p=params: jitted(g, s, p)
-
-
-def normal_gradients(seed, shapes):
-  """Gradients of three workers, of any shapes."""
-  rng = np.random.default_rng(seed)
-  return {
-    name: rng.normal(size=(THREE, *shape)).astype(np.float32)
-    for name, shape in shapes.items()
-  }
-
-
-def run_on_three(tx, shapes):
-  params = {name: np.zeros(s, np.float32) for name, s in shapes.items()}
-  mesh = mesh_of(THREE)
-  return make_run(tx, params, mesh)

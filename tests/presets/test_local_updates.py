@@ -70,8 +70,6 @@ def test_an_exact_round_of_muloco_is_a_step_of_muon():
   [
     ("diloco", {"outer_momentum": 1.0}, ValueError, "`outer_momentum` must"),
     ("diloco", {"outer": INNER}, TypeError, "`outer` must not be given to `di"),
-    ("streaming_diloco", {"delay": 100}, ValueError, "`delay` must be less"),
-    ("streaming_diloco", {"fragments": 3}, ValueError, "`fragments` must div"),
     ("zeropp", {"regather": True}, TypeError, "`regather` must not be given"),
   ],
 )

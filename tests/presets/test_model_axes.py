@@ -1,25 +1,17 @@
 """Presets beside tensor parallelism: each device encodes its own shards."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding
 
 import jaxmotion
 from jaxmotion import presets, transforms
 from jaxmotion.transforms.extend import trace_state
 from tests.meshes import mesh_of
+from tests.transforms.worker import BATCH, PARAMS, SPECS, loss_fn
 
-RNG = np.random.default_rng(0)
-PARAMS = {
-  "b": np.zeros(64, np.float32),
-  "w1": RNG.normal(size=(8, 64)).astype(np.float32) / 4,
-  "w2": RNG.normal(size=(64, 8)).astype(np.float32) / 4,
-}
-SPECS = {"b": P(), "w1": P(None, "model"), "w2": P("model")}
-BATCH = {k: RNG.normal(size=(8, 8)).astype(np.float32) for k in "xy"}
 MESH = mesh_of(2, 2)
 ALONE = mesh_of(2)
 EVERY_STEP = {
@@ -29,11 +21,6 @@ EVERY_STEP = {
   "onebit_adam": presets.onebit_adam("data", 0.1),
   "lion": presets.lion("data", 0.1),
 }
-
-
-def loss_fn(params, batch):
-  y = jnp.tanh(batch["x"] @ params["w1"] + params["b"][None]) @ params["w2"]
-  return jnp.mean((y - batch["y"]) ** 2)
 
 
 def place(tree):

@@ -7,16 +7,15 @@ import pytest
 import jaxmotion
 from jaxmotion import codecs, presets
 from jaxmotion.codecs.extend import partition
+from jaxmotion.transforms.extend import find_exchanges, trace_state
 from tests.paths import ROOT
 from tests.presets.reference import (
+  MESH,
   PARAMS,
-  THREE,
   flatten,
   gradients,
   make_run,
-  normal_gradients,
   pick,
-  run_on_three,
 )
 
 ONEBIT, SPARSE_LOCO = (
@@ -70,29 +69,6 @@ def test_it_is_adam_until_squares_stay_and_momenta_are_exchanged():
     )
 
 
-def test_onebit_of_three_workers_and_an_odd_size_is_the_reference():
-  size, padded = 47, 72  # A multiple of 3 rows of 3 * 8 elements.
-  shapes = {"x": (size,)}
-  codec = codecs.onebit()
-  state, update = run_on_three(jaxmotion.exchange("data", codec), shapes)
-  own, of_mean = np.zeros((THREE, padded)), np.zeros((THREE, padded // 3))
-
-  def to_signs(x):
-    scale = np.linalg.norm(x, axis=1, keepdims=True) / np.sqrt(x.shape[1])
-    return np.where(x >= 0, scale, -scale)
-
-  for step in range(3):
-    grads = normal_gradients(step, shapes)
-    means, state = update(grads, state)
-    own[:, :size] += grads["x"]
-    sent = to_signs(own)
-    own -= sent
-    of_mean += sent.mean(0).reshape(THREE, -1)
-    found = to_signs(of_mean)
-    of_mean -= found
-    np.testing.assert_allclose(means["x"], found.ravel()[:size], atol=5e-6)
-
-
 def test_parameters_and_memories_are_those_of_the_reference():
   """Whose rate scales what enters the memory, too, and whose tiles are rows."""
   head = codecs.tiles(chunk=4, fit="divide", shape="row")
@@ -133,34 +109,15 @@ def test_with_all_elements_it_is_plain_sgd():
       np.testing.assert_allclose(found, -0.5 * mean, atol=5e-6)
 
 
-def test_sparse_loco_in_two_bits_is_the_reference():
-  """Of a vector, which is cut into chunks."""
-  chunk, count, decay, rate = 8, 3, 0.9, 0.5
-  shapes = {"x": (64,)}
-  tx = presets.sparse_loco(
-    "data", rate, decay=decay, count=count, chunk=chunk, bits=2
+def test_sparse_loco_encodes_columns_of_tiles_in_two_bits():
+  tx = presets.sparse_loco("data", decay=0.9, count=3, chunk=8, span=4.0)
+  state = trace_state(tx, PARAMS, MESH, "data")
+  selected = codecs.chain(
+    codecs.topk_columns(count=3), codecs.codebook(bits=2, span=4.0)
   )
-  state, update = run_on_three(tx, shapes)
-  error = np.zeros((THREE, 8, chunk))
-  for step in range(3):
-    grads = normal_gradients(step, shapes)
-    updates, state = update(grads, state)
-    error = decay * error + grads["x"].reshape(error.shape)
-    sent, senders = np.zeros((2, THREE, 8, chunk))
-    for r in range(THREE):
-      places = np.argsort(-np.abs(error[r]), axis=1)[:, :count]
-      values = np.take_along_axis(error[r], places, 1)
-      centered = values - values.mean()
-      width = 6 * centered.std(ddof=1) / 4
-      bins = np.clip(np.round(centered / width + 2), 0, 3)
-      coded = values.mean() + sum(
-        (bins == b) * centered[bins == b].mean() for b in np.unique(bins)
-      )
-      np.put_along_axis(sent[r], places, coded, 1)
-      np.put_along_axis(senders[r], places, 1, 1)
-    error -= sent
-    mean = sent.sum(0) / np.maximum(senders.sum(0), 1)
-    np.testing.assert_allclose(updates["x"], -rate * mean.ravel(), atol=5e-6)
+  codec = codecs.chain(codecs.tiles(chunk=8), codecs.contributors(selected))
+  (exchange,) = find_exchanges(state)
+  assert exchange.made_for.codecs[0] == codecs.feedback(codec, decay=0.9)
 
 
 def rate(count):

@@ -31,8 +31,14 @@ def test_arrays_have_dtypes_layouts_and_bytes():
   assert (five.dtype, five.memory_bytes) == ("bool", 5)
   (unpacked,) = parse_arrays("s4[16]{0}")
   assert unpacked.memory_bytes == 16
-  (eight,) = parse_arrays("f8e4m3fn[3]")
-  assert (eight.dtype, eight.memory_bytes) == ("float8_e4m3fn", 3)
+  for code, dtype, size in (
+    ("s8", "int8", 5),
+    ("bf16", "bfloat16", 10),
+    ("f8e4m3fn", "float8_e4m3fn", 5),
+    ("c64", "complex64", 40),
+  ):
+    (found,) = parse_arrays(f"{code}[5]")
+    assert (found.dtype, found.memory_bytes) == (dtype, size)
 
 
 def test_a_comment_is_no_operand():

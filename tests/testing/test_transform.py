@@ -1,3 +1,5 @@
+"""Checks of gradient transformations find what breaks them."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ from jax.sharding import Mesh
 
 import jaxmotion
 from jaxmotion import codecs
-from jaxmotion.testing import check_transform
+from jaxmotion.testing import check_sharded, check_transform
 
 MESH = Mesh(np.array(jax.devices()[:4]), ("data",))
 PARAMS = {"w": jnp.linspace(-1.0, 1.0, 12)}
@@ -85,3 +87,19 @@ def test_what_breaks_a_step_is_caught(case):
   tx, error, message = CAUGHT[case]
   with pytest.raises(error, match=message):
     check_transform(tx, MESH, PARAMS, steps=2)
+
+
+PAIR = Mesh(np.array(jax.devices()[:2]), ("data",))
+LEAVES = {"w": np.ones((16, 16), np.float32), "b": np.ones(3, np.float32)}
+
+
+def test_an_optimizer_of_single_elements_passes_on_several_workers():
+  check_sharded(optax.adamw(1e-2), PAIR, LEAVES)
+  with pytest.raises(ValueError, match="`mesh` must have at least 2 workers"):
+    check_sharded(optax.sgd(0.1), Mesh(jax.devices()[:1], ("data",)), LEAVES)
+
+
+def test_noise_that_is_drawn_for_a_leaf_is_found():
+  tx = optax.add_noise(1.0, 0.5, key=jax.random.key(0))
+  with pytest.raises(AssertionError, match="`w`: the update of step 0"):
+    check_sharded(tx, PAIR, LEAVES, steps=1)

@@ -140,25 +140,3 @@ def test_a_delay_sends_the_bytes_of_the_step_without_it():
     init, step = make_steps(delays=delays)
     sent.append(wire.step_bytes(step, init(PARAMS), BATCHES[0]).total_bytes)
   assert sent[0] == sent[1] > 0
-
-
-def test_an_unexpected_weight_is_refused():
-  for is_weighted, message in (
-    (False, "`is_weighted` must be True of `delayed`.* gets a `weight`"),
-    (True, "`is_weighted` must be False of `delayed`.* got no `weight`"),
-  ):
-    chain = optax.chain(jaxmotion.exchange("data"), optax.sgd(0.5))
-    init, step = jaxmotion.make_train_step(
-      loss_fn,
-      jaxmotion.delayed(chain, is_weighted=is_weighted),
-      mesh_of(4),
-      weight_fn=None if is_weighted else lambda batch: batch["mask"].sum(),
-    )
-    with pytest.raises(ValueError, match=message):
-      step(init(PARAMS), BATCHES[0])
-
-
-def test_a_state_without_pending_gradients_is_refused():
-  state = make_steps(delays=False)[0](PARAMS)
-  with pytest.raises(TypeError, match="`state.*` must be what `init` returned"):
-    make_steps()[1](state, BATCHES[0])

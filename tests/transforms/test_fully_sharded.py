@@ -27,18 +27,12 @@ BATCH = RNG.normal(size=(2, 4 * WORKERS, WIDTH)).astype(np.float32)
 BATCH = {"x": BATCH[0], "y": np.sin(BATCH[1])}
 INT8 = codecs.uniform(bits=8)
 INT4 = codecs.uniform(bits=4, block=128)
-FLAT_CODED = dict(weight_codec=INT8, gradient_codec=INT4)
-CODED = dict(FLAT_CODED, local_codec=INT8)
+CODED = dict(weight_codec=INT8, gradient_codec=INT4, local_codec=INT8)
 OPTIONS = {
-  "fp32": dict(regather="local"),
   "flat": {},
-  "flat memory": dict(FLAT_CODED, error_feedback=True),
-  "flat packed": dict(FLAT_CODED, regather=False),
   "again": dict(CODED, regather=True),
   "local": dict(CODED, regather="local"),
   "packed": dict(CODED, regather=False),
-  "lossless": dict(weight_codec=INT8, local_codec=INT8),
-  "memory": dict(CODED, regather="local", error_feedback=True),
 }
 
 
@@ -75,24 +69,12 @@ def compiled(name, tx=None, is_flat=False):
 
 
 @functools.cache
-def exact_gradient():
-  return jax.jit(jax.grad(loss_of(use_layer)))(PARAMS, BATCH)
-
-
-@functools.cache
 def gradient(name):
   """The gradient of one step: SGD at a rate of 1 subtracts it."""
   args, program, _ = compiled(name)
   copies = jax.tree.map(jnp.copy, args)
   state, _ = program(*copies)
-  found = jax.tree.map(lambda a, b: a - np.asarray(b), PARAMS, state.params)
-  return found, state.opt_state
-
-
-def test_without_codecs_the_gradient_is_the_mean_of_all_workers():
-  found, _ = gradient("fp32")
-  for name, expected in exact_gradient().items():
-    np.testing.assert_allclose(found[name], expected, atol=1e-6)
+  return PARAMS["w"] - np.asarray(state.params["w"])
 
 
 @pytest.mark.parametrize("name", ["again", "local", "packed"])
@@ -127,49 +109,18 @@ def test_secondary_parts_cost_little_memory():
   assert temps["local"] - temps["again"] < 1.2 * words / DEVICES
 
 
-@pytest.mark.parametrize("name", ["again", "local", "packed"])
+@pytest.mark.parametrize("name", ["again", "packed"])
 def test_what_is_gathered_again_does_not_change_the_gradient(name):
-  found, _ = gradient(name)
-  np.testing.assert_array_equal(found["w"], gradient("local")[0]["w"])
-  exact = exact_gradient()["w"]
-  error = np.linalg.norm(found["w"] - exact) / np.linalg.norm(exact)
-  assert error < 0.25
+  np.testing.assert_array_equal(gradient(name), gradient("local"))
 
 
-def test_sent_and_remembered_means_of_hosts_are_the_gradient():
-  found, state = gradient("memory")
-  (error,) = state.error.value
-  # Of each device the rows that it reduces, of each host its own mean.
-  left = np.asarray(error).reshape(HOSTS, DEVICES, LAYERS, HOSTS, -1, WIDTH)
-  left = left.mean(0).transpose(1, 2, 0, 3, 4).reshape(PARAMS["w"].shape)
-  assert np.abs(left).max() > 0
-  # Weights of 8 bits and sums within a host are as they are without memory.
-  lossless, _ = gradient("lossless")
-  np.testing.assert_allclose(found["w"] + left, lossless["w"], atol=1e-6)
+def test_the_gradient_is_close_to_that_of_whole_weights():
+  exact = jax.jit(jax.grad(loss_of(use_layer)))(PARAMS, BATCH)["w"]
+  lost = np.linalg.norm(gradient("local") - exact)
+  assert lost < 0.25 * np.linalg.norm(exact)
 
 
 ADAMW = optax.adamw(1e-2)
-
-
-def test_parameters_and_moments_are_arrays_in_parts():
-  (state, _), _, _ = compiled("flat", ADAMW, True)
-  for tree in (state.params, state.opt_state.inner.value[0].mu):
-    assert jax.tree.map(np.shape, tree) == jax.tree.map(np.shape, PARAMS)
-    shapes = [s.data.shape for s in tree["w"].addressable_shards]
-    assert shapes == [(LAYERS, WIDTH // WORKERS, WIDTH)] * WORKERS
-    assert tree["scale"].sharding.is_fully_replicated
-
-
-def test_bytes_between_workers_are_those_traced_and_compiled_and_few():
-  sent = {}
-  for name in ("flat", "flat memory"):
-    _, program, traced = compiled(name, ADAMW, True)
-    sent[name] = wire.compiled_bytes(program).total_bytes
-    assert traced.total_bytes == sent[name]
-  init, step = make("flat packed", is_flat=True)
-  packed = wire.step_bytes(step, jax.eval_shape(init, PARAMS), BATCH)
-  assert sent["flat"] / sent["flat memory"] > 4.5
-  assert sent["flat"] / packed.total_bytes > 6
 
 
 def test_a_device_holds_its_part_and_the_block_at_work():
@@ -186,19 +137,14 @@ def test_a_device_holds_its_part_and_the_block_at_work():
 
 
 def test_what_is_done_within_a_host_needs_hosts():
-  for axes, options, message in (
-    ("host", dict(regather="local"), "`regather` must be True or False wi"),
-    (AXES.names, dict(local_codec=INT8), "`local_codec` must be None wi"),
-  ):
-    scheme = jaxmotion.fully_sharded(optax.sgd(1.0), **options)
-    init, _ = jaxmotion.make_train_step(
-      loss_of(use_layer), scheme, MESH, axis_name=axes
-    )
-    with pytest.raises(ValueError, match=f"{message}thout hosts.*HostAxes"):
-      init(PARAMS)
+  message = "`regather` must be True or False without hosts.*HostAxes"
+  scheme = jaxmotion.fully_sharded(optax.sgd(1.0), regather="local")
+  init, _ = jaxmotion.make_train_step(loss_of(use_layer), scheme, FLAT)
+  with pytest.raises(ValueError, match=message):
+    init(PARAMS)
   block = gather_block(use_layer, regather="local")
   init, step = make("flat", is_flat=True, block=block)
-  with pytest.raises(ValueError, match="`regather` must be True or False with"):
+  with pytest.raises(ValueError, match=message):
     step.eval_shape(jax.eval_shape(init, PARAMS), BATCH)
 
 

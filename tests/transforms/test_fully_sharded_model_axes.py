@@ -37,7 +37,6 @@ SPECS = {
 BATCH = RNG.normal(size=(2, 8, 16)).astype(np.float32)
 BATCH = {"x": BATCH[0], "y": np.sin(BATCH[1])}
 INT4 = codecs.uniform(bits=4)
-OPTIONS = {"fp32": {}, "int4": dict(gradient_codec=INT4, error_feedback=True)}
 
 
 def loss_of(wrap, gather):
@@ -55,12 +54,15 @@ def loss_of(wrap, gather):
 
 
 @functools.cache
-def make(name):
-  """(init, step) of one setting; nothing is compiled yet."""
+def make():
+  """(init, step); nothing is compiled yet."""
   return jaxmotion.make_train_step(
     loss_of(gather_block, gather_params),
     jaxmotion.fully_sharded(
-      optax.sgd(1.0, momentum=0.9), stacked="layers/", **OPTIONS[name]
+      optax.sgd(1.0, momentum=0.9),
+      stacked="layers/",
+      gradient_codec=INT4,
+      error_feedback=True,
     ),
     MESH,
     specs=SPECS,
@@ -68,9 +70,9 @@ def make(name):
 
 
 @functools.cache
-def step_once(name):
+def step_once():
   """(start, gradient, state, program): SGD at a rate of 1 subtracts it."""
-  init, step = make(name)
+  init, step = make()
   start = init(PARAMS)
   program = step.lower(start, BATCH).compile()
   state, _ = program(jax.tree.map(jnp.copy, start), BATCH)
@@ -78,17 +80,8 @@ def step_once(name):
   return start, gradient, state.opt_state, program
 
 
-@functools.cache
-def exact_gradient():
-  return jax.jit(jax.grad(loss_of(lambda f: f, lambda w: w)))(PARAMS, BATCH)
-
-
-def test_without_codecs_the_gradient_is_that_of_whole_weights():
-  assert_close(step_once("fp32")[1], exact_gradient())
-
-
 def test_workers_and_the_model_cut_other_dimensions():
-  (params, _, state), _, after, _ = step_once("int4")
+  (params, _, state), _, after, _ = step_once()
   for tree in (params, state.inner.value[0].trace, after.inner.value[0].trace):
     up, down = tree["layers"]["up"], tree["layers"]["down"]
     assert up.sharding.spec == P(None, "data", "model")
@@ -100,33 +93,30 @@ def test_workers_and_the_model_cut_other_dimensions():
 
 
 def test_what_was_sent_and_remembered_is_the_gradient():
-  _, found, state, _ = step_once("int4")
+  _, found, state, _ = step_once()
   first, down, up = (np.asarray(e).mean(0) for e in state.error.value)
   assert all(np.any(e) for e in (first, down, up))
   left = {"first": first, "layers": {"down": down, "up": up}, "shift": 0}
-  assert_close(jax.tree.map(np.add, found, left), exact_gradient())
+  exact = jax.jit(jax.grad(loss_of(lambda f: f, lambda w: w)))(PARAMS, BATCH)
+  assert_close(jax.tree.map(np.add, found, left), exact)
 
 
 def test_each_device_sends_its_own_shard_and_the_model_its_activations():
-  sent = {
-    name: wire.compiled_bytes(step_once(name)[3], mesh=MESH).per_axis()
-    for name in OPTIONS
-  }
+  sent = wire.compiled_bytes(step_once()[3], mesh=MESH).per_axis()
   # Two sums of a worker's activations in each layer, as without any exchange.
-  assert sent["int4"]["model",] == 2 * LAYERS * 4 * 4 * WIDTH
-  assert sent["fp32"]["model",] == sent["int4"]["model",]
+  assert sent["model",] == 2 * LAYERS * 4 * 4 * WIDTH
   parts = [np.zeros((WIDTH // 2, HIDDEN // 2))] * 2 * LAYERS
   first = np.zeros((16, WIDTH // 2))
   gathered = 2 * sum(4 * p.size for p in parts) + 4 * first.size
   reduced = sum(wire.payload_bytes(INT4, jnp.float32(p)) for p in parts)
   reduced += wire.payload_bytes(INT4, jnp.float32(first))
   shift, loss = 4 * HIDDEN // 2, 4
-  assert sent["int4"]["data",] == gathered + reduced + shift + loss
+  assert sent["data",] == gathered + reduced + shift + loss
 
 
 def test_a_state_goes_on_with_another_number_of_workers():
-  init, _ = make("int4")
-  state = step_once("int4")[2]
+  init, _ = make()
+  state = step_once()[2]
   two, one = (AbstractMesh((n, 2), ("data", "model")) for n in (2, 1))
   layout = checkpoint.describe_state(init, PARAMS, two, specs=SPECS)
   new = checkpoint.resize(init, state, PARAMS, layout, one, specs=SPECS)

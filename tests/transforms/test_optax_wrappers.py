@@ -78,16 +78,6 @@ def test_frozen_leaves_stay_and_send_nothing(wrap, lora_alone):
   assert wire.step_bytes(step, state, BATCH).total_bytes == wire_bytes
 
 
-def test_each_group_may_have_an_exchange_of_its_own():
-  own = {"base": chain(optax.sgd(0.1)), "lora": chain(optax.sgd(0.1))}
-  partition = optax.partition(own, {"base": "base", "lora": "lora"})
-  found = []
-  for tx in (partition, own["base"]):
-    step, state = make(tx)
-    found.append(step(state, BATCH)[0].params)
-  assert_close(*found, rtol=1e-5)
-
-
 @pytest.mark.parametrize("own", ["passed on", "by worker"])
 def test_an_update_that_differs_between_workers_is_refused(own):
   def update(updates, state, params=None):

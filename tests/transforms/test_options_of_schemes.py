@@ -41,16 +41,11 @@ OPTIONS = {
 REFUSED = {
   ("delayed", "weights, program, specs"): "is_weighted",
   ("delayed", "weights, counts"): "is_weighted",
+  ("weighted delay", "mean state, aux, key"): "is_weighted",
+  ("weighted delay", "own state, own loss, microbatches"): "is_weighted",
   ("fully sharded", "weights, counts"): "counts",
   **{(name, "thread"): "`overlap` must be 'program'" for name in SCHEMES},
 }
-# A delayed chain with weights is for steps that have them.
-CELLS = [
-  (scheme, option)
-  for scheme in SCHEMES
-  for option in OPTIONS
-  if scheme != "weighted delay" or "weights" in option
-]
 
 
 def loss_of(w, x):
@@ -108,7 +103,25 @@ def test_a_delay_inside_of_what_divides_leaves_is_refused():
     step(init(PARAMS), BATCH)
 
 
-@pytest.mark.parametrize(("name", "option"), CELLS)
+@pytest.mark.parametrize(
+  "name", ["delayed", "fully sharded", "local", "thread"]
+)
+def test_a_state_of_another_scheme_is_refused(name):
+  if name == "thread":  # It looks into the state before a program does.
+    options = dict(mesh=mesh_of(1), overlap="thread")
+    scheme = jaxmotion.local_updates(SGD, EXCHANGED, every=2, delay=1)
+  else:
+    options, scheme = dict(mesh=MESH), SCHEMES[name]
+  # A key needs a count of steps, which the others look for behind the check.
+  key = None if name == "delayed" else jax.random.key(0)
+  init, _ = jaxmotion.make_train_step(make_loss("", ""), SGD, MESH)
+  _, step = jaxmotion.make_train_step(make_loss(name, ""), scheme, **options)
+  with pytest.raises(TypeError, match="`state.*` must be what `init` returned"):
+    step(jax.device_get(init(PARAMS)), BATCH, key=key)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("name", SCHEMES)
 def test_an_option_means_the_same_or_is_refused(name, option):
   if (name, option) in REFUSED:
     with pytest.raises(ValueError, match=REFUSED[name, option]):

@@ -1,12 +1,14 @@
 """Weights of workers and microbatches, and unequal numbers of these."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import nnx
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import jaxmotion
 from jaxmotion import codecs, hetero, wire
@@ -16,7 +18,7 @@ from tests.meshes import mesh_of
 WORKERS, MICROBATCH, MOST = 4, 2, 8
 MESH = mesh_of(WORKERS)
 AXES = jaxmotion.HostAxes("host", "device")
-HOSTS = Mesh(np.array(jax.devices()[:WORKERS]).reshape(2, 2), AXES.names)
+HOSTS = mesh_of(2, 2, names=AXES.names)
 RNG = np.random.default_rng(0)
 PARAMS = {
   "a": jnp.asarray(RNG.normal(size=(6, 64)).astype(np.float32)),
@@ -31,9 +33,10 @@ BATCH = {
 }
 SHARES = [(2, 2, 2, 2), (5, 1, 2, 0), (0, 0, 0, 8), (1, 4, 0, 3)]
 EXCHANGES = {
-  "plain": (MESH, "data", jaxmotion.exchange("data")),
-  "skip": (MESH, "data", jaxmotion.exchange("data", nonfinite="skip")),
-  "hierarchical": (HOSTS, AXES, jaxmotion.exchange(AXES)),
+  "plain": {},
+  "hierarchical": dict(
+    exchange=jaxmotion.exchange(AXES), mesh=HOSTS, axis_name=AXES
+  ),
 }
 
 
@@ -64,9 +67,10 @@ def dealt(counts, batch=None):
   return x | {"valid": valid}
 
 
-def full_gradient(params=PARAMS):
+@functools.cache
+def full_gradient():
   mean = lambda p: losses(p, BATCH["x"], BATCH["y"]).mean()
-  return jax.jit(jax.value_and_grad(mean))(params)
+  return jax.jit(jax.value_and_grad(mean))(PARAMS)
 
 
 def distance(a, b):
@@ -78,10 +82,16 @@ def distance(a, b):
   return np.linalg.norm(join(a) - join(b)) / np.linalg.norm(join(b))
 
 
-def mean_step(scale=0.0, exchange=None, **options):
+def mean_step(scale=1.0, exchange=None, **options):
   """A step whose optimizer's trace is the exchanged gradient."""
   tx = optax.chain(exchange or jaxmotion.exchange("data"), optax.trace(0.0))
-  return make_step(optax.chain(tx, optax.scale(scale)), **options)
+  tx = optax.chain(tx, optax.scale(scale))
+  return make_step(tx, donate=False, **options)
+
+
+@functools.cache
+def shared_step(name="plain"):
+  return mean_step(**EXCHANGES[name])
 
 
 def read_mean(state):
@@ -90,10 +100,7 @@ def read_mean(state):
 
 @pytest.mark.parametrize("name", EXCHANGES)
 def test_the_gradient_is_that_of_the_whole_batch_for_any_shares(name):
-  mesh, axis_name, exchange = EXCHANGES[name]
-  init, step = mean_step(
-    1.0, exchange, mesh=mesh, axis_name=axis_name, donate=False
-  )
+  init, step = shared_step(name)
   mean, exact = full_gradient()
   start, seen = init(PARAMS), []
   for counts in SHARES:
@@ -130,7 +137,7 @@ def test_a_worker_computes_its_own_microbatches_and_no_others():
 
 
 def test_little_is_sent_besides_the_exchange_and_nothing_in_the_loop():
-  (init, step), counts = mean_step(), np.array((5, 1, 2, 0))
+  (init, step), counts = shared_step(), np.array((5, 1, 2, 0))
   args = init(PARAMS), dealt(counts)
   # The ledger refuses collectives in loops of unknown length.
   ledger = wire.step_bytes(lambda s, b: step(s, b, counts=counts), *args)
@@ -144,7 +151,7 @@ def test_little_is_sent_besides_the_exchange_and_nothing_in_the_loop():
 def test_what_is_sent_sums_to_what_came_in_while_counts_change():
   codec = codecs.feedback(codecs.sign())
   exchange = jaxmotion.exchange("data", codec, method="gather")
-  init, train = mean_step(exchange=exchange)
+  init, train = mean_step(0.0, exchange)
   state, sent = init(PARAMS), jax.tree.map(jnp.zeros_like, PARAMS)
   steps = 2 * len(SHARES)
   for step in range(steps):
@@ -177,22 +184,19 @@ def test_sums_of_narrow_gradients_are_wide(counts):
   assert float(read_mean(state)) == 1.0
 
 
-@pytest.mark.parametrize("microbatches", (1, MOST))
-def test_padded_batches_give_the_mean_of_the_whole_batch(microbatches):
+def test_padded_batches_give_the_mean_of_the_whole_batch():
   def loss_and_aux(params, batch):
     loss = loss_fn(params, batch)
     return loss, {"twice": 2 * loss, "valid": count_valid(batch)}
 
-  init, step = mean_step(
-    loss=loss_and_aux, microbatches=microbatches, has_aux=True
-  )
+  init, step = mean_step(loss=loss_and_aux, has_aux=True)
   batch = dealt((5, 1, 2, 0))
   state, (loss, aux) = step(init(PARAMS), batch)
   mean, gradient = full_gradient()
   assert distance(read_mean(state), gradient) < 1e-6
   np.testing.assert_allclose((loss, aux["twice"] / 2), mean, rtol=1e-6)
-  valid = batch["valid"].reshape(WORKERS, microbatches, -1).sum(-1)
-  np.testing.assert_array_equal(aux["valid"], np.squeeze(valid))
+  valid = batch["valid"].reshape(WORKERS, MOST, -1).sum(-1)
+  np.testing.assert_array_equal(aux["valid"], valid)
 
 
 def test_model_state_and_keys_go_through_the_microbatches():
@@ -285,7 +289,7 @@ def test_batch_statistics_stay_where_nothing_counts(normed):
 
 
 def test_nothing_that_counts_changes_nothing():
-  init, step = mean_step(1.0)
+  init, step = shared_step()
   batch = dealt((2, 2, 2, 2))
   for valid, counts in (
     (False, (2, 2, 2, 2)),
@@ -309,14 +313,14 @@ def test_a_weight_that_is_not_a_number_reaches_every_worker():
   assert np.isnan(loss)
 
 
-def run(scheme=None, batch=None, counts=(2, 2, 2, 2), model=None, **options):
+def run(batch=None, counts=(2, 2, 2, 2), model=None, **options):
   tx = optax.chain(jaxmotion.exchange("data"), optax.sgd(0.1))
   if model is not None:
     options |= {
       "model_state": "mean",
       "loss": lambda p, m, b: (loss_fn(p, b), m),
     }
-  init, step = make_step(scheme or tx, **options)
+  init, step = make_step(tx, **options)
   return step(
     init(PARAMS, *[model] * (model is not None)),
     batch or dealt((2, 2, 2, 2)),
@@ -324,7 +328,6 @@ def run(scheme=None, batch=None, counts=(2, 2, 2, 2), model=None, **options):
   )
 
 
-FULLY_SHARDED = jaxmotion.fully_sharded(optax.sgd(0.1))
 REFUSED = {
   r"must be 4 integers in \[0, 8\], .* 2, 9\)": dict(counts=(2, 2, 2, 9)),
   r"`counts` must be 4 integers.* got \(8,\)": dict(counts=(8,)),
@@ -334,9 +337,6 @@ REFUSED = {
   ),
   "`model_state/steps` must be a floating-point array, got int32": dict(
     model={"steps": jnp.zeros((), jnp.int32)}
-  ),
-  "`counts` must be None, because workers of a fully sharded step gather": dict(
-    scheme=FULLY_SHARDED
   ),
 }
 
@@ -378,10 +378,17 @@ def test_shards_of_a_model_are_updated_by_the_whole_gradient(kind):
     mesh=mesh,
     loss=sharded_loss,
     specs=specs,
-    donate=False,
   )
   counts = (5, 3)
-  state, loss = step(init(PARAMS), dealt(counts), counts=counts)
+  state = init(PARAMS)
+  if kind == AxisType.Explicit:
+    state, loss = step(state, dealt(counts), counts=counts)
+  else:  # In two programs, between which gradients stay sharded.
+    work = step.compute(state, dealt(counts), counts=counts)
+    a = work.grads["a"].sharding
+    assert a.is_equivalent_to(NamedSharding(mesh, P("data", None, "model")), 3)
+    assert work.weight.tolist() == [10, 5]
+    state, loss = step.update(state, work)
   mean, gradient = full_gradient()
   np.testing.assert_allclose(loss, mean, rtol=1e-5)
   assert distance(read_mean(state), gradient) < 0.02
@@ -391,11 +398,3 @@ def test_shards_of_a_model_are_updated_by_the_whole_gradient(kind):
   # Each of four devices remembers the error of its shard.
   memory = jax.tree.leaves(state.opt_state[0][0].codec_state)
   assert {leaf.shape[0] for leaf in memory} == {4}
-  if kind == AxisType.Explicit:
-    return
-  # In two programs too, between which gradients stay sharded.
-  work = step.compute(state, dealt(counts), counts=counts)
-  a = work.grads["a"].sharding
-  assert a.is_equivalent_to(NamedSharding(mesh, P("data", None, "model")), 3)
-  assert work.weight.tolist() == [10, 5]
-  step.update(state, work)

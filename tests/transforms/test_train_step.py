@@ -205,27 +205,6 @@ def test_loops_and_branches_train_on_every_mesh(kind):
         assert a.sharding.is_fully_replicated
 
 
-def test_a_constraint_on_the_other_axis_stays_the_models():
-  mesh = mesh_of(4, 2)
-
-  def make_loss(constrain):
-    def own_loss(params, batch):
-      h = constrain(jnp.tanh(batch["x"][:, 0] @ params["u"]))
-      return jnp.mean((h @ params["w"] - batch["y"]) ** 2)
-
-    return own_loss
-
-  loss_fn = make_loss(
-    lambda h: lax.with_sharding_constraint(
-      h, jax.NamedSharding(mesh, P(None, "model"))
-    )
-  )
-  init, step = jaxmotion.make_train_step(loss_fn, CHAIN, mesh)
-  params = step(init(CELLS), SERIES)[0].params
-  plain = plain_step(make_loss(lambda h: h))
-  np.testing.assert_allclose(params["w"], plain["w"], rtol=1e-5, atol=1e-6)
-
-
 def test_only_floating_point_scalars_are_averaged():
   def own_loss(params, batch):
     logits = batch["x"][:, 0] @ params["u"]

@@ -317,25 +317,6 @@ def test_tuples_typed_operands_and_comments_are_read():
   )
 
 
-@pytest.mark.parametrize(
-  ("code", "dtype", "size"),
-  [
-    ("u2", "uint2", 2),
-    ("s8", "int8", 5),
-    ("bf16", "bfloat16", 10),
-    ("f8e4m3fn", "float8_e4m3fn", 5),
-    ("f4e2m1fn", "float4_e2m1fn", 3),
-    ("c64", "complex64", 40),
-  ],
-)
-def test_element_types_are_named_and_weighed(code, dtype, size):
-  moves = read(
-    f"%x = {code}[5]{{0}} custom-call(%param.1)",
-    f"%y = {code}[20]{{0}} all-gather(%x), replica_groups={{{{0,1,2,3}}}}",
-  )
-  assert moves == (Move("all_gather", (), 4, dtype, size, 1),)
-
-
 def test_what_cannot_be_counted_is_an_error():
   for name in ("ragged-all-to-all", "collective-broadcast", "send"):
     with pytest.raises(ValueError, match=f"known size, got {name} in %x"):

@@ -22,8 +22,8 @@ class Sparse(NamedTuple):
 
   # float32[k * blocks], the largest of every block first.
   values: Array
-  # uint32[rows, columns], places in the block, packed in the bits that the block
-  # needs; up to 8 bits in a power of two.
+  # uint32[rows, columns], places in the block in the bits that they need, up to
+  # 8 in a power of two.
   indices: Array
 
 

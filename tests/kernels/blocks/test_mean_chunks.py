@@ -37,7 +37,7 @@ def encode_whole(op, payloads, like):
 # A mean is rounded to its dtype before the op sees it: one op shows that.
 @pytest.mark.parametrize(
   ("name", "dtype"),
-  [*((name, "float32") for name in OPS), ("absmax8", "bfloat16")],
+  [(name, "bfloat16" if name == "absmax8" else "float32") for name in OPS],
 )
 def test_chunks_encode_the_bits_of_the_whole_mean(small_chunks, name, dtype):
   # Seven blocks of a plane, which no number of chunks divides.

@@ -8,9 +8,10 @@ import pytest
 from jaxmotion.kernels.pack import _reference, pack_flat, unpack_flat
 from jaxmotion.kernels.pack._reference import field_widths, num_planes
 
-WIDTHS = [*range(1, 17), 22, 24, 31, 32]
+# The contract and the frozen payloads of codecs have optimized programs.
+pytestmark = pytest.mark.unoptimized
 # One field, two, three and five of them, below and above half a word.
-SOME = pytest.mark.parametrize("bits", [1, 3, 4, 7, 8, 11, 14, 16, 22, 31, 32])
+WIDTHS = (1, 3, 4, 7, 8, 11, 14, 16, 22, 31, 32)
 PACK, PACK_FLAT, UNPACK, UNPACK_TO_FLOAT = (
   functools.partial(jax.jit, static_argnums=1)(fn)
   for fn in (
@@ -42,7 +43,7 @@ def pack_by_definition(codes, bits):
   return np.stack(rows)
 
 
-@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("bits", range(1, 33))
 def test_a_width_is_a_sum_of_powers_of_two_that_fill_words(bits):
   assert sum(field_widths(bits)) == bits
   assert list(field_widths(bits)) == sorted(
@@ -56,7 +57,7 @@ def test_a_width_is_a_sum_of_powers_of_two_that_fill_words(bits):
 @pytest.mark.parametrize(
   ("bits", "trailing"),
   [(b, (2, 3)) for b in WIDTHS]
-  + [(b, s) for b in (3, 7, 8, 13) for s in ((1,), (0,), ())],
+  + [(b, s) for b in (3, 8) for s in ((1,), (0,), ())],
 )
 def test_words_are_the_fields_in_order_and_give_the_codes_back(bits, trailing):
   codes = codes_of(bits, num_planes(bits), *trailing)
@@ -67,9 +68,9 @@ def test_words_are_the_fields_in_order_and_give_the_codes_back(bits, trailing):
   np.testing.assert_array_equal(UNPACK(words, bits), codes)
 
 
-@SOME
+@pytest.mark.parametrize("bits", [1, 7, 11, 32])
 def test_any_number_of_codes_comes_back_from_less_than_a_column_more(bits):
-  for size in (0, 1, 31, 100):
+  for size in (0, 1, 100):
     codes = codes_of(bits, size)
     words = PACK_FLAT(codes, bits)
     columns = -(-size // num_planes(bits))
@@ -77,7 +78,7 @@ def test_any_number_of_codes_comes_back_from_less_than_a_column_more(bits):
     np.testing.assert_array_equal(UNPACK_FLAT(words, bits, size), codes)
 
 
-@pytest.mark.parametrize("bits", [1, 7, 8, 16, 24])
+@pytest.mark.parametrize("bits", [1, 7, 24])
 def test_values_are_the_codes_as_floats(bits):
   codes = codes_of(bits, num_planes(bits), 32)
   values = UNPACK_TO_FLOAT(PACK(codes, bits), bits)
