@@ -252,10 +252,11 @@ def _is_like_parameter(
   path: Any, x: ShapedLike, cut: int | None, params: dict[Any, Any]
 ) -> bool:
   """Returns whether an array has a parameter's shape, but for padding."""
-  # That is the parameter whose path ends the array's. cut: the dimension of it
-  # that is padded.
+  # That is the parameter whose path ends the array's, such as a moment's; of
+  # several paths the longest one. cut: the dimension of it that is padded.
+  # params: by path.
   if not jnp.issubdtype(x.dtype, jnp.floating):
-    return False
+    return False  # Counts and keys are of no parameter.
   for start in range(len(path) + 1):
     like = params.get(tuple(path[start:]))
     if like is not None and len(like.shape) == len(x.shape):

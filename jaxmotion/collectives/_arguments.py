@@ -77,16 +77,15 @@ def check_weight(name: str, weight: Any) -> Any:
 def apply_weight(
   x: PyTree, weight: Any, axis_name: AxisName, op: str
 ) -> PyTree:
-  """Returns `x` times this worker's fraction of the mean, or its weight."""
+  """Returns `x` times its weight, in a mean over the mean of all weights."""
   if weight is None:
     return x
   w = core.to_varying(jnp.asarray(weight, jnp.float32), axis_name)
   if op == "mean":
     # The mean of the weights, and not their sum, which may overflow.
     mean = lax.psum(w / core.axis_size(axis_name), axis_name)
-    # The mean that follows divides by the number of workers. A weight of zero
-    # is no share even of a mean of zero; any other weight then makes the
-    # result infinite or NaN, as the formula does.
+    # The mean that follows divides by the number of workers. Zero over a mean
+    # of zero counts as zero. Any other weight over it stays infinite.
     w = jnp.where(w == 0, 0.0, w / mean)
 
   # Shares that were rounded to a narrow dtype would no longer add up to 1, so

@@ -66,7 +66,8 @@ class Groups:
 
     Args:
       parts: the leaves of every group.
-      tree: pytree of the same structure; it has the leaves of no group.
+      tree: pytree of the same structure, whose leaves that are in no group are
+        taken.
     """
     wanted = [self.of_leaf.count(group) for group in range(len(self.names))]
     if [len(part) for part in parts] != wanted:

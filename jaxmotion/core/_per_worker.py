@@ -227,6 +227,7 @@ def state_specs(state: _tree.PyTree, axis_name: _tree.AxisName) -> _tree.PyTree:
   names = _tree.axis_names(axis_name)
 
   def spec_shared(node: Shared) -> Any:
+    # The workers along its axes hold the same rows, so only others cut them.
     others = tuple(name for name in names if name not in node.axes)
     spec = PartitionSpec(others) if others else PartitionSpec()
     return jax.tree.map(lambda _: spec, node)
@@ -237,6 +238,7 @@ def state_specs(state: _tree.PyTree, axis_name: _tree.AxisName) -> _tree.PyTree:
       own = PartitionSpec(axis_name)
       return PerWorker(map_shared(spec_shared, node.value, lambda _: own))
     if isinstance(node, Split):
+      # A map over the workers alone must not name axes of a model.
       return node.specs({*node.axes, *names})
     return PartitionSpec()
 

@@ -72,12 +72,15 @@ def _collect_uses(
   for step in program.steps:
     read = [find_position(v) for v in step.ins]
     if step.name == "scan":
-      body, first, carried = core.scan_parts(step.params)
-      add_use("stack", read[first + carried :])
-      rest = [None] * (len(read) - first)
-      _collect_uses(body, [*read[:first], *rest], uses)
-      add_use("whole", read[first : first + carried])
+      body, constants, carried = core.scan_parts(step.params)
+      add_use("stack", read[constants + carried :])
+      # The body sees constants as they are; a carry changes, and of what is
+      # stacked it sees a row.
+      rest = [None] * (len(read) - constants)
+      _collect_uses(body, [*read[:constants], *rest], uses)
+      add_use("whole", read[constants : constants + carried])
     elif step.name in _COPIES:
+      # The first operand is the array that is viewed.
       positions.update(zip(step.outs, read, strict=False))
     else:
       tables = 1 if step.name == "gather" else 0

@@ -451,7 +451,7 @@ class Order:
 def evaluate(steps: Sequence[Step], env: dict[Value, Any]) -> None:
   """Runs or traces steps in order, and adds what they make to `env`."""
   # env: holds all that the steps read before they make it. A value that is
-  # there already stays.
+  # there already stays: callers put decoded or offloaded ones there.
   for step in steps:
     results = step.run([read_operand(env, v) for v in step.ins])
     for value, result in zip(step.outs, results, strict=True):

@@ -439,6 +439,8 @@ def _gather(workers: Workers, step: Step, ins: Parts) -> list[Part]:
 
 def _picks_one(step: Step, x: Any, indices: Any) -> bool:
   """Returns whether a lookup picks one number of each row, in order."""
+  # Such as that of a label's logit in a cross entropy, by `take_along_axis`.
+  # Its `fill_value` is None where indices outside are clipped, not filled.
   names, kept = step.params["dimension_numbers"], range(x.ndim - 1)
   return (
     core.is_inexact(x)

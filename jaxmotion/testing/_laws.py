@@ -422,8 +422,10 @@ def excess_bias(drawn: np.ndarray, exact: np.ndarray, sigmas: float) -> float:
   """Returns by how much a mean is off beyond so many standard errors."""
   error = np.abs(drawn.mean(0) - exact)
   spread = drawn.std(0) / np.sqrt(len(drawn))
+  # drawn: (samples, elements).
   # Bernstein's second term: an element that almost never rounds the other way
-  # may not do so in any sample, and then shows no spread at all.
+  # may not do so in any sample, and then shows no spread at all. Its factor,
+  # sigmas ** 2 / 6, is less than 2 * sigmas up to 12 standard errors.
   rare = np.max(np.abs(drawn - exact), initial=0) * 2 * sigmas / len(drawn)
   return float(np.max(error - sigmas * spread - rare, initial=-np.inf))
 

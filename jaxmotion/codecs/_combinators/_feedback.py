@@ -112,7 +112,7 @@ class feedback(_bases.MemoryCodec, _bases.TreeCodec):
   def leaf_groups(
     self, leaves: Sequence[tuple[str, ShapedLike]]
   ) -> list[_codec.LeafGroup]:
-    """Wraps the codec of every array in error memory."""
+    """Returns the groups of the wrapped codec, each with error memory."""
     return [
       group._replace(codec=dataclasses.replace(self, codec=group.codec))
       for group in self.codec.leaf_groups(leaves)

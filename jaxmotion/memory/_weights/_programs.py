@@ -105,6 +105,7 @@ def _encode_leaves(
     leaves = [x.astype(dtype) for x in leaves]
   else:
     differences = [x - r for x, r in zip(leaves, reference, strict=True)]
+    # A reference that was not finite once would stay so for all later sums.
     leaves = [jnp.where(jnp.isfinite(d), d, 0.0) for d in differences]
   key = _stage_key(key_coordinates).fold(0)
   return [codec.encode(x, (), key.fold(i))[0] for i, x in enumerate(leaves)]

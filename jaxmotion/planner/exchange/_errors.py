@@ -155,7 +155,8 @@ def relative_error_bound(codec: codecs.Codec, elements: int) -> float | None:
       is_nearest = not laws.unbiased
       return min(bound, 1.0) if laws.keeps_zeros and is_nearest else bound
     case codecs.sign() | codecs.topk():
-      # The largest of equal elements keeps the least of a block's squared norm.
+      # The element that is kept has at least 1 / block of the squared norm, and
+      # no more of it if all elements are equal.
       least = 1 / min(codec.block or elements, elements)
       return math.sqrt(max(0.0, 1 - max(laws.contraction, least)))
   return None

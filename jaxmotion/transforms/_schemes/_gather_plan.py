@@ -231,7 +231,7 @@ def check_padded(params: PyTree, cuts: tuple[LeafCut, ...]) -> None:
   """Raises unless parameters have the shapes of all workers' parts together."""
   # Padding makes them larger than those of the model.
   named = core.named_leaves(params)
-  shapes = [cut.shard_shape(cut.workers) for cut in cuts]
+  shapes = [cut.shard_shape(scale=cut.workers) for cut in cuts]
   for (path, x), shape in zip(named, shapes, strict=False):
     if jnp.shape(x) != shape:
       place = "/".join(filter(None, ("state/params", path)))

@@ -521,6 +521,9 @@ class LocalUpdates(Scheme):
   ) -> tuple[Array | bool, Array | None]:
     """Returns whether a due fragment is bad on this worker, and good on all."""
     # Bad means not finite. A fragment is sent if it is good on all workers.
+    # due: number of the fragment, -1 if none is. In a step of one program (no
+    # phase) it is an array; the host knows it in a step of several programs. If
+    # none is due there, nothing asks whether it is good.
 
     def check_none(own: PyTree) -> tuple[Array, Array]:
       return core.to_varying(jnp.bool_(False), self.axis_name), jnp.bool_(True)
@@ -538,6 +541,7 @@ class LocalUpdates(Scheme):
     if due < 0:
       return False, None
     is_bad, ok = check(due, own)
+    # What is sent in a branch must come after sums before it, on every worker.
     return is_bad, sending.order_branch(ok)
 
 

@@ -240,10 +240,10 @@ class Scheme:
     """Returns where the state and the gradients are on the mesh."""
     shardings = workers.shardings
     return Layout(
-      shardings.params(state.params),
-      shardings.state(state.opt_state, state.params),
-      None,
-      P(),
+      params=shardings.params(state.params),
+      opt_state=shardings.state(state.opt_state, state.params),
+      grads=None,
+      own_params=P(),  # All workers hold the same.
     )
 
   def make_compute(

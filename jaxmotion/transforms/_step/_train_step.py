@@ -480,11 +480,12 @@ class _Driver:
     return shardings.place(new, placed), metrics
 
   def _check_state(self, state: TrainState) -> None:
-    """Raises unless the state has rows for as many workers as there are."""
+    """Raises unless the state has a row for each worker, or for each device."""
     core.instance(TrainState, "the TrainState that `init` returned")(
       "state", state
     )
-    # An exchange has a row for each device, if devices have shards.
+    # Either will do: an exchange has a row for each device, if devices have
+    # shards of a model.
     try:
       check_rows(state, [self._workers.count, self._workers.mesh.size])
     except ValueError as error:
