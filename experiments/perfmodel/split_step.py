@@ -117,18 +117,22 @@ def predict_split_step(
   else:
     total_s = clock + update_s + device.call_s
     step = perfmodel.StepPrediction(
-      clock, 0, 0, 0, update_s, device.call_s, total_s, 0, memory_bytes
+      clock, 0, 0, 0, update_s, device.call_s, total_s, {}, memory_bytes
     )
   # The clock has delayed the messages by the transfers of activations, so
   # `total_s` includes them already; the sums by phase do not.
   activations = [*gathers.values(), *scatters.values()]
+  sent = math.fsum(m.wire_bytes for m in activations)
   return dataclasses.replace(
     step,
     compute_s=math.fsum(forward_s) + math.fsum(backward_s),
     encode_s=step.encode_s + math.fsum(m.encode_s for m in activations),
     link_s=step.link_s + math.fsum(m.link_s for m in activations),
     decode_s=step.decode_s + math.fsum(m.decode_s for m in activations),
-    wire_bytes=step.wire_bytes + math.fsum(m.wire_bytes for m in activations),
+    axis_bytes={
+      **step.axis_bytes,
+      **({model_axis: sent} if model_axis and sent else {}),
+    },
   )
 
 

@@ -31,7 +31,9 @@ def make_rows(experiment: str, plan: planner.ExchangePlan) -> list[records.Row]:
     cases[c.path] = {
       "codec": one(repr(c.codec), "text"),
       "method": one(c.method, "text"),
-      "wire_bytes_predicted": one(c.wire_bytes, "bytes/step/worker"),
+      "wire_bytes_predicted": one(
+        sum(c.axis_bytes.values()), "bytes/step/worker"
+      ),
       "gradient_error": one(c.error, "1"),
       "reason": one(c.reason, "text"),
     }
@@ -51,7 +53,7 @@ def tensor_table(plan: planner.ExchangePlan) -> tables.Table:
       c.path,
       planner.format_codec(c.codec),
       c.method,
-      f"{c.wire_bytes:,.0f}",
+      f"{sum(c.axis_bytes.values()):,.0f}",
       f"{c.error:.2g}",
       c.reason,
     )

@@ -34,8 +34,8 @@ def main(
     ask: function of a question that returns the answer.
 
   Returns:
-    0; 1 after an error, which is one line of the standard error; 141 if nobody
-    reads the output.
+    0; 1 after an error, which is the last line of the standard error; 141 if
+    nobody reads the output.
 
   Example:
     >>> main(["advise", "nothing.py:make_loss"])
@@ -111,8 +111,9 @@ def _make_parser() -> argparse.ArgumentParser:
     command.add_argument(
       "--platform",
       default="ethernet_10gbit",
-      help="name of a built-in platform, or a JSON file that `jaxmotion "
-      "platform` writes (default: %(default)s)",
+      help="h200_node, h100_node, a100_node, h100_cluster, ethernet_1gbit, "
+      "ethernet_10gbit, ethernet_25gbit, ethernet_100gbit, cpu2, or a JSON "
+      "file that `jaxmotion platform` writes (default: %(default)s)",
     )
     command.add_argument(
       "--workers", type=int, help="number of workers, or of hosts"
@@ -176,6 +177,7 @@ def _read_task(
     options.platform, options.workers, options.peak_share
   )
   function = _user_file.load_function("task", options.task)
+  _tell("tracing the loss and pricing what may be done: seconds to minutes")
   returned = _user_file.call_user(repr(options.task), function)
   return _user_file.check_task(options.task, returned), platform
 
@@ -219,6 +221,7 @@ def _fit(options: argparse.Namespace, _: Callable[[str], str]) -> str:
       platform,
       budget,
       measure_memory=None,
+      progress=_tell if sys.stderr.isatty() else None,
     )
   except (TypeError, ValueError) as error:
     raise name_flags(error, budget_bytes="--budget") from error
@@ -299,7 +302,10 @@ def _parse_codec(text: str) -> codecs.Codec:
 
 def _describe(options: argparse.Namespace, ask: Callable[[str], str]) -> str:
   _check_file(options.file)
-  return _write_platform(_platforms.ask_platform(ask, _tell), options.file)
+  platform = _platforms.ask_platform(ask, _tell)
+  sources = platform.sources.items()
+  assumed = [": ".join(s) for s in sources if s[1].startswith("assumed")]
+  return "\n".join([*assumed, _write_platform(platform, options.file)])
 
 
 def _calibrate(options: argparse.Namespace, _: Callable[[str], str]) -> str:

@@ -1,15 +1,17 @@
 """Platforms that a command names, and the questions that describe one."""
 
 import dataclasses
-import math
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from jaxmotion import perfmodel
+from jaxmotion import core, perfmodel
 from jaxmotion.command._user_file import CommandError, name_flags
 
 T = TypeVar("T")
 _TOLD = "as its user says"
+_USUAL = "assumed: 50 us, as of ethernet_10gbit"
+_POSITIVE = core.number(0, open_low=True)
+_SHARE = core.number(1e-3, 1)
 # JAX makes no mesh of very many devices.
 _MAX_WORKERS = 2**20
 # The device of a platform, by the names that people give.
@@ -43,30 +45,24 @@ def read_platform(
     named = name_flags(error, name="--platform")
     hint = "A platform of your own is a file in .json."
     raise CommandError(f"{named} {hint}") from error
-  if not 0 < peak_share <= 1:
-    raise CommandError(
-      f"`--peak_share` must be a number in (0, 1], got {peak_share}."
-    )
-  if workers is not None and not 1 <= workers <= _MAX_WORKERS:
-    raise CommandError(
-      f"`--workers` must be an integer in [1, {_MAX_WORKERS}], got {workers}."
-    )
   if not platform.axes:
     raise CommandError(
       "`--platform` must have links between workers, got one of a single "
       "device: name its file as the device that `jaxmotion platform` asks for."
     )
-  if workers is not None:
-    platform = platform.resize(**{platform.axes[0].name: workers})
   try:
+    if workers is not None:
+      core.integer(1, _MAX_WORKERS)("--workers", workers)
+      platform = platform.resize(**{platform.axes[0].name: workers})
     device = _scale_matmuls(platform.device, peak_share)
   except ValueError as error:
-    raise CommandError(f"`--peak_share`: {error}") from error
+    raise name_flags(error, share="--peak_share") from error
   return dataclasses.replace(platform, device=device)
 
 
 def _scale_matmuls(device: perfmodel.Device, share: float) -> perfmodel.Device:
   """Returns a device whose matmuls reach a share of their stated rates."""
+  _SHARE("share", share)
   rates = {
     dtype: share * rate for dtype, rate in device.matmul_flops_per_s.items()
   }
@@ -80,35 +76,34 @@ class _Dialog(NamedTuple):
   # Says what is wrong with an answer.
   tell: Callable[[str], None]
 
-  def read(self, question: str, parse: Callable[[str], T]) -> T:
-    """Returns what `parse` makes of the first answer that it takes."""
+  def repeat(self, read: Callable[[], T]) -> T:
+    """Returns what `read` makes of the first answers that it takes."""
     while True:
       try:
-        return parse(self.ask(question).strip())
-      except CommandError as error:
+        return read()
+      except (CommandError, OSError, TypeError, ValueError) as error:
         self.tell(f"{error} Answer again.")
 
   def read_number(
-    self, question: str, *, whole: bool = False, most: float = math.inf
-  ) -> float:
-    """Returns a positive number that answers a question."""
+    self,
+    question: str,
+    kind: core.Kind = _POSITIVE,
+    default: float | None = None,
+  ) -> Any:
+    """Returns the number of an answer, or `default` if that is empty."""
 
-    def parse(answer: str) -> float:
-      """Returns the number that an answer states, if it is in range."""
+    def read() -> Any:
+      answer = self.ask(question).strip()
+      if not answer and default is not None:
+        return default
       try:
-        number = int(answer) if whole else float(answer)
+        number: Any = float(answer)
       except ValueError:
-        number = 0
-      if not 0 < number < math.inf or number > most:
-        kind = "whole number" if whole else "number"
-        limit = "" if most == math.inf else f" of at most {most:g}"
-        raise CommandError(
-          f"{question.rstrip(': ')!r} must be a positive {kind}{limit}, got "
-          f"{answer!r}."
-        )
-      return number
+        number = answer
+      is_whole = isinstance(number, float) and number.is_integer()
+      return kind(question.rstrip(": "), int(number) if is_whole else number)
 
-    return self.read(question, parse)
+    return self.repeat(read)
 
 
 def ask_platform(
@@ -117,34 +112,43 @@ def ask_platform(
   """Returns the platform that the answers to a few questions describe."""
   dialog = _Dialog(ask, tell)
   name = ask("Name of the platform: ").strip() or "my_cluster"
-  device, to_host, is_measured = _ask_device(dialog)
+  device, to_host, is_measured = dialog.repeat(lambda: _ask_device(dialog))
   sources = {}
   if not is_measured:
     share = dialog.read_number(
-      "Share of its peak that your matmuls reach (1 if unknown): ", most=1
+      "Share of its peak that your matmuls reach (1 if unknown): ", _SHARE, 1
     )
     device = _scale_matmuls(device, share)
     sources["device.matmul_flops_per_s"] = f"{share:g} of the peak, {_TOLD}"
-  hosts = dialog.read_number("Number of hosts: ", whole=True)
-  own = dialog.read_number("Devices on each host: ", whole=True)
-  axes = []
-  if hosts > 1:
+  hosts = dialog.read_number("Number of hosts: ", core.integer(1))
+  own = dialog.read_number("Devices on each host: ", core.integer(1))
+
+  def ask_network() -> perfmodel.Axis:
     rate = dialog.read_number(
       "Link between hosts, Gbit/s (such as 25 or 100): "
     )
-    latency = dialog.read_number("Its latency, microseconds: ")
-    link = perfmodel.Link(
-      latency_s=latency / 1e6,
-      rate=perfmodel.gbit_per_s(rate),
-      shared_by=int(own),
+    latency = dialog.read_number(
+      "Its latency, microseconds (50 if unknown): ", default=0
     )
-    axes.append(perfmodel.Axis(name="host", workers=int(hosts), link=link))
-  if own > 1 or hosts == 1:
+    sources["axes.host.latency_s"] = _TOLD if latency else _USUAL
+    link = perfmodel.Link(
+      latency_s=(latency or 50) / 1e6,
+      rate=perfmodel.gbit_per_s(rate),
+      shared_by=own,
+    )
+    return perfmodel.Axis(name="host", workers=hosts, link=link)
+
+  def ask_node() -> perfmodel.Axis:
     rate = dialog.read_number(
       "Link between devices of a host, GByte/s (PCIe 4: 25, NVLink: 450): "
     )
+    sources["axes.device.latency_s"] = "assumed: 5 us"
     link = perfmodel.Link(latency_s=5e-6, rate=perfmodel.gbyte_per_s(rate))
-    axes.append(perfmodel.Axis(name="device", workers=int(own), link=link))
+    return perfmodel.Axis(name="device", workers=own, link=link)
+
+  axes = [dialog.repeat(ask_network)] if hosts > 1 else []
+  if own > 1 or hosts == 1:
+    axes.append(dialog.repeat(ask_node))
   for axis in axes:
     sources[f"axes.{axis.name}.rate"] = _TOLD
   return perfmodel.Platform(
@@ -164,20 +168,10 @@ _Found = tuple[perfmodel.Device, perfmodel.Link | None, bool]
 def _ask_device(dialog: _Dialog) -> _Found:
   """Returns the device that a user names or describes."""
   known = ", ".join(_DEVICES)
-  device = dialog.read(
-    f"Device ({known}, other, or a file of `jaxmotion calibrate`): ",
-    _parse_device,
-  )
-  return _ask_other_device(dialog) if device is None else device
-
-
-def _parse_device(answer: str) -> _Found | None:
-  """Returns the device that an answer names, None for another one."""
+  question = f"Device ({known}, other, or a file of `jaxmotion calibrate`): "
+  answer = dialog.ask(question).strip()
   if answer.endswith(".json"):
-    try:
-      measured = perfmodel.load_platform(answer)
-    except (OSError, TypeError, ValueError) as error:
-      raise CommandError(f"The device: {error}") from error
+    measured = perfmodel.load_platform(answer)
     return measured.device, measured.to_host, True
   name = answer.lower()
   if name in _DEVICES:
@@ -188,7 +182,7 @@ def _parse_device(answer: str) -> _Found | None:
       f"The device must be {', '.join(_DEVICES)}, other or a .json file, got "
       f"{answer!r}."
     )
-  return None
+  return _ask_other_device(dialog)
 
 
 def _ask_other_device(dialog: _Dialog) -> _Found:

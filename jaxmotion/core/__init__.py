@@ -14,6 +14,7 @@ from jaxmotion.core._checks import (
   integer as integer,
   is_array as is_array,
   mapping as mapping,
+  measured as measured,
   number as number,
   optional as optional,
   same_shapes as same_shapes,

@@ -97,6 +97,13 @@ def seed(name: str, value: Any) -> Any:
   return integer(0, 2**32 - 1)(name, value)
 
 
+def measured(kind: Kind) -> Kind:
+  """Makes a kind of numbers take NumPy's float64, of medians or products."""
+  return lambda name, value: kind(
+    name, float(value) if isinstance(value, float) else value
+  )
+
+
 def number(
   low: float = -math.inf,
   high: float = math.inf,

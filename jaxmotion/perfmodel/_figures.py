@@ -10,11 +10,27 @@ import numpy as np
 from jaxmotion import core
 
 _POSITIVE = core.number(0, open_low=True)
+_SIZE = core.measured(core.number(0))
+
+
+class Part:
+  """Dataclass of keywords alone, whose errors show the call."""
+
+  def __new__(cls, *args: Any, **kwargs: Any) -> "Part":
+    names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    wrong = [*map(repr, args), *(f"{n}=" for n in kwargs if n not in names)]
+    if wrong:
+      call = ", ".join(f"{name}=..." for name in names)
+      raise TypeError(
+        f"`{cls.__name__}` must be called as {cls.__name__}({call}), got "
+        f"{', '.join(wrong)}."
+      )
+    return super().__new__(cls)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
 @core.declare(bytes_per_s=_POSITIVE)
-class Rate:
+class Rate(Part):
   """A rate in bytes per second, made by a function that names the unit.
 
   Args:
@@ -110,19 +126,13 @@ def rate_in(low: float, high: float) -> core.Kind:
   return check
 
 
-def _check_size(name: str, value: Any) -> Any:
-  # Sizes are often products of NumPy's float64, which is a float.
-  is_float = isinstance(value, float)
-  return core.number(0)(name, float(value) if is_float else value)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @core.declare(
   sizes=core.sequence("numbers", _POSITIVE),
   seconds=core.sequence("numbers", _POSITIVE),
   noise=core.number(0),
 )
-class Curve:
+class Curve(Part):
   """Measured seconds of one operation at several sizes.
 
   `seconds_at` interpolates between measured sizes, linearly in the logarithms
@@ -165,7 +175,7 @@ class Curve:
     if list(self.seconds) != sorted(self.seconds):
       raise ValueError(f"`seconds` must never decrease, got {self.seconds}.")
 
-  @core.declare(size=_check_size)
+  @core.declare(size=_SIZE)
   def covers(self, size: float) -> bool:
     """Returns whether a size is between the smallest and the largest.
 
@@ -178,7 +188,7 @@ class Curve:
     """
     return self.sizes[0] <= size <= self.sizes[-1]
 
-  @core.declare(size=_check_size)
+  @core.declare(size=_SIZE)
   def seconds_at(self, size: float) -> float:
     """Returns the seconds at any size, interpolated or extrapolated.
 

@@ -21,6 +21,9 @@ COLLECTIVES = (
 _CODING = ("encode", "decode", "add")
 _FLOPS = _figures.quantity_in(1e6, 1e18, "FLOP/s, not GFLOP/s or TFLOP/s")
 _SECONDS = "seconds, not microseconds"
+# Links from this rate on do not leave a site; slower ones may be long.
+_SITE_RATE = _figures.gbit_per_s(10)
+_SITE_SECONDS = f"{_SECONDS}; links of 10 Gbit/s or more stay within a site"
 
 
 def _check_dtype_name(name: str, value: Any) -> str:
@@ -84,7 +87,7 @@ def _curves_named(key: core.Kind) -> core.Kind:
   call_s=_figures.quantity_in(0, 1, _SECONDS),
   measured=_curves_named(_check_kernel_name),
 )
-class Device:
+class Device(_figures.Part):
   """One processor with its memory, as rates and measured curves.
 
   Args:
@@ -143,7 +146,7 @@ Its unit is bytes, not GB.
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @core.declare(
   latency_s=_figures.quantity_in(0, 1, _SECONDS),
-  rate=_figures.rate_in(1e3, 1e13),
+  rate=_figures.rate_in(1e5, 1e13),
   shared_by=core.integer(1),
   efficiency=_read_only(
     "collectives to shares",
@@ -152,7 +155,7 @@ Its unit is bytes, not GB.
   ),
   measured=_curves_named(_check_collective_name),
 )
-class Link:
+class Link(_figures.Part):
   """One connection between two workers, or between a device and its host.
 
   Args:
@@ -201,11 +204,19 @@ gbyte_per_s(...), got 1000000000.0: are these bits or bytes?
     return self.latency_s + nbytes * self.shared_by / self.rate.bytes_per_s
 
 
+def _check_link(name: str, value: Any) -> Link:
+  """Returns a link whose latency is that of links as fast as it, or raises."""
+  link: Link = core.instance(Link, "a Link")(name, value)
+  # What was measured is as it is, however busy the machine was.
+  if link.rate >= _SITE_RATE and not link.measured:
+    check = _figures.quantity_in(0, 2e-3, _SITE_SECONDS)
+    check(f"{name}.latency_s", link.latency_s)
+  return link
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-@core.declare(
-  name=core.text, workers=core.integer(1), link=core.instance(Link, "a Link")
-)
-class Axis:
+@core.declare(name=core.text, workers=core.integer(1), link=_check_link)
+class Axis(_figures.Part):
   """Workers along one axis of the mesh, and the link between neighbors.
 
   Args:
@@ -216,7 +227,8 @@ class Axis:
   Raises:
     TypeError: `name` is not a string, `workers` not an integer, or `link` not
       a `Link`.
-    ValueError: `workers` is not positive.
+    ValueError: `workers` is not positive, or a link of 10 Gbit/s or more, not
+      measured, has a latency of more than 2 ms.
 
   Example:
     >>> from jaxmotion.perfmodel import gbit_per_s
@@ -239,7 +251,7 @@ class Axis:
   axes=core.sequence("Axis objects", core.instance(Axis, "an Axis")),
   sources=_read_only("figures to their origin", core.text),
 )
-class Platform:
+class Platform(_figures.Part):
   """Devices of one kind, and the links between them and to their hosts.
 
   Args:

@@ -7,13 +7,13 @@ buckets in that order. Each bucket is one `Message` of the overlap model.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import optax
 
-from jaxmotion import codecs, core
+from jaxmotion import codecs, core, wire
 from jaxmotion.core import PyTree
 from jaxmotion.perfmodel import (
   _collectives,
@@ -39,13 +39,15 @@ class StepPrediction:
     update_s: seconds of the optimizer.
     call_s: seconds of calling the compiled program.
     total_s: seconds from the batch to the new parameters, with the call.
-    wire_bytes: bytes that one worker sends.
+    axis_bytes: bytes that one worker sends, by axis, the slowest first. A
+      collective over several axes counts for the slowest.
     memory_bytes: peak bytes that one worker needs.
 
   Example:
-    >>> step = StepPrediction(4.0, 0.5, 3.0, 0.5, 1.0, 0.1, 7.1, 1e6, 1e9)
-    >>> round(step.exposed_s, 3)
-    2.0
+    >>> sent = {"host": 1e6, "device": 3e6}
+    >>> step = StepPrediction(4.0, 0.5, 3.0, 0.5, 1.0, 0.1, 7.1, sent, 1e9)
+    >>> round(step.exposed_s, 3), step.wire_bytes
+    (2.0, 4000000.0)
   """
 
   compute_s: float
@@ -55,13 +57,18 @@ class StepPrediction:
   update_s: float
   call_s: float
   total_s: float
-  wire_bytes: float
+  axis_bytes: Mapping[str, float]
   memory_bytes: float
 
   @property
   def exposed_s(self) -> float:
     """Seconds that the exchange adds to the step."""
     return self.total_s - self.compute_s - self.update_s - self.call_s
+
+  @property
+  def wire_bytes(self) -> float:
+    """Bytes that one worker sends over all axes."""
+    return math.fsum(self.axis_bytes.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,6 +312,7 @@ def predict_timeline(
   messages.append(Message(max(compute_s - last, 0.0), 0.0, 0.0, 0.0))
   # The update waits for the last message and the call comes before the first:
   # their seconds are added to the pipeline's and overlap with nothing.
+  axes = [a.name for a in (layout.hosts, layout.devices) if a]
   end = (overlapped_seconds if overlap else blocking_seconds)(messages)
   return StepPrediction(
     compute_s,
@@ -314,9 +322,19 @@ def predict_timeline(
     update_s,
     call_s,
     end + update_s + call_s,
-    math.fsum(e.ledger.total_bytes for e in exchanges),
+    sum_axis_bytes((m for e in exchanges for m in e.ledger.moves), axes),
     memory_bytes + sum(e.memory_bytes for e in exchanges),
   )
+
+
+def sum_axis_bytes(
+  moves: Iterable[wire.Move], axes: Sequence[str]
+) -> dict[str, float]:
+  """Returns the bytes of moves by the slowest axis of each, `axes[0]` first."""
+  sent = dict.fromkeys(axes, 0.0)
+  for move in moves:
+    sent[min(move.axes, key=axes.index)] += move.wire_bytes
+  return sent
 
 
 def fill_buckets(

@@ -18,4 +18,5 @@ from jaxmotion.perfmodel._roofline import (
 from jaxmotion.perfmodel._step import (
   fill_buckets as fill_buckets,
   predict_timeline as predict_timeline,
+  sum_axis_bytes as sum_axis_bytes,
 )

@@ -54,14 +54,3 @@ def check_call(
       f"`{name}` must take `{params_name}` and `{batch_name}`, got arguments of"
       f" shapes {shapes}: {error}"
     ) from error
-
-
-def positive_to(most: float) -> core.Kind:
-  """Makes the kind of positive numbers of at most `most`."""
-  number = core.number(0, most, open_low=True)
-
-  def check(name: str, value: Any) -> Any:
-    # Measured times are often medians of arrays, NumPy's float64.
-    return number(name, float(value) if isinstance(value, float) else value)
-
-  return check

@@ -1,6 +1,7 @@
 """Formats codecs, seconds and bytes for the sentences of plans."""
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 from jaxmotion import codecs, core
@@ -44,6 +45,11 @@ def format_seconds(value: float) -> str:
     if value >= unit:
       return f"{value / unit:.3g} {name}"
   return f"{value * 1e6:.3g} us"
+
+
+def name_places(axes: Collection[str], wire: str) -> list[str]:
+  """Returns what bytes over each axis are called: `wire` if it is the only."""
+  return [wire] if len(axes) == 1 else [f"over {axis!r}" for axis in axes]
 
 
 def format_bytes(value: float) -> str:

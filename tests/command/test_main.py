@@ -72,8 +72,8 @@ def no_table(monkeypatch):
 def test_advise_says_what_to_write_and_reduces_within_hosts_first(
   capsys, model, no_table
 ):
-  status, out, _ = run(capsys, "advise", model, "--platform=ethernet_1gbit")
-  assert status == 0
+  status, out, err = run(capsys, "advise", model, "--platform=ethernet_1gbit")
+  assert status == 0 and err.splitlines() == [TRACING]
   last = out.splitlines()[-1]
   assert re.match(r"jaxmotion.exchange\('data', \w+\(.*\)\)", last)
   assert "not measured" in out and "rarer exchange" in out
@@ -116,7 +116,12 @@ def test_a_platform_is_described_by_answers(capsys, tmp_path, model):
   status, out, _ = run(capsys, "bytes", model, f"--platform={path}")
   assert status == 0 and "8 workers of lab" in out
   # A device that is known needs no figures.
-  run(capsys, "platform", str(path), answers=("", "H100", "1", "1", "8", "450"))
+  answers = ("", "H100", "", "1", "8", "1e-05", "450")
+  _, out, err = run(capsys, "platform", str(path), answers=answers)
+  assert (
+    "`rate` must be between 100000 and 1e+13 bytes/s, got 1e-05 GB/s" in err
+  )
+  assert "axes.device.latency_s: assumed: 5 us\n" in out
   found = perfmodel.load_platform(path)
   assert found.device == perfmodel.builtin_platform("h100_node").device
   assert found.axes[0].workers == 8
@@ -157,6 +162,7 @@ def test_an_interrupt_while_jax_is_imported_ends_with_one_line(tmp_path):
   assert done.stderr == "\njaxmotion: Stopped by an interrupt.\n"
 
 
+TRACING = "tracing the loss and pricing what may be done: seconds to minutes"
 # The first word is the command; {} is the file of the tasks.
 WRONG_ARGUMENTS = [
   ("advise model", "`task` must be FILE.py:FUNCTION"),
@@ -176,7 +182,7 @@ WRONG_ARGUMENTS = [
   ("advise {}:make_loss --peak_share=2", "`--peak_share` must"),
   (
     "advise {}:make_loss --peak_share=1e-99",
-    r"`--peak_share`: `matmul_flops_per_s\['float32'\]` must be .*1e\+06",
+    r"`--peak_share` must be a number in \[0.001, 1\], got 1e-99",
   ),
   ("advise {}:make_loss --accuracy_budget=2", "`--accuracy_budget` must"),
   ("fit {}:make_loss --budget=much", "`--budget` must be bytes"),
@@ -205,8 +211,9 @@ def test_wrong_arguments_are_one_line(
   given = [text.replace("{}", path) for text in arguments.split()]
   status, out, err = run(capsys, *given)
   assert status == 1 and not out
-  assert len(err.splitlines()) == 1
-  assert re.search(message, err)
+  *progress, line = err.splitlines()
+  assert not progress or progress == [TRACING]
+  assert re.search(message, line)
 
 
 def test_a_wrong_number_of_a_calibration_is_a_line_of_its_own(capsys, tmp_path):
@@ -234,7 +241,18 @@ def test_an_output_that_cannot_be_written_ends_the_command(
   line = "jaxmotion: stdout: No space left on device.\n"
   # A reader that has gone wants no word.
   expected = (1, line) if is_full else (141, "")
-  assert (status, capsys.readouterr().err) == expected
+  progress, err = capsys.readouterr().err.split("\n", 1)
+  assert progress == TRACING and (status, err) == expected
+
+
+def test_help_names_the_platforms(capsys):
+  with pytest.raises(SystemExit, match="0"):
+    main(["advise", "--help"])
+  said = " ".join(capsys.readouterr().out.split())
+  with pytest.raises(ValueError) as refused:
+    perfmodel.builtin_platform("none")
+  names = re.findall(r"'(\w+)'", str(refused.value).partition(", got")[0])
+  assert len(names) == 9 and f"{', '.join(names)}, or a JSON file" in said
 
 
 def test_a_misspelt_flag_is_told_the_nearest_one(capsys, model):
@@ -248,10 +266,12 @@ def test_a_misspelt_flag_is_told_the_nearest_one(capsys, model):
 WRONG_ANSWERS = [
   ("tpu", "The device must be h200"),
   ("no.json", "no.json"),
-  ("50", "must be a positive number of at most 1, got '50'"),
-  ("2.5", "'Number of hosts' must be a positive whole number, got '2.5'"),
-  ("", "'Devices on each host' must be a positive whole number, got ''"),
-  ("-1", "'Its latency, microseconds' must be a positive number, got '-1'"),
+  ("50", "(1 if unknown)` must be a number in [0.001, 1], got 50."),
+  ("2.5", "`Number of hosts` must be an integer >= 1, got 2.5"),
+  ("", "`Devices on each host` must be an integer >= 1, got ''"),
+  ("-1", "(50 if unknown)` must be a number in (0, inf), got -1."),
+  # Of nanoseconds, say. The rate is asked for again, too.
+  ("3600", "`link.latency_s` must be a number in [0, 0.002], got 0.0036."),
 ]
 
 
@@ -259,7 +279,7 @@ def test_a_question_is_asked_again_until_it_is_answered(capsys, tmp_path):
   path = tmp_path / "lab.json"
   wrong = [answer for answer, _ in WRONG_ANSWERS]
   answers = ["lab", *wrong[:2], "cpu", wrong[2], "1", wrong[3], "2"]
-  answers += [wrong[4], "1", "25", wrong[5], "30"]
+  answers += [wrong[4], "1", "25", wrong[5], wrong[6], "25", "30"]
   status, _, err = run(capsys, "platform", str(path), answers=answers)
   assert status == 0, err
   found = perfmodel.load_platform(path)
@@ -283,10 +303,14 @@ def test_a_measured_device_gets_the_links_that_a_user_tells(
   assert "matmul, float32" in out and "without links" in out
   status, _, err = run(capsys, "bytes", model, f"--platform={here}")
   assert status == 1 and "must have links between workers" in err
-  answers = ("lab", here, "4", "1", "25", "50")
-  status, _, _ = run(capsys, "platform", lab, answers=answers)
+  answers = ("lab", here, "4", "1", "25", "")
+  status, out, _ = run(capsys, "platform", lab, answers=answers)
   assert status == 0
+  assumed = "assumed: 50 us, as of ethernet_10gbit"
+  assert f"axes.host.latency_s: {assumed}\n" in out
   found = perfmodel.load_platform(lab)
+  assert found.axis("host").link.latency_s == 5e-5
+  assert found.sources["axes.host.latency_s"] == assumed
   assert found.device == perfmodel.load_platform(here).device
   assert found.axis("host").link.rate == perfmodel.gbit_per_s(25)
   status, out, _ = run(capsys, "bytes", model, f"--platform={lab}")

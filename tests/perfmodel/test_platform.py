@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 import math
 
@@ -15,6 +16,8 @@ NAMES = [
   *(f"ethernet_{gbit}gbit" for gbit in (1, 10, 25, 100)),
 ]
 LINK = perfmodel.Link(latency_s=1e-5, rate=gbit_per_s(10))
+SLOW = dataclasses.replace(LINK, latency_s=3.6e-3)
+AXIS = perfmodel.Axis(name="data", workers=2, link=LINK)
 PLATFORM = perfmodel.builtin_platform("ethernet_1gbit")
 DEVICE, RATES = PLATFORM.device, "matmul_flops_per_s"
 CURVE = perfmodel.Curve(sizes=(1.0, 2.0), seconds=(1.0, 2.0), noise=0.0)
@@ -51,9 +54,16 @@ def test_a_rate_has_a_unit_and_a_range():
       dataclasses.replace(LINK, rate=rate)
     with pytest.raises(TypeError, match=r"`memory_rate`.*bits or bytes\?"):
       dataclasses.replace(DEVICE, memory_rate=rate)
-  for gbit in (1e9, 1e-6):
+  for gbit in (1e9, 1e-6, 8e-5):
     with pytest.raises(ValueError, match="`rate` must be between.*these bits"):
       dataclasses.replace(LINK, rate=gbit_per_s(gbit))
+
+
+def test_a_long_link_is_slow_or_measured():
+  wan = dataclasses.replace(SLOW, rate=gbit_per_s(1))
+  busy = dataclasses.replace(SLOW, measured={"all_reduce 2": CURVE})
+  for link in (wan, busy):
+    assert dataclasses.replace(AXIS, link=link).link.latency_s == 3.6e-3
 
 
 @pytest.mark.parametrize(
@@ -66,6 +76,8 @@ def test_a_rate_has_a_unit_and_a_range():
     (DEVICE, "memory_bytes", 80.0, "not GB"),
     (DEVICE, "kernel_s", 5.0, "not microseconds"),
     (LINK, "latency_s", 50.0, "not microseconds"),
+    # Of microseconds that were taken for nanoseconds, say.
+    (AXIS, "link", SLOW, "latency_s` must be .*0.002], got 0.0036. .* seconds"),
     (LINK, "efficiency", {"all_gather": 1.5}, "got 1.5"),
     (LINK, "efficiency", {"all_gather": 0}, "got 0"),
     (LINK, "efficiency", {"all_redcue": 0.1}, r"'all_redcue'\]` must be"),
@@ -86,6 +98,23 @@ def test_a_rate_has_a_unit_and_a_range():
 def test_a_figure_out_of_range_or_no_name_is_refused(part, field, value, hint):
   with pytest.raises(ValueError, match=f"`{field}.*{hint}"):
     dataclasses.replace(part, **{field: value})
+
+
+@pytest.mark.parametrize("given", [{"size": 8}, {"latency": 1}], ids=str)
+def test_a_wrong_keyword_is_answered_by_the_call(given):
+  call = (
+    r"`Axis` must be called as Axis\(name=..., workers=..., link=...\), got "
+  )
+  (name,) = given
+  with pytest.raises(TypeError, match=f"^{call}{name}=.$"):
+    perfmodel.Axis(name="data", link=LINK, **given)
+  with pytest.raises(TypeError, match=f"^{call}'data', 8.$"):
+    perfmodel.Axis("data", 8)
+  for part in (LINK.rate, CURVE, LINK, DEVICE, AXIS, PLATFORM):
+    name = type(part).__name__
+    with pytest.raises(TypeError, match=f"must be called as {name}.*, got one"):
+      dataclasses.replace(part, one=1)
+    assert copy.copy(part) == part
 
 
 def test_axes_are_resized_and_collectives_with_traffic_are_known_by_name():

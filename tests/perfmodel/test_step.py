@@ -189,6 +189,8 @@ def test_devices_of_a_host_reduce_the_bytes_between_hosts():
   ledger = perfmodel.exchange_ledger(PARAMS, cluster, axes, codecs.sign())
   assert hierarchical.wire_bytes == ledger.total_bytes
   assert ledger.per_axis()[("host",)] < flat.wire_bytes / 4
+  sent = {name: ledger.per_axis()[name,] for name in ("host", "device")}
+  assert hierarchical.axis_bytes == sent
 
 
 def test_a_loop_of_an_unknown_length_is_refused():

@@ -109,6 +109,22 @@ def test_a_codec_with_all_properties_passes():
   check_unbiased(plain_for_test(), X, samples=4)
 
 
+def clip(x):
+  """Cuts off what is far beyond the others, of those that are not zero."""
+  peak = 2 * jnp.sqrt(jnp.sum(x**2) / jnp.maximum(jnp.sum(x != 0), 1))
+  return jnp.clip(x, -peak, peak)
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+def test_a_codec_that_loses_an_outlier_breaks_its_contraction(size):
+  clips = lacking("clips", encode=keep(clip), laws=Laws(contraction=0.5))
+  x = np.random.default_rng(0).normal(size=size).astype(np.float32)
+  y = np.asarray(clip(x))
+  assert np.sum((y - x) ** 2) < 0.05 * np.sum(x**2)
+  with pytest.raises(AssertionError, match="breaks its law contraction on row"):
+    check_codec(clips(), jnp.asarray(x))
+
+
 def test_many_arrays_are_checked_in_one_program():
   arrays = [X, X.astype(jnp.bfloat16), X[:0], X[0]]
   check_round_trips(plain_for_test(), arrays)

@@ -109,6 +109,19 @@ def test_a_contraction_that_holds_on_average_only_for_other_keys_is_found():
   assert law == "contraction"
 
 
+def draw_crowds(x, key):
+  alone = jnp.max(jnp.abs(x)) > 0.9 * jnp.sqrt(jnp.sum(x**2))
+  return jnp.where(alone & (key.worker % 8 != 0), 0.0, 1.0) * x
+
+
+def test_an_element_alone_that_is_rarely_drawn_is_found():
+  codec = states_for_test(Laws(contraction=0.5), draw_crowds, random=True)
+  found = {(breach.law, breach.row) for breach in find_breaches(codec, ROWS)}
+  assert found == {("contraction", 4)}
+  kept = states_for_test(Laws(contraction=0.1), draw_crowds, random=True)
+  assert find_breaches(kept, ROWS) == []
+
+
 def test_payloads_that_may_not_be_added_are_found():
   codec = sums_for_test(Laws())
   assert {breach.law for breach in find_breaches(codec, ROWS)} == {"summable"}

@@ -3,7 +3,7 @@
 import collections
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +12,11 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 
 from jaxmotion import codecs, core, perfmodel, presets, transforms, wire
 from jaxmotion.core import PyTree
-from jaxmotion.perfmodel.extend import decode_seconds, encode_seconds
+from jaxmotion.perfmodel.extend import (
+  decode_seconds,
+  encode_seconds,
+  sum_axis_bytes,
+)
 from jaxmotion.planner import _text
 from jaxmotion.planner.exchange import _problem
 from jaxmotion.transforms import extend
@@ -32,13 +36,13 @@ class AlgorithmChoice(NamedTuple):
   Attributes:
     name: expression that makes it.
     step_s: predicted seconds of a step, on average; None if not offered.
-    wire_bytes: bytes that a worker sends in a step, on average, or None.
+    axis_bytes: bytes that a worker sends in a step by axis, on average, or {}.
     note: what it changes about training, or why it is not offered.
   """
 
   name: str
   step_s: float | None
-  wire_bytes: float | None
+  axis_bytes: Mapping[str, float]
   note: str
 
   @property
@@ -51,11 +55,13 @@ class AlgorithmTable(tuple[AlgorithmChoice, ...]):
   """Algorithms, the fastest step first; `str` is a table."""
 
   def __str__(self) -> str:
-    rows = [("algorithm", "step", "wire a step", "note")]
-    for name, step_s, wire_bytes, note in self:
+    axes = self[0].axis_bytes if self else {}
+    places = _text.name_places(axes, "wire a step")
+    rows = [("algorithm", "step", *places, "note")]
+    for name, step_s, axis_bytes, note in self:
       step = "not offered" if step_s is None else _text.format_seconds(step_s)
-      sent = "" if wire_bytes is None else _text.format_bytes(wire_bytes)
-      rows.append((name, step, sent, note))
+      sent = [_text.format_bytes(n) for n in axis_bytes.values()]
+      rows.append((name, step, *(sent or [""] * len(axes)), note))
     return core.text_table(rows)
 
 
@@ -72,14 +78,14 @@ def weigh_algorithms(
     AlgorithmChoice(
       f"exchange({axis!r}, plan.codec)",
       step.total_s,
-      step.wire_bytes,
+      step.axis_bytes,
       "The plan: an exchange in every step.",
     ),
     _offer(
       problem,
       "delayed(...)",
       max(_own_seconds(step) + coding_s, step.link_s + coding_s),
-      step.wire_bytes,
+      step.axis_bytes,
       step.memory_bytes + core.tree_bytes(problem.step_cost.params),
       "The plan's exchange, of gradients that are one step old.",
     ),
@@ -111,7 +117,7 @@ def weigh_period(
     problem,
     name.format(every=every),
     base_s + exchange_s / every,
-    step.wire_bytes / every,
+    {axis: n / every for axis, n in step.axis_bytes.items()},
     # The parameters after the last exchange, and the outer momentum.
     step.memory_bytes + 2 * core.tree_bytes(problem.step_cost.params),
     note.format(every=every),
@@ -127,14 +133,14 @@ def _offer(
   problem: _problem.ExchangeProblem,
   name: str,
   step_s: float,
-  wire_bytes: float,
+  axis_bytes: Mapping[str, float],
   memory_bytes: float,
   note: str,
 ) -> AlgorithmChoice:
   """Returns an algorithm, or why it does not fit the device."""
   have = problem.platform.device.memory_bytes
   if memory_bytes <= have:
-    return AlgorithmChoice(name, step_s, wire_bytes, note)
+    return AlgorithmChoice(name, step_s, axis_bytes, note)
   return _refuse(
     name,
     f"It needs {_text.format_bytes(memory_bytes)} of memory, and the device "
@@ -144,7 +150,7 @@ def _offer(
 
 def _refuse(name: str, note: str) -> AlgorithmChoice:
   """Returns an algorithm that is not offered, with the reason."""
-  return AlgorithmChoice(name, None, None, note)
+  return AlgorithmChoice(name, None, {}, note)
 
 
 class _Pricing:
@@ -257,7 +263,7 @@ class _Pricing:
     if step.wire_bytes >= self.uncompressed.wire_bytes:
       note = "It sends no fewer bytes: the tensors are small, or no matrices."
       return _refuse(name, note)
-    sent, needed = step.wire_bytes, step.memory_bytes
+    sent, needed = step.axis_bytes, step.memory_bytes
     return _offer(self.problem, name, step.total_s, sent, needed, note)
 
   @functools.cached_property
@@ -330,4 +336,5 @@ class _Pricing:
     base_s = _own_seconds(uncompressed) - saved * uncompressed.update_s
     needed = uncompressed.memory_bytes - saved * problem.step_cost.state_bytes
     step_s = base_s + coding_s + link_s
-    return _offer(problem, name, step_s, ledger.total_bytes, needed, note)
+    sent = sum_axis_bytes(ledger.moves, self.mesh.axis_names)
+    return _offer(problem, name, step_s, sent, needed, note)

@@ -21,13 +21,13 @@ class TensorChoice(NamedTuple):
     shape: shape of the tensor.
     codec: codec of its gradient; `identity()` if it is not compressed.
     method: "sum", "gather" or "two_phase".
-    wire_bytes: bytes that a worker sends of the tensor.
+    axis_bytes: bytes that a worker sends of it by axis, the slowest first.
     error: relative error of encoding the tensor once.
     reason: one sentence.
 
   Example:
     >>> from jaxmotion.codecs import identity
-    >>> choice = TensorChoice("w", (8,), identity(), "sum", 48.0, 0.0, "Small.")
+    >>> choice = TensorChoice("w", (8,), identity(), "sum", {}, 0.0, "Small.")
     >>> choice.is_compressed
     False
   """
@@ -36,7 +36,7 @@ class TensorChoice(NamedTuple):
   shape: tuple[int, ...]
   codec: codecs.Codec
   method: str
-  wire_bytes: float
+  axis_bytes: Mapping[str, float]
   error: float
   reason: str
 
@@ -110,7 +110,7 @@ class ExchangePlan:
     one step tells what an algorithm does to a loss.
 
     Each has a `name`, the expression that makes it, and a `note`. Its `step_s`
-    and `wire_bytes` are averages over steps; None if it is not offered
+    and `axis_bytes` are averages over steps; None and {} if it is not offered
     (`is_offered`).
     """
     return _algorithms.weigh_algorithms(
@@ -118,10 +118,12 @@ class ExchangePlan:
     )
 
   def __str__(self) -> str:
-    rows = [("tensor", "codec", "method", "wire", "error", "reason")]
-    for path, _, codec, method, wire_bytes, error, reason in self.choices:
-      name, sent = _text.format_codec(codec), _text.format_bytes(wire_bytes)
-      rows.append((path, name, method, sent, f"{error:.2g}", reason))
+    places = _text.name_places(self.step.axis_bytes, "wire")
+    rows = [("tensor", "codec", "method", *places, "error", "reason")]
+    for path, _, codec, method, axis_bytes, error, reason in self.choices:
+      sent = map(_text.format_bytes, axis_bytes.values())
+      name = _text.format_codec(codec)
+      rows.append((path, name, method, *sent, f"{error:.2g}", reason))
     head = [self.reason]
     rarer = _algorithms.weigh_period(self.problem, self.step)
     if rarer.step_s is not None and rarer.step_s < _MUCH * self.step.total_s:

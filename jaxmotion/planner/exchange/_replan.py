@@ -11,11 +11,10 @@ import numpy as np
 from jaxmotion import codecs, core, perfmodel
 from jaxmotion.collectives.extend import part_like
 from jaxmotion.perfmodel.extend import decode_seconds, encode_seconds
-from jaxmotion.planner import _checks
 from jaxmotion.planner.exchange import _plan, _problem, _solve, _table
 
 # Of a part of a step, in at most eleven days.
-_SECONDS = core.optional(_checks.positive_to(1e6))
+_SECONDS = core.optional(core.measured(core.number(0, 1e6, open_low=True)))
 
 
 @core.declare(

@@ -157,6 +157,7 @@ class _Solver:
   ) -> Iterator[_plan.TensorChoice]:
     """Yields each tensor's codec, and what a change of it would do."""
     problem, choice, table = self._problem, best.choice, best.table
+    plain = self._uncompressed
     methods = self._tensor_methods(self._combine_codecs(choice), best.method)
     # If all tensors are summed, one changed tensor is not: it may use any of
     # the mixed tables.
@@ -170,7 +171,7 @@ class _Solver:
       total_s = np.min([other.step_seconds(changed) for other in others], 0)
       # Exact predictions replace those of tables that do not hold for them.
       total_s[(changed == choice).all(1)] = best.step.total_s
-      total_s[~changed.any(1)] = self._uncompressed.total_s
+      total_s[~changed.any(1)] = plain.total_s
       added_s = total_s - total_s[chosen]
       if chosen:
         reason = _explain_compressed(table, i, chosen, added_s[0])
@@ -183,7 +184,7 @@ class _Solver:
         leaf.shape,
         problem.candidates[chosen],
         methods[i],
-        table.wire_bytes(i, chosen),
+        dict(zip(plain.axis_bytes, table.axis_bytes(i, chosen), strict=True)),
         problem.errors.relative_error(i, chosen),
         reason,
       )
@@ -195,13 +196,18 @@ class _Solver:
       return "Do not compress: one worker has nobody to exchange with."
     if best.choice.any():
       source = "measured" if problem.errors.is_measured else "at most"
+      size = _text.format_bytes
+      full = plain.axis_bytes
+      places = _text.name_places(full, "on the wire")
+      wire = ", ".join(
+        f"{size(step.axis_bytes[axis])} {place} instead of {size(nbytes)}"
+        for place, (axis, nbytes) in zip(places, full.items(), strict=True)
+      )
       return (
         f"Compress {np.count_nonzero(best.choice)} of {len(best.choice)} "
         f"tensors: {_text.format_seconds(step.total_s)} a step instead of "
-        f"{_text.format_seconds(plain.total_s)}, "
-        f"{_text.format_bytes(step.wire_bytes)} on the wire "
-        f"instead of {_text.format_bytes(plain.wire_bytes)}, with an "
-        f"error of {problem.errors.total_error(best.choice):.2g} ({source})."
+        f"{_text.format_seconds(plain.total_s)}, {wire}, with an error of "
+        f"{problem.errors.total_error(best.choice):.2g} ({source})."
       )
     start = (
       f"Do not compress: the step takes {_text.format_seconds(plain.total_s)}, "
@@ -224,7 +230,8 @@ def _explain_compressed(
   table: _table.StepTable, tensor: int, codec: int, saved_s: float
 ) -> str:
   """Says what the codec of a compressed tensor saves."""
-  sent, full = (table.wire_bytes(tensor, c) for c in (codec, 0))
+  # Over the slowest axis: inside of a host nothing is compressed.
+  sent, full = (table.axis_bytes(tensor, c)[0] for c in (codec, 0))
   coding_s = float(table.coding_s[tensor, codec].sum())
   coding = f"for {_text.format_seconds(coding_s)} of coding"
   if sent >= full:

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxmotion import codecs, perfmodel, wire
+from jaxmotion import codecs, core, perfmodel, wire
 from jaxmotion.collectives.extend import is_summed
 from jaxmotion.core import PyTree, ShapedLike
-from jaxmotion.perfmodel.extend import move_seconds
+from jaxmotion.perfmodel.extend import move_seconds, sum_axis_bytes
 from jaxmotion.planner.exchange import _problem
 
 # The seconds of a collective are interpolated linearly between these sizes.
@@ -191,7 +191,8 @@ class StepTable:
     coding_s: float64[tensors, codecs, 3], seconds of encoding, of recoding
       between two phases and of decoding.
     payload: float64[tensors, codecs, kinds], bytes in each kind of collective.
-    sent: float64[kinds], bytes on the wire for each payload byte.
+    sent: float64[kinds, axes], bytes over each axis of the workers, the slowest
+      first, for each payload byte.
     curves: for each kind, payload bytes of a collective and its seconds.
   """
 
@@ -251,9 +252,9 @@ class StepTable:
     last = StageTimes(zero + self.schedule.gaps_s[-1], zero, zero)
     return prepend_stage(last, EMPTY_SUFFIX)
 
-  def wire_bytes(self, tensor: int, codec: int) -> float:
-    """Returns the bytes that a worker sends of one tensor."""
-    return float(self.payload[tensor, codec] @ self.sent)
+  def axis_bytes(self, tensor: int, codec: int) -> list[float]:
+    """Returns the bytes that a worker sends of one tensor over each axis."""
+    return list(map(float, self.payload[tensor, codec] @ self.sent))
 
   def total_seconds(self, choice: np.ndarray) -> float:
     """Returns the seconds of the step for one int[tensors] choice."""
@@ -287,6 +288,9 @@ def make_table(
   coding_s = [
     [(e.encode_s, e.recode_s, e.decode_s) for e in row] for row in exchanges
   ]
+  axes = core.axis_names(problem.mesh_axis)
+  ones = [k._replace(payload_bytes=1) for k in kinds]
+  per_byte = [sum_axis_bytes([one], axes) for one in ones]
   usable = [mixed or codec.summable for codec in candidates]
   return StepTable(
     problem.schedule,
@@ -295,7 +299,7 @@ def make_table(
     np.flatnonzero(usable),
     np.array(coding_s),
     payload,
-    np.array([k._replace(payload_bytes=1).wire_bytes for k in kinds]),
+    np.array([[*sent.values()] for sent in per_byte]),
     tuple(
       _collective_curve(problem, kind, int(n))
       for kind, n in zip(kinds, largest, strict=True)

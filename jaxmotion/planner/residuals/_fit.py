@@ -54,12 +54,12 @@ def _check_action(name: str, option: Any) -> Any:
 
 @core.declare(
   fn=core.function,
-  budget_bytes=_checks.positive_to(1e18),
+  budget_bytes=core.measured(core.number(0, 1e18, open_low=True)),
   options=core.sequence("actions", _check_action),
   has_aux=core.boolean,
   measure_memory=core.optional(core.function),
   progress=core.optional(core.function),
-  time_limit_s=core.optional(_checks.positive_to(1e9)),
+  time_limit_s=core.optional(core.measured(core.number(0, 1e9, open_low=True))),
   **_checks.PROBLEM,
 )
 def fit_memory(
@@ -125,7 +125,8 @@ def fit_memory(
       none.
     measure_memory: function `measure_memory(step, params, *batch)` that
       compiles a step and returns the bytes of device memory that it takes;
-      None trusts the prediction.
+      None trusts the prediction. So does the default on a CPU, of functions
+      without loops.
     progress: function of a line of text that says what is tried, such as
       `print`.
     time_limit_s: seconds after which nothing further is tried once a plan fits;
@@ -165,7 +166,11 @@ def fit_memory(
   check_trained(params)
   args = jax.tree.map(_abstract_array, (params, *batch))
   _check_result(fn, args, has_aux)
-  missing_host = _explain_missing_host(platform, measure_memory)
+  backend, source = "", "by `measure_memory`"
+  if measure_memory is program_memory_bytes:
+    backend = jax.default_backend()
+    source = f"compiled for {backend}"
+  missing_host = _explain_missing_host(platform, backend)
   notes: tuple[str, ...] = ()
   if missing_host and any(isinstance(o, residuals.offload) for o in options):
     options = tuple(o for o in options if not isinstance(o, residuals.offload))
@@ -175,7 +180,12 @@ def fit_memory(
     state_bytes = core.tree_bytes(jax.eval_shape(optimizer.init, args[0]))
   search = _find_search(fn, args, platform, options, has_aux, state_bytes)
   search.begin(progress or (lambda line: None), time_limit_s)
-  return _select.select_fastest(search, budget_bytes, measure_memory, notes)
+  if backend == "cpu" and not search.prices.landmarks.has_loops:
+    measure_memory = None
+    notes += ("A CPU's figure says nothing of functions without loops.",)
+  return _select.select_fastest(
+    search, budget_bytes, measure_memory, notes, source
+  )
 
 
 # The last search and its problem, for other budgets of the same function.
@@ -212,13 +222,11 @@ def _abstract_array(x: Any) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
-def _explain_missing_host(
-  platform: perfmodel.Platform, measure_memory: _select.MeasureMemory | None
-) -> str:
+def _explain_missing_host(platform: perfmodel.Platform, backend: str) -> str:
   """Says why nothing can be offloaded, or nothing if something can."""
   if platform.to_host is None or platform.from_host is None:
     return f"`platform` {platform.name!r} has no link to a host"
-  if measure_memory is program_memory_bytes and jax.default_backend() == "cpu":
+  if backend == "cpu":
     return (
       "the CPU backend, which the step was compiled for, has no other memory "
       "(`measure_memory` may be a compiler for the platform)"

@@ -15,23 +15,23 @@ class BudgetTooSmallError(ValueError):
   Args:
     budget_bytes: budget that was asked for.
     least_bytes: least bytes of all plans that were tried.
-    is_compiled: whether these are the compiler's bytes, or predicted ones.
+    source: where these are from: "predicted", or "compiled for cpu".
 
   Example:
-    >>> raise BudgetTooSmallError(10**6, 2 * 10**6, True)
+    >>> raise BudgetTooSmallError(10**6, 2 * 10**6, "compiled for cpu")
     Traceback (most recent call last):
     ...
     jaxmotion.planner.BudgetTooSmallError: `budget_bytes` must be at least \
-2000000 (compiled), got 1000000. Raise the budget, shrink `batch`, or allow \
-more `options`.
+2 MB (2000000 bytes, compiled for cpu), got 1 MB. Raise the budget, shrink \
+`batch`, or allow more `options`.
   """
 
-  def __init__(self, budget_bytes: float, least_bytes: int, is_compiled: bool):
-    source = "compiled" if is_compiled else "predicted"
+  def __init__(self, budget_bytes: float, least_bytes: int, source: str):
+    size = _text.format_bytes
     super().__init__(
-      f"`budget_bytes` must be at least {least_bytes} ({source}), got "
-      f"{budget_bytes}. Raise the budget, shrink `batch`, or allow more "
-      "`options`."
+      f"`budget_bytes` must be at least {size(least_bytes)} ({least_bytes} "
+      f"bytes, {source}), got {size(budget_bytes)}. Raise the budget, shrink "
+      "`batch`, or allow more `options`."
     )
     self.budget_bytes, self.least_bytes = budget_bytes, least_bytes
 
@@ -98,6 +98,7 @@ class MemoryPlan:
     budget_bytes: budget that was asked for.
     predicted_bytes: bytes of everything on the device.
     compiled_bytes: likewise, by the compiler; None if it was not compiled.
+    source: words for that compiler: "compiled for cpu".
     argument_bytes: bytes of parameters and batch.
     gradient_bytes: bytes of the gradients and the result.
     state_bytes: bytes of the optimizer's state.
@@ -130,6 +131,7 @@ class MemoryPlan:
   budget_bytes: float
   predicted_bytes: int
   compiled_bytes: int | None
+  source: str
   argument_bytes: int
   gradient_bytes: int
   state_bytes: int
@@ -188,7 +190,7 @@ class MemoryPlan:
     size, seconds = _text.format_bytes, _text.format_seconds
     compiled = "not compiled"
     if self.compiled_bytes is not None:
-      compiled = f"{size(self.compiled_bytes)} compiled"
+      compiled = f"{size(self.compiled_bytes)} {self.source}"
     comparison = "more" if self.added_s >= 0 else "less"
     state = ""
     if self.state_bytes:

@@ -39,14 +39,15 @@ def select_fastest(
   budget_bytes: float,
   measure_memory: MeasureMemory | None,
   notes: tuple[str, ...] = (),
+  source: str = "by `measure_memory`",
 ) -> _plan.MemoryPlan:
   """Returns the fastest plan that fits."""
   selector = Selector(search, budget_bytes, measure_memory)
   best = selector.find_best()
   if best is None:
-    raise _plan.BudgetTooSmallError(
-      budget_bytes, selector.find_least(), measure_memory is not None
-    )
+    least_bytes = selector.find_least()
+    source = source if selector.compiled else "predicted"
+    raise _plan.BudgetTooSmallError(budget_bytes, least_bytes, source)
   prices, recipe = search.prices, best.recipe
   compiled = selector.compiled.get(recipe)
   return _plan.MemoryPlan(
@@ -57,6 +58,7 @@ def select_fastest(
     budget_bytes=budget_bytes,
     predicted_bytes=int(best.device_bytes),
     compiled_bytes=compiled,
+    source=source,
     argument_bytes=prices.argument_bytes,
     gradient_bytes=prices.gradient_bytes,
     state_bytes=prices.state_bytes,

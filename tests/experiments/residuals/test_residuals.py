@@ -29,7 +29,7 @@ def predict_memory(step, target, memory_gib=None):
 def fit_memory(loss_fn, params, args, platform, budget_bytes, **options):
   """Plans where the budget is that of plain training, else refuses at once."""
   if budget_bytes < 1000:
-    raise planner.BudgetTooSmallError(budget_bytes, 1000, True)
+    raise planner.BudgetTooSmallError(budget_bytes, 1000, "predicted")
   return FIT_MEMORY(loss_fn, params, args, platform, budget_bytes, **options)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -156,8 +157,28 @@ def test_hosts_of_several_devices_exchange_shards():
   plan = advise(platform, mesh_axis=axes)
   step = predict_step(WORK, platform, axes, plan.codec, method=plan.method)
   assert plan.step == step
-  sent = sum(c.wire_bytes for c in plan.choices)
-  assert sent == pytest.approx(step.wire_bytes)
+  for axis, nbytes in step.axis_bytes.items():
+    sent = sum(c.axis_bytes[axis] for c in plan.choices)
+    assert sent == pytest.approx(nbytes)
+
+
+def test_bytes_between_hosts_are_not_added_to_those_within_a_host():
+  slow = dataclasses.replace(cluster(4, 0.1).axes[0], name="host")
+  platform = perfmodel.builtin_platform("h100_cluster")
+  axes = slow, platform.axis("device")
+  platform = dataclasses.replace(platform, axes=axes, sources={})
+  plan = advise(platform, mesh_axis=jaxmotion.HostAxes("host", "device"))
+  ledger = perfmodel.exchange_ledger(
+    PARAMS, platform, jaxmotion.HostAxes("host", "device"), plan.codec
+  )
+  assert plan.is_compressed
+  for (axis,), nbytes in ledger.per_axis().items():
+    said = f"{nbytes / 1e3:.3g} kB over '{axis}' instead of "
+    assert said in plan.reason
+  assert plan.reason.index("over 'host'") < plan.reason.index("over 'device'")
+  header, text = "over 'host'  over 'device'", str(plan)
+  assert re.search("^tensor .*" + header, text, re.M)
+  assert re.search("^algorithm .*" + header, text, re.M)
 
 
 def test_a_function_gives_the_plan_of_its_traced_step():

@@ -73,7 +73,7 @@ def test_a_plan_prints_every_choice_and_reason():
     assert choice.path in text and choice.reason in text
     assert choice.reason.startswith("Saves ") and choice.reason.endswith(".")
   assert [choice.path for choice in plan.choices] == sorted(PARAMS)
-  sent = sum(choice.wire_bytes for choice in plan.choices)
+  sent = sum(choice.axis_bytes["data"] for choice in plan.choices)
   assert sent == pytest.approx(plan.step.wire_bytes)
 
 
@@ -81,7 +81,7 @@ def test_a_rare_exchange_is_named_where_it_pays_and_fits(monkeypatch):
   plan = plan_on_ethernet()
   local = find(plan.algorithms, "local_updates")
   every = int(local.name.rpartition("=")[2].rstrip(")"))
-  assert local.wire_bytes == plan.step.wire_bytes / every
+  assert local.axis_bytes == {"data": plan.step.wire_bytes / every}
   assert "A rarer exchange beats a smaller one: local_updates" in str(plan)
 
   def plan_on(rows, **changes):
@@ -125,13 +125,14 @@ def test_a_preset_sends_what_its_program_asks_for():
     dict.fromkeys(PARAMS, jax.ShapeDtypeStruct((8 * 512, 512), "float32")),
   )
   found = find(plan_on_ethernet().algorithms, "power_sgd")
-  assert found.wire_bytes == pytest.approx(traced.total_bytes, rel=1e-6)
+  sent = {"data": pytest.approx(traced.total_bytes, rel=1e-6)}
+  assert found.axis_bytes == sent
 
 
 def refusal(plan, name):
   """Says why a plan does not offer an algorithm."""
   found = find(plan.algorithms, name)
-  assert not found.is_offered and found.wire_bytes is None
+  assert not found.is_offered and found.axis_bytes == {}
   return found.note
 
 

@@ -43,7 +43,7 @@ def random_table(rng, tensors, codecs, buckets, overlap):
     np.arange(codecs),
     coding_s,
     payload,
-    np.ones(3),
+    np.ones((3, 1)),
     curves,
   )
   return table, errors

@@ -66,8 +66,9 @@ def test_a_step_is_as_long_as_the_performance_model_says(name):
     [step.total_s for step in expected], rel=1e-9
   )
   for choice, step in zip(chosen, expected, strict=True):
-    sent = sum(table.wire_bytes(i, c) for i, c in enumerate(choice))
-    assert sent == pytest.approx(step.wire_bytes)
+    rows = [table.axis_bytes(i, c) for i, c in enumerate(choice)]
+    sent = list(step.axis_bytes.values())
+    assert np.sum(rows, 0).tolist() == pytest.approx(sent)
 
 
 def test_sums_between_two_workers_join_payloads_that_are_not_summed():

@@ -217,9 +217,32 @@ def test_a_refusal_states_the_least_bytes():
     _select.select_fastest(search, least - 1, None)
   assert refused.value.least_bytes == least
   assert _select.select_fastest(search, least, None).predicted_bytes == least
-  with pytest.raises(planner.BudgetTooSmallError, match="compiled") as refused:
+  with pytest.raises(planner.BudgetTooSmallError, match="by `meas") as refused:
     _select.select_fastest(search, least, lambda *args: 2 * least)
   assert refused.value.least_bytes == 2 * least
+
+
+def test_a_compiled_figure_names_its_backend_and_its_unit():
+  fn, *args = MODELS["mlp"]
+  plan = planner.fit_memory(fn, args[0], (args[1],), PLATFORM, 1e9)
+  said = " compiled for cpu: "
+  assert said in str(plan)
+  with pytest.raises(planner.BudgetTooSmallError) as refused:
+    planner.fit_memory(fn, args[0], (args[1],), PLATFORM, 1e3)
+  least = refused.value.least_bytes
+  said = f"{least / 1e3:.3g} kB ({least} bytes, compiled for cpu), got 1 kB."
+  assert said in str(refused.value)
+
+
+def test_a_cpu_compiles_nothing_without_loops():
+  lines = []
+  measure = planner.program_memory_bytes
+  flat = lambda params, x: jnp.mean(jnp.tanh(x @ params["a"][0]) ** 2)
+  plan = fit(flat, 1e9, lines, measure_memory=measure)
+  assert plan.compiled_bytes is None and "nothing of functions" in str(plan)
+  assert not any("compiling" in line for line in lines)
+  with pytest.raises(planner.BudgetTooSmallError, match="bytes, predicted"):
+    fit(flat, 10, measure_memory=measure)
 
 
 def test_nothing_is_changed_where_the_plain_step_fits():
