@@ -230,6 +230,8 @@ def _fit(options: argparse.Namespace, _: Callable[[str], str]) -> str:
 
 def _count(options: argparse.Namespace, _: Callable[[str], str]) -> str:
   """Returns a table of what one worker sends each step, by codec."""
+  # Commands are given a function that asks questions, which this one does not
+  # need. The first axis is that between hosts, the slow one.
   chosen = [_parse_codec(text) for text in options.codec]
   task, platform = _read_task(options)
   axes = _find_axes(platform)

@@ -113,7 +113,8 @@ def kernel_curve(kernel: _fusion.Kernel) -> tuple[str, float]:
 
 def operation_seconds(step: program.Step, device: _platform.Device) -> float:
   """Predicts the seconds of running one operation of a program once more."""
-  # Collectives, transfers between memories, loops of unknown length and
+  # That is what the backward pass pays where it recomputes. Collectives and maps
+  # that may hold them, transfers between memories, loops of unknown length and
   # operations without a known number of FLOPs take infinitely long: they are
   # not run again.
   inner = program.inner_jaxprs(step.eqn)
