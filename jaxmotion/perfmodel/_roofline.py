@@ -113,7 +113,7 @@ def kernel_curve(kernel: _fusion.Kernel) -> tuple[str, float]:
 
 def operation_seconds(step: program.Step, device: _platform.Device) -> float:
   """Predicts the seconds of running one operation of a program once more."""
-  # That is what the backward pass pays where it recomputes. Collectives and maps
+  # That is what the backward pass pays where it recomputes. Collectives, maps
   # that may hold them, transfers between memories, loops of unknown length and
   # operations without a known number of FLOPs take infinitely long: they are
   # not run again.
