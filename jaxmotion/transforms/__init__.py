@@ -8,6 +8,7 @@ from jaxmotion.transforms._global_view import (
 )
 from jaxmotion.transforms._init_state import (
   bind_mesh as bind_mesh,
+  init_state as init_state,
 )
 from jaxmotion.transforms._schemes._fully_sharded import (
   fully_sharded as fully_sharded,

@@ -15,36 +15,33 @@ MAKER = "state_maker"  # Attribute of the `init` of a step.
 Init = Callable[[PyTree], PyTree]
 
 
-@core.declare(tx=_states.as_transformation)
-def bind_mesh(
+@core.declare(tx=_states.as_transformation, params=core.arrays)
+def init_state(
   tx: optax.GradientTransformation,
+  params: PyTree,
   mesh: Mesh,
   *,
   axis_name: AxisName = "data",
   specs: PyTree | None = None,
-) -> optax.GradientTransformationExtraArgs:
-  """Lets an optimizer with per-worker state be initialized anywhere.
+) -> PyTree:
+  """Makes the optimizer state of a chain with an exchange, on the mesh.
 
-  The state of `codecs.feedback` differs between workers, so that `init` needs
-  to know them. `flax.training.train_state.TrainState.create`,
-  `flax.nnx.Optimizer` and scripts call it where no axis is bound, with
-  parameters that may be on no mesh yet.
+  `tx.init` of a codec with state runs only where the workers' axis is bound.
+  This function binds it, for a training step of one's own.
 
   Args:
     tx: optax chain with an `exchange` over `axis_name`.
+    params: parameters, the same on all workers.
     mesh: device mesh that has the axis.
     axis_name: the axis (or axes) of the workers.
-    specs: how parameters are sharded over other axes of the mesh;
-      None: they are not.
+    specs: how parameters are sharded over other axes, as `make_train_step`
+      takes it; None: they are not.
 
   Returns:
-    A transformation with the `update` of `tx`. Its `init` makes the state on
-    the mesh: per-worker state is split over the axis, all else is replicated.
-    `jaxmotion.state_specs` has the specs of it for a `shard_map`. Inside of
-    `shard_map` or `pmap`, `init` is that of `tx`.
+    The state of `tx.init`: per-worker state is split over the axis, all else
+    is replicated. `jaxmotion.state_specs` has its specs for `shard_map`.
 
   Raises:
-    TypeError: an argument of another type.
     ValueError: the mesh has no such axis.
 
   Example:
@@ -52,13 +49,15 @@ def bind_mesh(
 
     >>> from jaxmotion import codecs, transforms
     >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
-    >>> codec = codecs.feedback(codecs.sign())
-    >>> tx = optax.chain(transforms.exchange("data", codec), optax.sgd(0.1))
+    >>> tx = optax.chain(
+    ...   transforms.exchange("data", codecs.feedback(codecs.sign())),
+    ...   optax.sgd(0.1),
+    ... )
     >>> def loss_fn(params, batch):
     ...   return jnp.mean((batch["x"] @ params - batch["y"]) ** 2)
     >>> grad_fn = transforms.local_value_and_grad(loss_fn, "data")
     >>> params = jnp.zeros(3)
-    >>> opt_state = bind_mesh(tx, mesh).init(params)
+    >>> opt_state = init_state(tx, params, mesh)
     >>> specs = state_specs(opt_state, "data")  # jaxmotion.state_specs
     >>> def local_step(params, opt_state, batch):
     ...   loss, grads = grad_fn(params, batch)
@@ -77,20 +76,64 @@ def bind_mesh(
     (1.0, True)
   """
   axis_name = check_mesh(mesh, axis_name)
+  core.check_buffers({"params": params})
   shardings = _model_axes.Shardings(mesh, axis_name, specs)
+  shardings.check_params(params)
 
   @jax.jit
-  def make(params: PyTree) -> PyTree:
+  def init(params: PyTree) -> PyTree:
     params = shardings.place(params, shardings.params(params))
     return make_state(tx.init, params, shardings)
 
-  @core.declare(params=core.arrays)
+  return init(core.put_on_mesh(params, mesh, shardings.params(params)))
+
+
+@core.declare(tx=_states.as_transformation)
+def bind_mesh(
+  tx: optax.GradientTransformation,
+  mesh: Mesh,
+  *,
+  axis_name: AxisName = "data",
+  specs: PyTree | None = None,
+) -> optax.GradientTransformationExtraArgs:
+  """Lets an optimizer with per-worker state be initialized anywhere.
+
+  The state of `codecs.feedback` differs between workers, so that `init` needs
+  to know them. `flax.training.train_state.TrainState.create`,
+  `flax.nnx.Optimizer` and scripts call it where no axis is bound. There,
+  `init` of the result does what `transforms.init_state` does. Inside of
+  `shard_map` or `pmap` it is that of `tx`.
+
+  Args:
+    tx: optax chain with an `exchange` over `axis_name`.
+    mesh: device mesh that has the axis.
+    axis_name: the axis (or axes) of the workers.
+    specs: how parameters are sharded over other axes of the mesh;
+      None: they are not.
+
+  Returns:
+    A transformation with the `update` of `tx`.
+
+  Raises:
+    TypeError: an argument of another type.
+    ValueError: the mesh has no such axis.
+
+  Example:
+    >>> from jaxmotion import codecs, transforms
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    >>> codec = codecs.feedback(codecs.sign())
+    >>> tx = optax.chain(transforms.exchange("data", codec), optax.sgd(0.1))
+    >>> state = bind_mesh(tx, mesh).init({"w": jnp.zeros(3)})
+    >>> int(state[0].count)
+    0
+  """
+  axis_name = check_mesh(mesh, axis_name)
+  _model_axes.check_specs(specs, axis_name)
+
   def init_fn(params: PyTree) -> PyTree:
     if core.axis_is_bound(axis_name):
       return tx.init(params)
-    core.check_buffers({"params": params})
-    shardings.check_params(params)
-    return make(core.put_on_mesh(params, mesh, shardings.params(params)))
+    return init_state(tx, params, mesh, axis_name=axis_name, specs=specs)
 
   update: Any = optax.with_extra_args_support(tx).update
   return optax.GradientTransformationExtraArgs(init_fn, update)
