@@ -258,29 +258,17 @@ def differentiate(
   # held: what all workers hold, beside `own`. arrays: may be of the batch.
   _check_params(own, axis_name, may_share=shared is not None)
   args = own, held, arrays
-  mesh = _find_mesh(args, axis_name)
-  if mesh is None:  # It may be that of a batch that the loss closes over.
-    mesh = _find_mesh(jax.make_jaxpr(call)(*args).consts, axis_name)
-  if mesh is None:
-    raise ValueError(
-      "`axis_name` must be an axis of the mesh that arguments are on, got "
-      f"{axis_name!r}: place them by `jax.device_put`, or call the step under "
-      "`jax.set_mesh`."
-    )
+  mesh = _choose_mesh(call, args, axis_name)
   abstract = getattr(mesh, "abstract_mesh", mesh)
   count = core.count_devices(axis_name, mesh.shape)
   with jax.sharding.use_abstract_mesh(abstract):
     trace = jax.make_jaxpr(call, return_shape=True)
     closed, shapes = trace(*args)
   _check_loss(shapes, has_aux)
-  # A loss that closes over the batch has it among its constants.
-  opened, consts = closed.jaxpr, closed.consts
-  jaxpr = opened.replace(
-    constvars=[], invars=[*opened.constvars, *opened.invars]
-  )
   params, params_def = jax.tree.flatten(own)
   given = [
-    *((a, isinstance(a, jax.core.Tracer)) for a in consts),
+    # A loss that closes over the batch has it among its constants.
+    *((a, isinstance(a, jax.core.Tracer)) for a in closed.consts),
     *((a, False) for a in jax.tree.leaves(held)),
     *((a, True) for a in jax.tree.leaves(arrays)),
   ]
@@ -292,42 +280,12 @@ def differentiate(
   own_parts = [program.Part(x) for x in params]
   if shared is not None:
     own_parts = shared.cut(own, axis_name, count)
-  own_dims = [part.dim for part in own_parts]
+  opened = closed.jaxpr.replace(
+    constvars=[], invars=[*closed.jaxpr.constvars, *closed.jaxpr.invars]
+  )
   workers = _WatchedWorkers(axis_name, count, abstract, rows, shared)
-
-  def run_parts(params: list[Any], inputs: list[Any]) -> list[program.Part]:
-    parts = [*map(program.Part, inputs, dims)]
-    parts[len(consts) : len(consts)] = [
-      dataclasses.replace(part, array=x)
-      for part, x in zip(own_parts, params, strict=True)
-    ]
-    return workers.settle(program.evaluate_parts(jaxpr, parts, workers))
-
-  def spec_of(dim: int | None) -> P:
-    return P() if dim is None else P(*[None] * dim, axis_name)
-
-  def make_map() -> dict[str, Any]:
-    specs = tuple([spec_of(d) for d in each] for each in (own_dims, dims))
-    return _map_options(mesh, axis_name, specs)
-
-  def find_parts(
-    params: list[Any], inputs: list[Any]
-  ) -> tuple[list[program.Part], list[int]]:
-    """Returns the types of the results, and how often inputs are gathered."""
-    found = jax.tree.map(jax.typeof, run_parts(params, inputs))
-    gathers = collections.Counter(map(id, workers.gathered))
-    return found, [gathers[id(a)] for a in inputs]
-
-  maps = make_map()
-  found, gathers = core.call_in_map(find_parts, maps, params, inputs)
-  # Where every use of an array gathers it, all workers hold it from the start.
-  uses = _count_uses(jaxpr)
-  del uses[len(consts) : len(consts) + len(params)]
-  whole = [n >= used > 0 for n, used in zip(gathers, uses, strict=True)]
-  if any(whole):
-    dims = [None if w else dim for w, dim in zip(whole, dims, strict=True)]
-    maps = make_map()
-    found, _ = core.call_in_map(find_parts, maps, params, inputs)
+  loss = _PartLoss(opened, len(closed.consts), own_parts, dims, workers)
+  loss, found = loss.hold_whole(mesh, params, inputs)
 
   def run_worker(
     params: list[Any], inputs: list[Any]
@@ -335,7 +293,7 @@ def differentiate(
     """Returns one worker's results, the loss first, and its gradients."""
 
     def compute_loss(params: list[Any]) -> tuple[Any, list[Any]]:
-      out = [part.array for part in run_parts(params, inputs)]
+      out = [part.array for part in loss.evaluate(params, inputs)]
       return out[0], out
 
     grads, out = jax.grad(compute_loss, has_aux=True)(params)
@@ -343,12 +301,13 @@ def differentiate(
       # The map joins the gradients of all workers along the new axis.
       return out, [g[None] for g in grads]
     return out, [
-      lax.pmean(g, axis_name) if dim is None else g / count
-      for g, dim in zip(grads, own_dims, strict=True)
+      lax.pmean(g, axis_name) if part.dim is None else g / count
+      for g, part in zip(grads, loss.own, strict=True)
     ]
 
-  of_grads = P(axis_name) if shared is None else [spec_of(d) for d in own_dims]
-  out_specs = [spec_of(part.dim) for part in found], of_grads
+  maps = loss.map_options(mesh)
+  of_grads = P(axis_name) if shared is None else maps["in_specs"][0]
+  out_specs = [loss.spec_of(part.dim) for part in found], of_grads
   mapped = jax.shard_map(run_worker, out_specs=out_specs, **maps)
   out, grads = mapped(params, inputs)
   if shared is None:
@@ -357,6 +316,84 @@ def differentiate(
     jax.tree.unflatten(jax.tree.structure(shapes), out),
     jax.tree.unflatten(params_def, grads),
   )
+
+
+def _choose_mesh(
+  call: Callable[..., Any], args: Any, axis_name: AxisName
+) -> Any:
+  """Returns the mesh of the workers; raises if nothing says which it is."""
+  mesh = _find_mesh(args, axis_name)
+  if mesh is None:  # It may be that of a batch that the loss closes over.
+    mesh = _find_mesh(jax.make_jaxpr(call)(*args).consts, axis_name)
+  if mesh is None:
+    raise ValueError(
+      "`axis_name` must be an axis of the mesh that arguments are on, got "
+      f"{axis_name!r}: place them by `jax.device_put`, or call the step under "
+      "`jax.set_mesh`."
+    )
+  return mesh
+
+
+@dataclasses.dataclass(frozen=True)
+class _PartLoss:
+  """Program of a loss on whole arrays, and what of them a worker has."""
+
+  jaxpr: Any  # Takes constants, then parameters, then other arguments.
+  consts: int  # How many constants there are.
+  own: list[program.Part]  # Parameters.
+  dims: list[int | None]  # Of constants and other arguments, the inputs.
+  workers: "_WatchedWorkers"
+
+  def evaluate(
+    self, params: list[Any], inputs: list[Any]
+  ) -> list[program.Part]:
+    """Returns what a worker has of the results, from what it has of these."""
+    parts = [*map(program.Part, inputs, self.dims)]
+    parts[self.consts : self.consts] = [
+      dataclasses.replace(part, array=x)
+      for part, x in zip(self.own, params, strict=True)
+    ]
+    workers = self.workers
+    return workers.settle(program.evaluate_parts(self.jaxpr, parts, workers))
+
+  def spec_of(self, dim: int | None) -> P:
+    """Returns the spec of an array that the workers cut."""
+    return P() if dim is None else P(*[None] * dim, self.workers.axis_name)
+
+  def map_options(self, mesh: Any) -> dict[str, Any]:
+    """Returns arguments of a map whose function takes what `evaluate` does."""
+    own = [part.dim for part in self.own]
+    specs = tuple([self.spec_of(d) for d in each] for each in (own, self.dims))
+    return _map_options(mesh, self.workers.axis_name, specs)
+
+  def find_results(
+    self, mesh: Any, params: list[Any], inputs: list[Any]
+  ) -> tuple[list[program.Part], list[int]]:
+    """Returns the types of the results, and how often inputs are gathered."""
+
+    def trace(
+      params: list[Any], inputs: list[Any]
+    ) -> tuple[list[program.Part], list[int]]:
+      found = jax.tree.map(jax.typeof, self.evaluate(params, inputs))
+      gathers = collections.Counter(map(id, self.workers.gathered))
+      return found, [gathers[id(a)] for a in inputs]
+
+    return core.call_in_map(trace, self.map_options(mesh), params, inputs)
+
+  def hold_whole(
+    self, mesh: Any, params: list[Any], inputs: list[Any]
+  ) -> tuple["_PartLoss", list[program.Part]]:
+    """Lets all workers hold arrays that each of their uses would gather."""
+    # Also returns the types of the results.
+    found, gathers = self.find_results(mesh, params, inputs)
+    uses = _count_uses(self.jaxpr)
+    del uses[self.consts : self.consts + len(params)]
+    whole = [n >= used > 0 for n, used in zip(gathers, uses, strict=True)]
+    if not any(whole):
+      return self, found
+    dims = [None if w else d for w, d in zip(whole, self.dims, strict=True)]
+    loss = dataclasses.replace(self, dims=dims)
+    return loss, loss.find_results(mesh, params, inputs)[0]
 
 
 class _SharedWeights(NamedTuple):
