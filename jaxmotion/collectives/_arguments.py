@@ -77,7 +77,7 @@ def check_weight(name: str, weight: Any) -> Any:
 def apply_weight(
   x: PyTree, weight: Any, axis_name: AxisName, op: str
 ) -> PyTree:
-  """Returns `x` times its weight, in a mean over the mean of all weights."""
+  """Returns `x` times its weight, which a mean divides by the mean weight."""
   if weight is None:
     return x
   w = core.to_varying(jnp.asarray(weight, jnp.float32), axis_name)

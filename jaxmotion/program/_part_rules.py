@@ -335,9 +335,10 @@ class _Side(NamedTuple):
 def _multiply_matrices(workers: Workers, step: Step, ins: Parts) -> list[Part]:
   """Multiplies parts; contracting the split dimension leaves summands."""
   dims = [p.dim for p in ins]
-  if sorted(map(str, dims)) == ["-1", "None"]:
+  if SUMMAND in dims and None in dims:
+    # A product is linear in each operand.
     return run_step(step, [p.array for p in ins], SUMMAND)
-  ins = workers.settle(ins)
+  ins = workers.settle(ins)  # None is a summand any more.
   contracted, batch = step.params["dimension_numbers"]
   sides = [
     _Side(
@@ -351,6 +352,7 @@ def _multiply_matrices(workers: Workers, step: Step, ins: Parts) -> list[Part]:
     )
     for i in range(2)
   ]
+  # For each operand: dimension of it -> that of the other that it goes with.
   mates = [
     dict(
       zip(

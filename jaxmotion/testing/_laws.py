@@ -345,6 +345,7 @@ def _find_in_memory(sample: _Sample) -> Iterator[Breach]:
   codec, x, usable, _, run = sample
   if x.dtype != np.float32 or not _fills_soon(codec):
     return
+  # The memory may grow beyond the values, and must not overflow.
   most_used = min(1e20, codec.laws.largest / 64)
   chosen = [i for i in usable if 1e-20 < _peak(x[i]) <= most_used]
   if not chosen:
@@ -352,6 +353,7 @@ def _find_in_memory(sample: _Sample) -> Iterator[Breach]:
   rng = np.random.default_rng(0)
   memory = np.zeros_like(x)
   fits = np.ones(len(x), bool)
+  # Peaks of the memory in the first and in the second half of the steps.
   most = np.zeros((2, len(x)))
   for step in range(_STEPS):
     given = np.zeros_like(x)
@@ -369,12 +371,13 @@ def _find_in_memory(sample: _Sample) -> Iterator[Breach]:
     for i in chosen:
       half[i] = max(half[i], _peak(memory[i]))
   floor = codec.laws.error.floor if codec.laws.error else 0.0
+  # How many times its peak an array may add to the memory by chance.
   late = 2.0
   if codec.needs_key and codec.laws.contraction:
     # An element waits for its draw, which may come late by chance.
     late += 8 / codec.laws.contraction
   for i in chosen:
-    # Growth at every step doubles it, and more.
+    # Growth at every step doubles the peak from one half to the next, or more.
     allowed = 1.7 * most[0, i] + 2 * floor + late * _peak(x[i])
     if fits[i] and not most[1, i] <= allowed:
       detail = f"the memory grows from {most[0, i]} to {most[1, i]}"

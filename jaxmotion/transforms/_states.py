@@ -366,7 +366,8 @@ def count_update(state: Any, ok: Array | None) -> tuple[Array, Array]:
 
 
 def state_of(cls: Any) -> core.Kind:
-  """Makes the kind of states of a class, whose counts are scalars."""
+  """Makes the check of an argument that is a state of a class."""
+  # A state of all workers in rows is of the class too, but has rows of counts.
 
   def check(name: str, state: Any) -> Any:
     core.instance(cls, "what `init` returned")(name, state)

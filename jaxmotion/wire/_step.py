@@ -107,11 +107,13 @@ def _count_moves(
   program = flatten(jaxpr, calls="all", used=used, sizes=context.sizes)
   wanted = [v for i, v in enumerate(program.outputs) if used is None or used[i]]
   read = [v for step in program.steps for v in step.reads]
+  # A step that is needed may have results that nothing reads. To read a view is
+  # to read its source.
   live = {
-    id(same)
+    id(value)
     for v in (*wanted, *read)
     if isinstance(v, Value)
-    for same in (v, v.source)
+    for value in (v, v.source)
   }
   return [
     move

@@ -80,8 +80,9 @@ class Selector:
   ):
     self._search, self._budget = search, budget_bytes
     self._measure = measure_memory
-    # Bytes of compiled recipes.
+    # Bytes that the compiler stated, by recipe.
     self.compiled: dict[_recipe.Recipe, int] = {}
+    # How many estimates were replaced by prices of traced steps.
     self._settled = 0
     # Compiled bytes for each predicted one, by family of recipes.
     self._ratio: dict[_Family, float] = {}

@@ -315,8 +315,10 @@ class LocalUpdates(Scheme):
         updates, state = update(grads, state, own, value=value)
         return optax.apply_updates(own, updates), state
 
+      # Own parameters and moments have an axis of workers, here of length 1.
       grads = _results.add_rows(work.grads)
       new, inner = update_stacked(update_own, grads, inner.value, params.value)
+      # Parameters that are not finite begin anew at the anchor; this state stays.
       if self.skips and work.model_state is not None:
         finite = jax.tree.map(
           _results.keep_finite, work.model_state, model_state

@@ -55,7 +55,8 @@ def name_values(
   prefix: str,
 ) -> dict[Value, str]:
   """Returns the name of every value, "kind/label", as rules match it."""
-  # Names depend on the program alone, so they are the same in every run.
+  # Names depend on the program alone, so they are the same in every run. It may
+  # hold codecs already, those of what a loop in it saves.
   label = dict(zip(program.inputs, input_names, strict=False))
   count: dict[str, int] = {}
   depends_on_input = set(program.inputs)
@@ -74,7 +75,7 @@ def name_values(
         # keeps the name of the scan's output.
         if label.get(source, "").startswith("scan_"):
           label[value] = label[source]
-    if step.name == "name":
+    if step.name == "name":  # `checkpoint_name`, which returns its operand.
       label.update(
         dict.fromkeys((step.outs[0], *step.reads), step.params["name"])
       )
