@@ -75,10 +75,12 @@ def weigh_algorithms(
   coding_s = step.encode_s + step.decode_s
   pricing = _Pricing(problem, uncompressed)
   choices = [
-    AlgorithmChoice(
+    _offer(
+      problem,
       f"exchange({axis!r}, plan.codec)",
       step.total_s,
       step.axis_bytes,
+      step.memory_bytes,
       "The plan: an exchange in every step.",
     ),
     _offer(

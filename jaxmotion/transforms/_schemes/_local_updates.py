@@ -318,7 +318,7 @@ class LocalUpdates(Scheme):
       # Own parameters and moments have an axis of workers, here of length 1.
       grads = _results.add_rows(work.grads)
       new, inner = update_stacked(update_own, grads, inner.value, params.value)
-      # Parameters that are not finite begin anew at the anchor; this state stays.
+      # Parameters that are not finite begin anew at the anchor, this state not.
       if self.skips and work.model_state is not None:
         finite = jax.tree.map(
           _results.keep_finite, work.model_state, model_state

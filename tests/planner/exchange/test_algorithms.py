@@ -105,6 +105,16 @@ def test_a_rare_exchange_is_named_where_it_pays_and_fits(monkeypatch):
   assert "not offered" in str(plan.algorithms)
 
 
+def test_a_plan_that_does_not_fit_says_what_does():
+  assert "does not fit" not in str(plan_on_ethernet())
+  small = dataclasses.replace(ETHERNET.device, memory_bytes=1e6)
+  platform = dataclasses.replace(ETHERNET, device=small, sources={})
+  plan = compare(platform, optimizer=optax.adam(1e-3))
+  assert "It does not fit: it needs" in str(plan)
+  assert "`jaxmotion.fully_sharded` all." in str(plan)
+  assert not find(plan.algorithms, "exchange('data', plan.codec)").is_offered
+
+
 def test_a_preset_sends_what_its_program_asks_for():
   """Predicted bytes of the last phase are those of the traced update."""
   mesh = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
