@@ -364,6 +364,6 @@ def resize_rows(rows: Array, workers: int) -> Array:
   if jnp.issubdtype(rows.dtype, jnp.floating):
     return collective.mix_rows(rows, workers).astype(rows.dtype)
   nearest = rows[jnp.asarray([j * old // workers for j in range(workers)])]
-  if extend.is_key(rows):
+  if core.is_key(rows):
     return jax.vmap(jax.random.fold_in)(nearest, jnp.arange(workers))
   return nearest

@@ -41,6 +41,7 @@ from jaxmotion.core._compat import (
   gather_replicated as gather_replicated,
   is_compiler_partitioned as is_compiler_partitioned,
   is_inexact as is_inexact,
+  is_key as is_key,
   is_varying as is_varying,
   jax_core as jax_core,
   list_platforms as list_platforms,

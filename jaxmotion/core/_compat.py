@@ -290,6 +290,12 @@ def is_inexact(x: Any) -> bool:
   return jnp.issubdtype(dtype, jnp.inexact)
 
 
+def is_key(x: Any) -> bool:
+  """Returns whether an array has typed PRNG keys."""
+  dtype = getattr(x, "dtype", None)
+  return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
 def trace_in_place(
   fn: Callable[..., _tree.PyTree],
 ) -> Callable[..., _tree.PyTree]:

@@ -16,7 +16,6 @@ import collections
 import concurrent.futures
 import functools
 import itertools
-import math
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -98,7 +97,7 @@ def _start_thread(queue: int) -> concurrent.futures.ThreadPoolExecutor:
 def choose_overlap(mesh: Mesh, axis_name: AxisName, overlap: str | None) -> str:
   """Returns how a step hides its exchange: "program" or "thread"."""
   own = _own_devices(mesh)
-  workers = math.prod(mesh.shape[name] for name in core.axis_names(axis_name))
+  workers = core.count_devices(axis_name, mesh.shape)
   refusal = None
   if len(own) > 1:
     refusal = f"a process with several devices, got 'thread' for {len(own)}"

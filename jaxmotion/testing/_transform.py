@@ -1,6 +1,5 @@
 """Checks of transforms that exchange gradients or run on parts of them."""
 
-import math
 from typing import Any
 
 import jax
@@ -87,7 +86,7 @@ def check_transform(
       f"`params` must be a tree of floating-point arrays, got {params!r}."
     )
   _check_own_arrays(tx, mesh, params)
-  workers = math.prod(mesh.shape[a] for a in core.axis_names(axis_name))
+  workers = core.count_devices(axis_name, mesh.shape)
   batch = jnp.linspace(-1.0, 1.0, 2 * workers)
 
   def train() -> tuple[PyTree, PyTree, PyTree]:
@@ -166,7 +165,7 @@ def check_sharded(
     ...   check_sharded(optax.adamw(1e-3), mesh, {"w": jnp.ones((16, 8))})
   """
   names = check_mesh(mesh, axis_name)
-  workers = math.prod(mesh.shape[name] for name in core.axis_names(names))
+  workers = core.count_devices(names, mesh.shape)
   if workers < 2:
     raise ValueError(
       f"`mesh` must have at least 2 workers along {names!r}, got {workers}."

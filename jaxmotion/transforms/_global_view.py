@@ -433,17 +433,16 @@ class _SharedWeights(NamedTuple):
       )
     return parts
 
-  def gather(
-    self, part: program.Part, dim: int, axis_name: AxisName, count: int
-  ) -> Any:
+  def gather(self, part: program.Part, axis_name: AxisName, count: int) -> Any:
     """Gathers weights through their codec; sums their gradient likewise."""
+    assert part.dim is not None and part.model is not None
     whole = collectives.unshard(
       part.array,
       axis_name,
       self.weight_codec,
       self.gradient_codec,
-      axis=dim,
-      spec=P(*part.model or ()),
+      axis=part.dim,
+      spec=P(*part.model),
     )
     # `unshard` takes the mean of gradients, where those of parts are sums.
     return _scale_gradient(whole, count)
@@ -469,12 +468,8 @@ class _WatchedWorkers(program.Workers):
 
   def whole(self, part: program.Part) -> Any:
     """Returns the whole value, and notes the part."""
-    if (
-      self.shared is not None
-      and part.model is not None
-      and part.dim is not None
-    ):
-      return self.shared.gather(part, part.dim, self.axis_name, self.count)
+    if self.shared is not None and part.model is not None:
+      return self.shared.gather(part, self.axis_name, self.count)
     if part.cut is not None:
       self.gathered.append(part.array)
     return super().whole(part)
@@ -540,8 +535,7 @@ def _check_loss(shapes: PyTree, has_aux: bool) -> None:
 def _find_dim(x: Any, count: int) -> int | None:
   """Returns the dimension along which an argument is taken to be split."""
   shape = jnp.shape(x)
-  is_key = jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
-  return 0 if shape and shape[0] % count == 0 and not is_key else None
+  return 0 if shape and shape[0] % count == 0 and not core.is_key(x) else None
 
 
 def run_anywhere(

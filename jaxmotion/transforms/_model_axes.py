@@ -358,7 +358,7 @@ class Shardings:
       )
     }
     names = (*self._workers, *self._model_names)
-    devices = math.prod(self._mesh.shape[name] for name in names)
+    devices = core.count_devices(names, self._mesh.shape)
 
     def find_spec(path: Any, shape: tuple[int, ...]) -> P:
       """Returns the spec of the parameter that an array is like, or P()."""

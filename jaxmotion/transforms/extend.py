@@ -37,9 +37,5 @@ from jaxmotion.transforms._step._scheme import (
   StepResults as StepResults,
   Workers as Workers,
 )
-from jaxmotion.transforms._step._step_arguments import (
-  is_key as is_key,
-  split_specs as split_specs,
-)
 
 _set_public_module(__name__, globals())

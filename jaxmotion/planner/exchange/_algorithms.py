@@ -140,14 +140,9 @@ def _offer(
   note: str,
 ) -> AlgorithmChoice:
   """Returns an algorithm, or why it does not fit the device."""
-  have = problem.platform.device.memory_bytes
-  if memory_bytes <= have:
-    return AlgorithmChoice(name, step_s, axis_bytes, note)
-  return _refuse(
-    name,
-    f"It needs {_text.format_bytes(memory_bytes)} of memory, and the device "
-    f"has {_text.format_bytes(have)}.",
-  )
+  if refusal := problem.explain_memory(memory_bytes):
+    return _refuse(name, f"It {refusal}.")
+  return AlgorithmChoice(name, step_s, axis_bytes, note)
 
 
 def _refuse(name: str, note: str) -> AlgorithmChoice:

@@ -125,15 +125,10 @@ class ExchangePlan:
       name = _text.format_codec(codec)
       rows.append((path, name, method, *sent, f"{error:.2g}", reason))
     head = [self.reason]
-    needed, have = (
-      self.step.memory_bytes,
-      self.problem.platform.device.memory_bytes,
-    )
-    if needed > have:
+    if refusal := self.problem.explain_memory(self.step.memory_bytes):
       head.append(
-        f"It does not fit: it needs {_text.format_bytes(needed)} of memory, "
-        f"and the device has {_text.format_bytes(have)}. `jaxmotion.sharded` "
-        "divides the optimizer between workers, `jaxmotion.fully_sharded` all."
+        f"It does not fit: it {refusal}. `jaxmotion.sharded` divides the "
+        "optimizer between workers, `jaxmotion.fully_sharded` all."
       )
     rarer = _algorithms.weigh_period(self.problem, self.step)
     if rarer.step_s is not None and rarer.step_s < _MUCH * self.step.total_s:

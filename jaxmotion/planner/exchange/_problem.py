@@ -11,6 +11,7 @@ from jaxmotion import codecs, core, perfmodel
 from jaxmotion.collectives.extend import shard_like
 from jaxmotion.core import PyTree
 from jaxmotion.perfmodel import extend
+from jaxmotion.planner import _text
 from jaxmotion.planner.exchange import _errors
 
 
@@ -90,6 +91,14 @@ class ExchangeProblem:
   def squared_limits(self) -> tuple[np.ndarray, float]:
     """Squared errors of every codec on every tensor, and their limit."""
     return self.errors.squared_limits(self.accuracy_budget)
+
+  def explain_memory(self, needed: float) -> str | None:
+    """Says that so many bytes do not fit the device, or nothing if they do."""
+    have = self.platform.device.memory_bytes
+    if needed <= have:
+      return None
+    size = _text.format_bytes
+    return f"needs {size(needed)} of memory, and the device has {size(have)}"
 
   def is_affordable(self, choice: np.ndarray) -> bool:
     """Returns whether the errors of int[tensors] codecs fit in the budget."""

@@ -21,7 +21,6 @@ from jaxmotion import core
 from jaxmotion.codecs import Codec
 from jaxmotion.core import PyTree
 from jaxmotion.transforms import _states
-from jaxmotion.transforms._step import _step_arguments
 from jaxmotion.transforms._step._scheme import Scheme, Workers
 
 _REMEDIES = {
@@ -82,7 +81,7 @@ def _describe_leaf(x: Any) -> str:
     if not x.is_fully_replicated:
       return f"{x.dtype}{list(x.shape)}"
     x = x.addressable_data(0)
-  if _step_arguments.is_key(x):
+  if core.is_key(x):
     x = jax.random.key_data(x)
   x = np.asarray(x)
   words = np.ascontiguousarray(x).reshape(-1).view(np.uint8)

@@ -10,18 +10,12 @@ from jaxmotion import core
 from jaxmotion.core import AxisName, PyTree
 
 
-def is_key(x: Any) -> bool:
-  """Returns whether an array has typed PRNG keys."""
-  dtype = getattr(x, "dtype", None)
-  return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-
-
 def step_key(name: str, key: Any) -> Any:
   """Returns one key of `jax.random`, typed or raw, or None; or raises."""
   if key is None:
     return None
   dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
-  is_typed = is_key(key) and shape == ()
+  is_typed = core.is_key(key) and shape == ()
   is_raw = dtype == jnp.uint32 and shape is not None and len(shape) == 1
   if not (is_typed or is_raw):
     found = f"{dtype}{list(shape)}" if shape is not None else f"{key!r:.200}"
@@ -47,7 +41,7 @@ def split_specs(
     """Returns the spec of a leaf; raises unless its rows can be divided."""
     at = f" at `{path}`" if path else ""
     shape = jnp.shape(leaf)
-    if not shape and is_key(leaf):
+    if not shape and core.is_key(leaf):
       raise ValueError(
         f"`{name}` must not hold a key for all workers, who would draw the "
         f"same numbers, got one{at}: give the key to the step by itself."
@@ -77,7 +71,7 @@ def split_specs(
   rows = [
     (path, leaf.shape[0])
     for path, leaf in leaves
-    if jnp.ndim(leaf) and not is_key(leaf)
+    if jnp.ndim(leaf) and not core.is_key(leaf)
   ]
   for path, count in rows:
     first, wanted = rows[0]
