@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -35,13 +37,49 @@ class Division:
   blocks: int
   workers: int
 
+  payload_type: ClassVar[Any] = ()
+  """Type of payloads whose leaves have no axis of blocks, if there is one."""
+
+  def to_blocks(self, payload: PyTree) -> PyTree:
+    """Returns a payload with leaves whose second axis is that of blocks."""
+    return payload
+
+  def from_blocks(self, leaves: PyTree) -> PyTree:
+    """Returns the payload of which `to_blocks` makes these leaves."""
+    return leaves
+
+  def map_blocks(
+    self, fn: Callable[..., Array], *states: PyTree, lead: int = 0
+  ) -> PyTree:
+    """Applies a function to leaves of states, or to the blocks of payloads."""
+    # lead: number of axes before those of a state.
+    to_blocks, from_blocks = self.to_blocks, self.from_blocks
+    for _ in range(lead):
+      to_blocks, from_blocks = jax.vmap(to_blocks), jax.vmap(from_blocks)
+
+    def apply(*nodes: PyTree) -> PyTree:
+      if not isinstance(nodes[0], self.payload_type):
+        return fn(*nodes)
+      return from_blocks(jax.tree.map(fn, *map(to_blocks, nodes)))
+
+    is_payload = lambda node: isinstance(node, self.payload_type)
+    return jax.tree.map(apply, *states, is_leaf=is_payload)
+
   def divide(self, payload: PyTree) -> PyTree:
     """Returns the parts of a payload: leaves gain an axis of workers."""
-    return jax.tree.map(self._divide_leaf, payload)
+    return jax.vmap(self.from_blocks)(self.divide_blocks(payload))
+
+  def divide_blocks(self, payload: PyTree) -> PyTree:
+    """Returns the parts of a payload, leaves (workers, planes, blocks, ...)."""
+    return jax.tree.map(self._divide_leaf, self.to_blocks(payload))
 
   def join(self, parts: PyTree) -> PyTree:
     """Returns the payload of these parts, which may be encoded anew."""
-    return jax.tree.map(self._join_leaf, parts)
+    return self.join_blocks(jax.vmap(self.to_blocks)(parts))
+
+  def join_blocks(self, parts: PyTree) -> PyTree:
+    """Returns the payload of parts that are leaves of `divide_blocks`."""
+    return self.from_blocks(jax.tree.map(self._join_leaf, parts))
 
   def join_values(self, parts: Array) -> Array:
     """Returns the array that has these elements in its parts."""

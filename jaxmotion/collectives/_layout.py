@@ -4,10 +4,11 @@ These rules are the contract between the collectives, which follow them, and
 the performance model and planner, which predict bytes and seconds from them.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,9 @@ _MIN_PARTED = 1 << 16
 _MAX_STACKED_ELEMENTS = 1 << 16
 # Most elements of a stack. It is sent when the last of its arrays is there.
 _MAX_STACK_ELEMENTS = 1 << 20
+# Most elements of the arrays whose means are encoded together, for the same
+# reason.
+_MAX_BUNDLE_ELEMENTS = 1 << 22
 
 
 def is_sharded(like: ShapedLike, workers: int) -> bool:
@@ -157,6 +161,11 @@ class ArrayPlan(NamedTuple):
     return self.method == "two_phase" and self.division is None
 
   @property
+  def known_division(self) -> Division:
+    """The division, of a plan that has one."""
+    return cast("Division", self.division)
+
+  @property
   def part(self) -> jax.ShapeDtypeStruct:
     """Shape and dtype of the array whose mean one worker encodes."""
     if self.division is None:
@@ -208,6 +217,91 @@ def find_stacks(plans: Sequence[ArrayPlan]) -> list[list[int]]:
       stacks.append(stack)
     stack.append(i)
   return stacks
+
+
+class Bundle(NamedTuple):
+  """Stacks of arrays whose means are encoded together."""
+
+  stacks: tuple[tuple[int, ...], ...]  # Positions of the arrays of each stack.
+  # Of one array with the blocks of all; None if means are encoded apart.
+  division: Division | None
+
+
+def find_bundles(plans: Sequence[ArrayPlan]) -> list[Bundle]:
+  """Groups stacks of arrays whose parts are averaged and encoded as one."""
+  # Parts of blocks are joined as payloads, which are copied to be sent anyway:
+  # large arrays are joined, too. Every block keeps its bits. Random bits are
+  # those of an array, so codecs that draw some encode each mean by itself.
+  bundles: list[Bundle] = []
+  open_bundles: dict[Any, int] = {}
+  for stack in map(tuple, find_stacks(plans)):
+    plan = plans[stack[0]]
+    division = plan.division
+    if division is None or not _has_blocks(plan.codec, division):
+      bundles.append(Bundle((stack,), None))
+      continue
+    planes, _, *width = plan.part.shape
+    kind = plan.codec, planes, *width, plan.part.dtype, plan.op
+    stacks = [stack]
+    place = open_bundles.get(kind)
+    if place is not None:
+      stacks = [*bundles[place].stacks, stack]
+      if _count_elements(plans, stacks) > _MAX_BUNDLE_ELEMENTS:
+        stacks, place = [stack], None
+    if place is None:
+      place = open_bundles[kind] = len(bundles)
+      bundles.append(Bundle((), None))
+    blocks = sum(_count_blocks(plans, one) for one in stacks)
+    part = jax.ShapeDtypeStruct((planes, blocks, *width), plan.part.dtype)
+    division = dataclasses.replace(division, like=part)
+    bundles[place] = Bundle(tuple(stacks), division)
+  return bundles
+
+
+def _count_elements(
+  plans: Sequence[ArrayPlan], stacks: Sequence[Sequence[int]]
+) -> int:
+  return sum(math.prod(plans[i].like.shape) for stack in stacks for i in stack)
+
+
+def _count_blocks(plans: Sequence[ArrayPlan], stack: Sequence[int]) -> int:
+  """Returns the blocks of the parts of a stack's arrays."""
+  return len(stack) * plans[stack[0]].part.shape[1]
+
+
+@functools.lru_cache(maxsize=1024)
+def _has_blocks(codec: codecs.Codec, division: Division) -> bool:
+  """Tells whether parts of arrays are encoded as one part of more blocks."""
+  if codec.needs_key:
+    return False
+  planes, blocks, *width = division.like.shape
+
+  def describe(count: int) -> tuple[int, PyTree, list[tuple[int, ...]]]:
+    """Returns the bytes of a payload, a state, and shapes of all leaves."""
+    like = jax.ShapeDtypeStruct((planes, count, *width), division.like.dtype)
+    payload = codec.payload_like(like)
+    shapes: list[tuple[int, ...]] = []
+    state = jax.eval_shape(functools.partial(codec.init, like))
+
+    def note_shape(leaf: Array) -> Array:
+      # A count of encodings, without axes, is the same for all arrays.
+      if leaf.shape or not jnp.issubdtype(leaf.dtype, jnp.integer):
+        shapes.append(leaf.shape)
+      return leaf
+
+    jax.eval_shape(functools.partial(division.map_blocks, note_shape), state)
+    leaves = jax.tree.leaves(jax.eval_shape(division.to_blocks, payload))
+    shapes += [leaf.shape for leaf in leaves]
+    return core.tree_bytes(payload), state, shapes
+
+  nbytes, state, shapes = describe(blocks)
+  more_bytes, _, more_shapes = describe(2 * blocks)
+  return (
+    not core.shared_parts(state)
+    and more_bytes == 2 * nbytes
+    and all(one[1:2] == (blocks,) for one in shapes)
+    and more_shapes == [(one[0], 2 * blocks, *one[2:]) for one in shapes]
+  )
 
 
 def to_rows(x: Array, axis: int, workers: int) -> Array:

@@ -11,6 +11,8 @@
 """
 
 import functools
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +22,7 @@ from jax import lax
 
 from jaxmotion import codecs, core, hosts
 from jaxmotion.codecs.extend import Rounds, stand_in_reply
-from jaxmotion.collectives import _layout, _rounds
+from jaxmotion.collectives import _layout, _rounds, _states
 from jaxmotion.collectives._layout import ArrayPlan
 from jaxmotion.collectives._states import ReduceState
 from jaxmotion.core import Array, AxisName, PyTree
@@ -35,6 +37,12 @@ _KINDS = {
 _PAYLOAD_AXES = {"all_to_all": 1, "gather": 0}
 _REPLY_AXES = {"all_to_all": 1, "gather": 1}
 
+# Larger arrays are decoded where they are read: written to memory, 4M elements
+# in 8 bits between two workers took 1.4 times as long.
+_MAX_APART = 1 << 19
+
+_Stage = Callable[..., Any]
+
 
 def reduce_arrays(
   plans: Sequence[ArrayPlan],
@@ -46,15 +54,13 @@ def reduce_arrays(
 ) -> tuple[list[Array], list[ReduceState]]:
   """Reduces arrays together; returns their results and the stacks' states."""
   # arrays: in the dtype that they are encoded in. states: this worker's, one
-  # for each stack.
-  groups = _layout.find_stacks(plans)
-  firsts = [plans[group[0]] for group in groups]
+  # for each bundle.
+  bundles = _layout.find_bundles(plans)
+  firsts = [plans[bundle.stacks[0][0]] for bundle in bundles]
   results = _rounds.run_rounds(
     [
-      _reduce_stack(
-        plan, [arrays[i] for i in group], state, [keys[i] for i in group]
-      )
-      for plan, group, state in zip(firsts, groups, states, strict=True)
+      _reduce_bundle(plans, bundle, arrays, state, keys)
+      for bundle, state in zip(bundles, states, strict=True)
     ],
     # A codec of rounds says itself what it sends.
     [_KINDS.get(plan.method, plan.codec.round_kinds) for plan in firsts],
@@ -62,8 +68,8 @@ def reduce_arrays(
     sending,
   )
   by_position: dict[int, Array] = {}
-  for group, (of_group, _) in zip(groups, results, strict=True):
-    by_position |= zip(group, of_group, strict=True)
+  for bundle, (of_bundle, _) in zip(bundles, results, strict=True):
+    by_position |= zip(itertools.chain(*bundle.stacks), of_bundle, strict=True)
   new_states = [state for _, state in results]
   return [by_position[i] for i in range(len(plans))], new_states
 
@@ -105,6 +111,74 @@ def _trace_rounds(
   return tuple(map(codecs.Message, codec.round_kinds, payloads))
 
 
+def _reduce_bundle(
+  plans: Sequence[ArrayPlan],
+  bundle: _layout.Bundle,
+  arrays: Sequence[Array],
+  state: ReduceState,
+  keys: Sequence[core.Key | None],
+) -> Rounds[tuple[list[Array], ReduceState]]:
+  """Reduces the arrays of a bundle; returns their results, and its state."""
+  stacks = [
+    (plans[own[0]], [arrays[i] for i in own], [keys[i] for i in own])
+    for own in bundle.stacks
+  ]
+  division = bundle.division
+  if division is None:
+    ((plan, arrays, keys),) = stacks
+    return (yield from _reduce_stack(plan, arrays, state, keys))
+  parts, firsts, blocks = [], [], []
+  old_firsts = _states.split_firsts(bundle, state)
+  for (plan, own, keys), first in zip(stacks, old_firsts, strict=True):
+    encode, *_ = _make_stages(plan, len(own), joins=True)
+    x, key = _stack(list(zip(own, keys, strict=True)))
+    payload, new = encode(x, ReduceState(first, ()), key)
+    parts.append(jax.tree.map(_join_blocks, payload) if own[1:] else payload)
+    firsts.append(new.first)
+    blocks.append(len(own) * plan.part.shape[1])
+  joined = jax.tree.map(lambda *a: jnp.concatenate(a, 2), *parts)
+  # All parts are those of one array of more blocks.
+  payload = jax.vmap(division.from_blocks)(joined)
+  received = yield codecs.Message("all_to_all", payload)
+  plan = plans[bundle.stacks[0][0]]._replace(division=division)
+  _, encode_mean, *_ = _make_stages(plan, 1)
+  payload, new = encode_mean(received, ReduceState((), state.second), None)
+  reply = yield codecs.Message("gather", payload)
+  reply = jax.vmap(division.to_blocks)(reply)
+  take = lambda tree, start, count: jax.tree.map(
+    lambda a: hosts.slice_at(a, start, count, 2), tree
+  )
+  replies = hosts.take_apart(
+    take, list(zip(blocks, blocks, strict=True)), reply
+  )
+  results = []
+  for i, ((plan, own, _), reply) in enumerate(
+    zip(stacks, replies, strict=True)
+  ):
+    *_, decode, remember = _make_stages(plan, len(own), joins=True)
+    if own[1:]:
+      split = functools.partial(_split_blocks, count=len(own))
+      reply = jax.tree.map(split, reply)
+    y, means = decode(reply)
+    firsts[i] = remember(ReduceState(firsts[i], ()), means).first
+    results += _unstack(y, own)
+  return results, _states.join_firsts(firsts, new.second)
+
+
+def _join_blocks(parts: Array) -> Array:
+  """Joins the blocks of arrays: (workers, arrays, planes, blocks, ...)."""
+  workers, count, planes, blocks, *rest = parts.shape
+  by_plane = jnp.moveaxis(parts, 1, 2)
+  return by_plane.reshape(workers, planes, count * blocks, *rest)
+
+
+def _split_blocks(joined: Array, count: int) -> Array:
+  """Splits what `_join_blocks` joined into arrays."""
+  workers, planes, blocks, *rest = joined.shape
+  split = joined.reshape(workers, planes, count, blocks // count, *rest)
+  return jnp.moveaxis(split, 2, 1)
+
+
 def _reduce_stack(
   plan: ArrayPlan,
   arrays: Sequence[Array],
@@ -115,77 +189,89 @@ def _reduce_stack(
   if plan.method == "rounds":
     y, state = yield from _reduce_by_codec(plan, arrays[0], state, keys[0])
     return [y], state
-  kinds = _KINDS[plan.method]
-  stages: list[_Stage] = [
-    functools.partial(stage, plan) for stage in _STAGES[plan.method]
-  ]
-  begin, *others = stages
-  if len(arrays) == 1:
-    inputs = arrays[0], state, keys[0]
-    y, state = yield from _run_stages(kinds, begin, others, inputs)
-    return [y], state
+  *encoders, decode, remember = _make_stages(plan, len(arrays))
+  x, key = _stack(list(zip(arrays, keys, strict=True)))
+  reply: PyTree = x
+  for kind, encode in zip(_KINDS[plan.method], encoders, strict=True):
+    payload, state = encode(reply, state, key)
+    reply = yield codecs.Message(kind, payload)
+  y, means = decode(reply)
+  return _unstack(y, arrays), remember(state, means)
+
+
+@functools.lru_cache(maxsize=1024)
+def _make_stages(
+  plan: ArrayPlan, count: int, joins: bool = False
+) -> list[_Stage]:
+  """Returns the stages of a method for a stack of so many arrays."""
+  # joins: whether parts have the form in which those of arrays are joined.
   # Values and bytes are those of arrays that are reduced one by one. The
   # program encodes and decodes once, whatever the number of arrays: it compiles
-  # faster, and a device starts fewer kernels.
-  stack_all = lambda *trees: jax.tree.map(lambda *a: jnp.stack(a), *trees)
-  pairs = zip(arrays, keys, strict=True)
-  x, key = hosts.write_apart(stack_all, *pairs)
-  axes = [(_PAYLOAD_AXES[kind], 0) for kind in kinds] + [(0, 0)]
-  # XLA:CPU would otherwise decode in the update of each array, and compile that
-  # as often.
-  apart = [
-    functools.partial(
-      hosts.write_apart, jax.vmap(stage, (0, _REPLY_AXES[kind]), out_axes)
-    )
-    for kind, stage, out_axes in zip(kinds, others, axes[1:], strict=True)
+  # faster, and a device starts fewer kernels. Arrays of one plan are traced
+  # once.
+  stages: list[_Stage] = [
+    functools.partial(stage, plan)
+    for stage in (*_STAGES["joined" if joins else plan.method], _remember)
   ]
-  begin = jax.vmap(begin, out_axes=axes[0])
-  y, state = yield from _run_stages(kinds, begin, apart, (x, state, key))
+  if count > 1:
+    kinds = _KINDS[plan.method]
+    replies = [_REPLY_AXES[kind] for kind in kinds]
+    in_axes = [*((axis, 0, 0) for axis in (0, *replies[:-1])), replies[-1:], 0]
+    out_axes = [(_PAYLOAD_AXES[kind], 0) for kind in kinds] + [0, 0]
+    stack = functools.partial(jax.vmap, axis_size=count)
+    stages = list(map(stack, stages, in_axes, out_axes))
+  *encoders, decode, remember = stages
+  # XLA:CPU would decode in the update of each array, and compile that for each.
+  # A sum is decoded by an operation or two.
+  is_large = math.prod(plan.like.shape) > _MAX_APART
+  is_apart = count > 1 or not (is_large or plan.method == "sum")
+  decode = (hosts.make_apart if is_apart else core.trace_once)(decode)
+  return [*map(core.trace_once, encoders), decode, remember]
+
+
+def _stack(trees: Sequence[PyTree]) -> PyTree:
+  """Returns several trees as one, with an axis of trees if there are many."""
+  if len(trees) == 1:
+    return trees[0]
+  stack_all = lambda *trees: jax.tree.map(lambda *a: jnp.stack(a), *trees)
+  return hosts.write_apart(stack_all, *trees)
+
+
+def _unstack(y: Array, arrays: Sequence[Array]) -> list[Array]:
+  """Returns the results of a stack's arrays, typed as varying like them."""
+  if len(arrays) == 1:
+    return [_type_like(y, arrays[0])]
   # Updates of equal shapes are compiled once, unless each reads another row.
-  rows = hosts.write_apart(lambda y: lax.split(y, [1] * len(y)), y)
-  return list(map(_take_row, rows, arrays)), state
+  take = lambda y, start, _: hosts.slice_at(y, start, 1)
+  rows = hosts.take_apart(take, [(None, 1)] * len(arrays), y)
+  squeeze = lambda row, x: _type_like(lax.squeeze(row, (0,)), x)
+  return list(map(squeeze, rows, arrays))
 
 
-def _take_row(row: Array, x: Array) -> Array:
-  """Returns the result of one array of a stack, typed as varying like it."""
-  # A stack varies over the axes of a model that any of its arrays varies over.
-  y, axes = lax.squeeze(row, (0,)), core.varying_axes(row)
-  others = tuple(sorted(axes - core.varying_axes(x), key=str))
-  return core.assert_replicated(y, others) if others else y
-
-
-_Stage = Callable[..., tuple[PyTree, PyTree]]
-
-
-def _run_stages(
-  kinds: Sequence[str], begin: _Stage, others: Sequence[_Stage], inputs: PyTree
-) -> Rounds[Any]:
-  """Runs the stages of a method, and between them sends what each returns."""
-  payload, carry = begin(inputs)
-  for kind, stage in zip(kinds, others, strict=True):
-    reply = yield codecs.Message(kind, payload)
-    payload, carry = stage(carry, reply)
-  return payload, carry
+def _type_like(y: Array, x: Array) -> Array:
+  """Returns the result of an array, typed as varying over no other axes."""
+  # What is encoded together varies over the axes of a model that any of its
+  # arrays varies over.
+  more = core.varying_axes(y) - core.varying_axes(x)
+  return core.assert_replicated(y, tuple(sorted(more, key=str))) if more else y
 
 
 def _encode_whole(
-  plan: ArrayPlan, inputs: tuple[Array, ReduceState, core.Key | None]
-) -> tuple[PyTree, PyTree]:
-  """Encodes an array for all workers; carries the codec's new state."""
-  x, state, key = inputs
-  return plan.codec.encode(x, state.first, key)
+  plan: ArrayPlan, x: Array, state: ReduceState, key: core.Key | None
+) -> tuple[PyTree, ReduceState]:
+  """Encodes an array for all workers."""
+  payload, first = plan.codec.encode(x, state.first, key)
+  return payload, ReduceState(first, ())
 
 
-def _decode_sum(
-  plan: ArrayPlan, state: PyTree, reply: PyTree
-) -> tuple[Array, ReduceState]:
-  """Decodes all payloads, or their sum, to the result and the new state."""
+def _decode_sum(plan: ArrayPlan, reply: PyTree) -> tuple[Array, PyTree]:
+  """Decodes all payloads, or their sum, to the result."""
   is_added = plan.method == "sum"
   decode = plan.codec.decode if is_added else plan.codec.sum_decoded
   total = decode(reply, plan.like)
   mean = total / plan.workers
-  state = ReduceState(plan.codec.after_reduce(state, mean), ())
-  return (mean if plan.op == "mean" else total), state
+  y = mean if plan.op == "mean" else total
+  return y, mean if plan.codec.needs_mean else ()
 
 
 # Two phases average part r on worker r, then gather the encoded means of all
@@ -195,26 +281,41 @@ def _decode_sum(
 
 
 def _encode_parts(
-  plan: ArrayPlan, inputs: tuple[Array, ReduceState, core.Key | None]
-) -> tuple[PyTree, PyTree]:
-  """Encodes an array in parts, one for each worker; carries state and key."""
-  x, state, key = inputs
+  plan: ArrayPlan, x: Array, state: ReduceState, key: core.Key | None
+) -> tuple[PyTree, ReduceState]:
+  """Encodes an array in parts, one for each worker."""
   if plan.division is None:
     parts, first = _layout.encode_shards(
       plan.codec, x, plan.workers, state.first, key
     )
-  else:
-    payload, first = plan.codec.encode(x, state.first, key)
-    # Error memory keeps the payload, too: XLA:CPU would compute it twice.
-    parts = hosts.write_apart(plan.division.divide, payload)
-  return parts, (ReduceState(first, state.second), key)
+    return parts, ReduceState(first, state.second)
+  return _encode_divided(plan, plan.division.divide, x, state, key)
+
+
+def _encode_divided(
+  plan: ArrayPlan,
+  divide: Callable[[PyTree], PyTree],
+  x: Array,
+  state: ReduceState,
+  key: core.Key | None,
+) -> tuple[PyTree, ReduceState]:
+  """Encodes an array, and divides the payload."""
+  payload, first = plan.codec.encode(x, state.first, key)
+  # Error memory keeps the payload, too: XLA:CPU would compute it twice.
+  return hosts.write_apart(divide, payload), ReduceState(first, state.second)
+
+
+def _encode_blocks(
+  plan: ArrayPlan, x: Array, state: ReduceState, key: core.Key | None
+) -> tuple[PyTree, ReduceState]:
+  """Encodes an array in parts that are joined with those of others."""
+  return _encode_divided(plan, plan.known_division.divide_blocks, x, state, key)
 
 
 def _encode_mean(
-  plan: ArrayPlan, carry: tuple[ReduceState, core.Key | None], received: PyTree
+  plan: ArrayPlan, received: PyTree, state: ReduceState, key: core.Key | None
 ) -> tuple[PyTree, ReduceState]:
-  """Encodes the mean of this worker's part for all; carries the new state."""
-  state, key = carry
+  """Encodes the mean of this worker's part for all."""
   codec, part = plan.codec, plan.part
   key = None if key is None else key.fold(plan.workers)
   payload, second = codec.encode_mean(received, part, state.second, key)
@@ -223,34 +324,53 @@ def _encode_mean(
   return payload, ReduceState(state.first, second)
 
 
-def _decode_parts(
-  plan: ArrayPlan, state: ReduceState, payloads: PyTree
-) -> tuple[Array, ReduceState]:
-  """Decodes the means of all parts to the result and the new state."""
+def _decode_parts(plan: ArrayPlan, payloads: PyTree) -> tuple[Array, PyTree]:
+  """Decodes the means of all parts to the result."""
   codec = plan.codec
   if plan.division is None:
-    rows = jax.vmap(lambda p: codec.decode(p, plan.part))(payloads)
-    first = jax.vmap(codec.after_reduce)(state.first, rows)
-    y = _layout.join_rows(rows, plan.like)
+    means = jax.vmap(lambda p: codec.decode(p, plan.part))(payloads)
+    y = _layout.join_rows(means, plan.like)
   else:
-    y = codec.decode(plan.division.join(payloads), plan.like)
-    first = codec.after_reduce(state.first, y)
+    means = y = codec.decode(plan.division.join(payloads), plan.like)
+  return _finish(plan, y, means)
+
+
+def _decode_blocks(plan: ArrayPlan, parts: PyTree) -> tuple[Array, PyTree]:
+  """Decodes the means of parts that were joined with those of others."""
+  y = plan.codec.decode(plan.known_division.join_blocks(parts), plan.like)
+  return _finish(plan, y, y)
+
+
+def _finish(plan: ArrayPlan, y: Array, means: PyTree) -> tuple[Array, PyTree]:
+  """Returns the result, and the means of what was encoded if needed."""
   if plan.op == "sum":
     y = y.astype(jnp.promote_types(y.dtype, jnp.float32)) * plan.workers
-  return y, ReduceState(first, state.second)
+  return y, means if plan.codec.needs_mean else ()
+
+
+def _remember(
+  plan: ArrayPlan, state: ReduceState, means: PyTree
+) -> ReduceState:
+  """Returns the state after the means of what was encoded are known."""
+  if not plan.codec.needs_mean:
+    return state
+  update = plan.codec.after_reduce
+  update = jax.vmap(update) if plan.encodes_rows else update
+  return ReduceState(update(state.first, means), state.second)
 
 
 _STAGES: dict[str, tuple[_Stage, ...]] = {
   "sum": (_encode_whole, _decode_sum),
   "gather": (_encode_whole, _decode_sum),
   "two_phase": (_encode_parts, _encode_mean, _decode_parts),
+  "joined": (_encode_blocks, _encode_mean, _decode_blocks),
 }
-"""Functions between the messages of a method.
+"""What a method computes for each message, and from the last reply.
 
-The first takes a plan and the array, its state and its key. The others take a
-plan, what the one before carries, and the reply to its message. Each returns
-the next message's payload, the last one the result, and what it carries on: at
-the end, the new state.
+An encoder takes a plan, the array or the reply to the message before, the state
+and a key; it returns a payload and the new state. The last stage takes a plan
+and a reply; it returns the result, and the means of what was encoded if the
+codec needs them.
 """
 
 

@@ -24,7 +24,8 @@ from jaxmotion.core import Array, PyTree, ShapedLike
 class ReduceState(NamedTuple):
   """Codec state of the reduction of one array."""
 
-  # Of this worker's own elements; stacked where rows are encoded.
+  # Of this worker's own elements; stacked where rows are encoded. A bundle of
+  # several stacks has a tuple of them.
   first: PyTree
   second: PyTree  # Of the mean of a part; `()` unless "two_phase".
 
@@ -54,12 +55,31 @@ def init_state(plan: _layout.ArrayPlan) -> ReduceState:
 
 
 def init_states(plans: Sequence[_layout.ArrayPlan]) -> list[ReduceState]:
-  """Returns the fresh state of each stack of arrays."""
+  """Returns the fresh state of each bundle of arrays."""
   states = []
-  for group in _layout.find_stacks(plans):
-    state = init_state(plans[group[0]])
-    states.append(_repeat(state, len(group)) if len(group) > 1 else state)
+  for bundle in _layout.find_bundles(plans):
+    own = []
+    for i, *others in bundle.stacks:
+      state = init_state(plans[i])
+      own.append(_repeat(state, 1 + len(others)) if others else state)
+    second = own[0].second
+    if bundle.division is not None:
+      codec = plans[bundle.stacks[0][0]].codec
+      second = codec.init(bundle.division.like)
+    states.append(join_firsts([state.first for state in own], second))
   return states
+
+
+def join_firsts(firsts: Sequence[PyTree], second: PyTree) -> ReduceState:
+  """Returns the state of a bundle, from the first state of each stack."""
+  return ReduceState(tuple(firsts) if len(firsts) > 1 else firsts[0], second)
+
+
+def split_firsts(
+  bundle: _layout.Bundle, state: ReduceState
+) -> Sequence[PyTree]:
+  """Returns the first state of each stack of a bundle."""
+  return state.first if len(bundle.stacks) > 1 else (state.first,)
 
 
 def is_stacked(states: PyTree, canonical: bool) -> bool:
@@ -72,14 +92,28 @@ def is_stacked(states: PyTree, canonical: bool) -> bool:
 def stack_states(
   plans: Sequence[_layout.ArrayPlan], states: PyTree, axis: int = 0
 ) -> list[ReduceState]:
-  """Returns the state of each stack, from those of its arrays."""
+  """Returns the state of each bundle, from those of its arrays."""
   # axis: where leaves get the axis of arrays, behind one of workers if any.
-  return [
-    jax.tree.map(lambda *a: jnp.stack(a, axis), *(states[i] for i in group))
-    if len(group) > 1
-    else states[group[0]]
-    for group in _layout.find_stacks(plans)
-  ]
+  stack_all = lambda *a: jnp.stack(a, axis)
+
+  def stack(trees: Sequence[PyTree]) -> PyTree:
+    return jax.tree.map(stack_all, *trees) if len(trees) > 1 else trees[0]
+
+  def join(*seconds: Array) -> Array:
+    if seconds[0].ndim > axis:
+      return jnp.concatenate(seconds, axis + 1)
+    return functools.reduce(lax.max, seconds)  # Counts, which are equal.
+
+  stacked = []
+  for bundle in _layout.find_bundles(plans):
+    seconds = [states[i].second for own in bundle.stacks for i in own]
+    if bundle.division is None:
+      second = stack(seconds)
+    else:
+      second = bundle.division.map_blocks(join, *seconds, lead=axis)
+    firsts = [stack([states[i].first for i in own]) for own in bundle.stacks]
+    stacked.append(join_firsts(firsts, second))
+  return stacked
 
 
 def unstack_states(
@@ -87,13 +121,34 @@ def unstack_states(
 ) -> list[ReduceState]:
   """Returns the state of each array: inverts `stack_states`."""
   apart: dict[int, ReduceState] = {}
-  for group, state in zip(_layout.find_stacks(plans), states, strict=True):
-    take = lambda a, place: lax.index_in_dim(a, place, axis, keepdims=False)
-    for place, i in enumerate(group):
-      apart[i] = state
-      if len(group) > 1:
-        apart[i] = jax.tree.map(functools.partial(take, place=place), state)
+  for bundle, state in zip(_layout.find_bundles(plans), states, strict=True):
+    firsts = split_firsts(bundle, state)
+    start = 0
+    for own, first in zip(bundle.stacks, firsts, strict=True):
+      for place, i in enumerate(own):
+        pick = functools.partial(_pick, len(own), place, axis)
+        if bundle.division is None:
+          second = pick(state.second)
+        else:
+          blocks = plans[i].part.shape[1]
+          cut = functools.partial(_cut_blocks, start, blocks, axis)
+          second = bundle.division.map_blocks(cut, state.second, lead=axis)
+          start += blocks
+        apart[i] = ReduceState(pick(first), second)
   return [apart[i] for i in range(len(plans))]
+
+
+def _pick(count: int, place: int, axis: int, stacked: PyTree) -> PyTree:
+  """Returns the state of one array of a stack; of a lone array as it is."""
+  take = lambda a: lax.index_in_dim(a, place, axis, keepdims=False)
+  return jax.tree.map(take, stacked) if count > 1 else stacked
+
+
+def _cut_blocks(start: int, blocks: int, axis: int, joined: Array) -> Array:
+  """Returns some of the blocks of a leaf; a count as it is."""
+  if joined.ndim == axis:
+    return joined
+  return lax.slice_in_dim(joined, start, start + blocks, axis=axis + 1)
 
 
 def canonical_state(plan: _layout.ArrayPlan, state: ReduceState) -> ReduceState:

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion import core, hosts
-from jaxmotion.core import Array, AxisName, PyTree
+from jaxmotion.core import Array, AxisName, PyTree, ShapedLike
 
 # Between two workers, arrays of fewer elements are joined and summed together.
 MIN_ELEMENTS_ALONE = 1 << 16
@@ -371,14 +371,20 @@ def _unpack_words(received: Sequence[Array], payload: PyTree) -> PyTree:
   """Unpacks rows of words to leaves like those that `_pack_words` packed."""
   leaves, treedef = jax.tree.flatten(payload)
   width = received[0].dtype.itemsize
-  unpacked, start = [], 0
-  for leaf in leaves:
-    size = math.prod(leaf.shape[1:]) * leaf.dtype.itemsize // width
-    rows = [lax.slice_in_dim(r, start, start + size) for r in received]
+
+  def unpack(received: Sequence[Array], start: Any, like: ShapedLike) -> Array:
+    size = count_words(like)
+    rows = [hosts.slice_at(r, start, size) for r in received]
     # The rows are stacked last: then a decode of one row reads that row's
     # buffer itself. Otherwise XLA:CPU would choose the buffer once an element.
-    unpacked.append(jnp.stack([_from_words(r, leaf) for r in rows]))
-    start += size
+    return jnp.stack([_from_words(r, like) for r in rows])
+
+  def count_words(like: ShapedLike) -> int:
+    return math.prod(like.shape[1:]) * like.dtype.itemsize // width
+
+  likes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+  sizes = [(like, count_words(like)) for like in likes]
+  unpacked = hosts.take_apart(unpack, sizes, tuple(received))
   return jax.tree.unflatten(treedef, unpacked)
 
 
@@ -411,7 +417,7 @@ def _to_words(x: Array, width: int) -> Array:
   return x.reshape(x.shape[0], -1)
 
 
-def _from_words(words: Array, like: Array) -> Array:
+def _from_words(words: Array, like: ShapedLike) -> Array:
   """Inverts `_to_words` for one row of `like`: words (n,) to (...)."""
   shape, dtype = like.shape[1:], like.dtype
   own, width = dtype.itemsize, words.dtype.itemsize

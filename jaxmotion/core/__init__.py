@@ -57,6 +57,7 @@ from jaxmotion.core._compat import (
   to_varying as to_varying,
   to_varying_like as to_varying_like,
   trace_in_place as trace_in_place,
+  trace_once as trace_once,
   tracks_varying as tracks_varying,
   varying_axes as varying_axes,
   without_context_mesh as without_context_mesh,

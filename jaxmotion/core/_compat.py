@@ -317,6 +317,19 @@ def trace_in_place(
   return wrapped
 
 
+def trace_once(fn: Callable[..., _tree.PyTree]) -> Callable[..., _tree.PyTree]:
+  """Returns a function that is traced once for all arguments of some types."""
+  # A program holds its operations for each call, as if it was traced each time.
+  jitted = jax.jit(fn, inline=True)
+
+  @functools.wraps(fn)
+  def call(*args: Any) -> _tree.PyTree:
+    with jax.disable_jit(False):
+      return jitted(*args)
+
+  return call
+
+
 def draws_by_place(key: Any) -> bool:
   """Returns whether `draw_bits` knows the random bits of one key."""
   config: Any = jax.config  # Its names have no types.

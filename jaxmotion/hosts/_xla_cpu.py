@@ -4,7 +4,9 @@ XLA:CPU removes optimization barriers before it fuses and joins operations. So
 calls, loops and data dependencies say what barriers say to other backends.
 """
 
-from collections.abc import Callable
+import functools
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -37,6 +39,14 @@ def choose_by_platform(
 
 def write_apart(fn: Callable[..., PyTree], *args: PyTree) -> PyTree:
   """Returns `fn(*args)`, on CPU written to memory before anything reads it."""
+  return make_apart(fn)(*args)
+
+
+def make_apart(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
+  """Returns `fn`, whose results are on CPU written to memory.
+
+  It is traced once for all arguments of the same types.
+  """
   # XLA:CPU fuses a cheap expression into its readers and computes it in the
   # shape of the reader. Where that shape makes it divide an index once an
   # element, one pass more is faster. Optimization barriers are removed before
@@ -48,12 +58,69 @@ def write_apart(fn: Callable[..., PyTree], *args: PyTree) -> PyTree:
     with set_xla_metadata(inlineable="true"):
       return fn(*args)
 
+  jitted = jax.jit(inline_inner)
+
   def call(*args: PyTree) -> PyTree:
     # Also where `trace_in_place` leaves out all other calls.
     with set_xla_metadata(inlineable="false"), jax.disable_jit(False):
-      return jax.jit(inline_inner)(*args)
+      return jitted(*args)
 
-  return choose_by_platform(*args, cpu=call, default=fn)
+  return functools.partial(choose_by_platform, cpu=call, default=fn)
+
+
+def take_apart(
+  take: Callable[[PyTree, Any, Any], PyTree],
+  sizes: Sequence[tuple[Any, int]],
+  source: PyTree,
+) -> list[PyTree]:
+  """Returns `take(source, start, kind)` of ranges that follow one another."""
+  # XLA:CPU compiles a loop anew for each place that it reads at. So on CPU
+  # places are computed at run time, and ranges of a kind are compiled once.
+  # sizes: the kind of each range, which is hashable, and its size.
+
+  def take_at_runtime(source: PyTree) -> list[PyTree]:
+    start, pieces = _hidden_zero(jax.tree.leaves(source)[0]), []
+    for own in sizes:
+      piece, start = takers[own](source, start)
+      pieces.append(piece)
+    return pieces
+
+  def take_at_once(source: PyTree) -> list[PyTree]:
+    starts = itertools.accumulate([size for _, size in sizes], initial=0)
+    pairs = zip(sizes, starts, strict=False)
+    return [take(source, start, kind) for (kind, _), start in pairs]
+
+  def take_and_step(kind: Any, size: int, source: PyTree, start: Array) -> Any:
+    return take(source, start, kind), start + size
+
+  takers = {
+    own: make_apart(functools.partial(take_and_step, *own)) for own in sizes
+  }
+  is_whole = len(sizes) == 1 or not all(a.size for a in jax.tree.leaves(source))
+  return choose_by_platform(
+    source,
+    cpu=take_at_once if is_whole else take_at_runtime,
+    default=take_at_once,
+  )
+
+
+def slice_at(x: Array, start: Any, size: int, axis: int = 0) -> Array:
+  """Returns a slice of `x` along an axis, from a place that is in range."""
+  starts = [jnp.int32(0)] * x.ndim
+  starts[axis] = start
+  sizes = [*x.shape[:axis], size, *x.shape[axis + 1 :]]
+  return lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)
+
+
+def _hidden_zero(x: Array) -> Array:
+  """Returns an int32 zero that is computed from the first element of `x`."""
+  word = core.to_bits(x.reshape(-1)[0]).astype(jnp.uint32)
+  # This is zero for any word, because half of an unsigned number is not
+  # negative as a signed one. The compiler cannot tell.
+  zero = jnp.minimum((word >> 1).astype(jnp.int32), 0)
+  return core.assert_replicated(
+    zero, tuple(sorted(core.varying_axes(zero), key=str))
+  )
 
 
 def pad_apart(x: Array, count: int, fill: Array) -> Array:
@@ -127,13 +194,7 @@ def schedule_after(x: Array, token: Array) -> Array:
 
   def add_dependency(x: Array, token: Array) -> Array:
     """Adds a zero that is computed from the token to the first element."""
-    word = core.to_bits(token.reshape(-1)[0]).astype(jnp.uint32)
-    # This is zero for any token, because half of an unsigned number is not
-    # negative as a signed one. The compiler cannot tell.
-    zero = jnp.minimum((word >> 1).astype(jnp.int32), 0)
-    zero = core.assert_replicated(
-      zero, tuple(sorted(core.varying_axes(zero), key=str))
-    )
+    zero = _hidden_zero(token)
     corner = (0,) * x.ndim
     # The zero is added to the bits: a sum of floats would lose the sign of -0.
     bits = core.to_bits(lax.slice(x, corner, (1,) * x.ndim))

@@ -20,6 +20,9 @@ CODECS = {
   "sign_feedback": codecs.feedback(codecs.sign()),
   "topk_global": codecs.feedback(codecs.topk(density=0.1), form="global"),
   "rotated": codecs.chain(codecs.rotate(), codecs.uniform(bits=4)),
+  "int8": codecs.uniform(bits=8),
+  "int4_feedback": codecs.feedback(codecs.uniform(bits=4)),
+  "topk_feedback": codecs.feedback(codecs.topk(density=0.05)),
 }
 # These add values up, which no two programs do in the same order.
 SUMS = ("sign_feedback", "rotated")
@@ -79,22 +82,50 @@ def make_program(codec, method):
 def test_stacked_arrays_have_the_values_and_bytes_of_arrays_apart(
   name, method, monkeypatch
 ):
-  tree, found = make_tree(2), []
-  for limit in (0, _layout._MAX_STACKED_ELEMENTS):
-    monkeypatch.setattr(_layout, "_MAX_STACKED_ELEMENTS", limit)
+  limit = "_MAX_STACKED_ELEMENTS"
+  check_limit(limit, CODECS[name], method, make_tree(2), monkeypatch)
+
+
+def check_limit(limit, codec, method, tree, monkeypatch):
+  """Checks that values and bytes are those of a program without joins."""
+  found = []
+  for most in (0, getattr(_layout, limit)):
+    monkeypatch.setattr(_layout, limit, most)
     _all_reduce._plan_tree.cache_clear()
-    program = jax.jit(make_program(CODECS[name], method))
+    program = jax.jit(make_program(codec, method))
     ledger = wire.step_bytes(program, tree)
     found.append((jax.device_get(program(tree)), ledger.total_bytes))
-  (apart, apart_bytes), (stacked, stacked_bytes) = found
+  (apart, apart_bytes), (joined, joined_bytes) = found
   for one, other in zip(
-    jax.tree.leaves(stacked), jax.tree.leaves(apart), strict=True
+    jax.tree.leaves(joined), jax.tree.leaves(apart), strict=True
   ):
-    if name in SUMS and one.dtype == np.float32:
+    is_sum = codec in [CODECS[name] for name in SUMS]
+    if is_sum and one.dtype == np.float32:
       np.testing.assert_allclose(one, other, rtol=2e-6, atol=1e-6)
     else:
       np.testing.assert_array_equal(one, other)
-  assert stacked_bytes == apart_bytes
+  assert joined_bytes == apart_bytes
+
+
+@pytest.mark.parametrize(
+  "name", ["int8", "int4_feedback", "sign_feedback", "topk_feedback"]
+)
+def test_means_encoded_together_have_the_values_and_bytes_of_means_apart(
+  name, monkeypatch
+):
+  shapes = (4, 256, 512), (4, 128, 512), (4, 128, 512), (4, 512, 256)
+  tree = make_tree(2) | {
+    f"x{i}": jnp.asarray(RNG.normal(size=shape).astype(np.float32))
+    for i, shape in enumerate(shapes)
+  }
+  check_limit(
+    "_MAX_BUNDLE_ELEMENTS", CODECS[name], "two_phase", tree, monkeypatch
+  )
+  own = jax.tree.map(lambda x: x[0], tree)
+  arrays = partition(CODECS[name], own)
+  plans = _layout.plan_arrays(arrays, 4, "two_phase")
+  bundles = _layout.find_bundles(plans)
+  assert len(bundles) < len(_layout.find_stacks(plans)) < len(plans)
 
 
 def test_a_program_grows_little_with_the_number_of_equal_arrays():

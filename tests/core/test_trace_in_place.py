@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmotion.core import trace_in_place
+from jaxmotion.core import trace_in_place, trace_once
 from jaxmotion.hosts import write_apart
 
 X = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
@@ -31,3 +31,12 @@ def test_what_is_written_apart_stays_a_call():
   twice = trace_in_place(lambda x: write_apart(clip_positive, x) - x)
   text = jax.jit(lambda x: x - twice(x)).lower(X).compile().as_text()
   assert text.count(" call(") == 1
+
+
+def test_a_function_is_traced_once_and_leaves_no_call():
+  shapes = []
+  double = trace_once(lambda x: shapes.append(x.shape) or x * 2)
+  run = lambda x: double(x) + double(x) + double(x[:2]).sum()
+  assert "call @" not in jax.jit(run).lower(X).as_text()
+  np.testing.assert_array_equal(jax.jit(run)(X), run(X))
+  assert shapes == [X.shape, (2, 8)]

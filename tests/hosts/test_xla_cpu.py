@@ -1,5 +1,8 @@
 """Values that are written apart, in place, or in an order."""
 
+import itertools
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +11,13 @@ from jax import lax
 from jax.sharding import AbstractDevice, AbstractMesh
 
 from jaxmotion.core import _compat, varying_axes
-from jaxmotion.hosts import schedule_after, update_in_place, write_apart
+from jaxmotion.hosts import (
+  make_apart,
+  schedule_after,
+  take_apart,
+  update_in_place,
+  write_apart,
+)
 from tests.meshes import mesh_of
 
 X = np.random.default_rng(0).normal(size=(64, 512)).astype(np.float32)
@@ -158,3 +167,39 @@ def test_the_type_is_that_of_the_value_and_not_of_the_token():
   specs = dict(in_specs=jax.P("data"), out_specs=jax.P())
   mapped = jax.shard_map(f, mesh=mesh_of(2), **specs)
   assert jax.eval_shape(mapped, jnp.ones(4), jnp.ones(4)).shape == (2,)
+
+
+def take_rows(sizes, x):
+  take = lambda x, start, size: lax.dynamic_slice_in_dim(x, start, size)
+  return take_apart(take, [(size, size) for size in sizes], x)
+
+
+@WRAPS
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+def test_ranges_follow_one_another(wrap, dtype):
+  x = jnp.asarray(X * 100).astype(dtype)
+  sizes = 3, 1, 20, 3, 1
+  rows = wrap(lambda x: take_rows(sizes, x))(x)
+  ends = list(itertools.accumulate(sizes))
+  for row, size, end in zip(rows, sizes, ends, strict=True):
+    np.testing.assert_array_equal(row, x[end - size : end])
+  (nothing,) = wrap(lambda x: take_rows([0], x))(x[:0])
+  assert nothing.shape == (0, 512)
+
+
+def test_ranges_of_a_kind_are_read_by_one_loop():
+  # A loop that reads at a known place is compiled for each place.
+  def list_places(count):
+    run = lambda x: [row * 2 for row in take_rows([4] * count, x)]
+    text = jax.jit(run).lower(X).compile().as_text()
+    return set(re.findall(r"slice=\{[^}]*\}", text))
+
+  assert list_places(3) == list_places(9)
+
+
+def test_what_is_made_apart_is_traced_once_for_arguments_of_a_type():
+  shapes = []
+  double = make_apart(lambda x: shapes.append(x.shape) or x * 2)
+  run = jax.jit(lambda x: double(x[:4]) + double(x[4:8]) + double(x[:1]))
+  np.testing.assert_array_equal(run(X), 2 * (X[:4] + X[4:8] + X[:1]))
+  assert shapes == [(4, 512), (1, 512)]

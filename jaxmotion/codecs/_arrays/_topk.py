@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -68,18 +68,15 @@ class SparseDivision(_division.Division):
 
   k: int  # Elements kept of each block.
 
-  def divide(self, payload: Sparse) -> Sparse:
-    """Returns the values of each part's blocks, and their places."""
-    block = self.like.shape[0]
-    values, places = map(self._divide_leaf, _unpack(payload, block, self.k))
-    return jax.vmap(lambda v, p: _pack(v, p, block))(values, places)
+  payload_type: ClassVar[Any] = Sparse
 
-  def join(self, parts: Sparse) -> Sparse:
-    """Returns the payload of these parts."""
-    block = self.like.shape[0]
-    unpacked = jax.vmap(lambda one: _unpack(one, block, self.k))(parts)
-    values, places = map(self._join_leaf, unpacked)
-    return _pack(values, places, block)
+  def to_blocks(self, payload: Sparse) -> tuple[Array, Array]:
+    """Returns the values of blocks and their places, (k, blocks) each."""
+    return _unpack(payload, self.like.shape[0], self.k)
+
+  def from_blocks(self, leaves: tuple[Array, Array]) -> Sparse:
+    """Returns the payload of values and places."""
+    return _pack(*leaves, self.like.shape[0])
 
 
 def _pack(values: Array, places: Array, block: int) -> Sparse:
