@@ -20,6 +20,8 @@ def summary_table(
   """Returns the ratios, a line for each codec and a column for each metric."""
   if rows[0].experiment == EXPERIMENT:
     return shape_table(rows)
+  if rows[0].experiment == PROGRAMS:
+    return programs_table(rows)
   found = tables.index_rows(rows)
   metrics = {
     metric: heading
@@ -85,3 +87,43 @@ def shape_table(rows: Sequence[records.Row]) -> tables.Table:
     title=f"{rows[0].machine}, JAX {rows[0].jax}",
     caption="time per value and worker, over that of the friendly matrix",
   )
+
+
+PROGRAMS = "codecs_programs"
+"""Name of the experiment of steps with many arrays."""
+
+PROGRAM_UNITS = {
+  "program_s": "s",
+  "kernels": "operations",
+  "copies": "operations",
+  "step_ms": "ms",
+  "temp_mb": "MB",
+}
+"""Metrics of a step, and their units."""
+
+
+def programs_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns ratios to plain JAX, and what an exchange adds."""
+  found = tables.index_rows(rows)
+  lines = []
+  for case in dict.fromkeys(row.case for row in rows):
+    of = [found[case, metric] for metric in PROGRAM_UNITS]
+    values = [float(row.value) for row in of]
+    plain = [float(row.baseline or 0) for row in of]
+    seconds, kernels, copies, step, temporaries = zip(
+      values, plain, strict=True
+    )
+    lines.append(
+      (
+        *case.split("/"),
+        f"{seconds[0]:.1f}",
+        f"{seconds[0] / seconds[1]:.2f}",
+        f"{kernels[0] - kernels[1]:.0f}",
+        f"{copies[0] - copies[1]:.0f}",
+        f"{step[0] / step[1]:.2f}",
+        f"{temporaries[0]:.0f}",
+      )
+    )
+  names = ("compile, s", "x plain", "kernels added", "copies added")
+  heads = ("model", "codec", *names, "step, x plain", "temporaries, MB")
+  return tables.Table(heads, lines, text_columns=(0, 1))
