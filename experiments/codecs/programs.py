@@ -27,7 +27,7 @@ from absl import flags
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import jaxmotion
-from experiments.codecs import program_models, tables
+from experiments.codecs import program_models, run, tables
 from experiments.common import console, list_flags, records, shared_flags
 from experiments.common.records import Measured
 from jaxmotion import codecs
@@ -36,10 +36,9 @@ _PLAIN = "plain"
 CODECS: dict[str, codecs.Codec | None] = {
   _PLAIN: None,
   "identity": codecs.identity(),
-  "int8": codecs.uniform(bits=8),
-  "int4_feedback": codecs.feedback(codecs.uniform(bits=4)),
-  "sign_feedback": codecs.feedback(codecs.sign()),
-  "topk1_feedback": codecs.feedback(codecs.topk(density=0.01)),
+} | {
+  name: run.CODECS[name]
+  for name in ("int8", "int4_feedback", "sign_feedback", "topk1_feedback")
 }
 _MODELS = list_flags.define_names(
   "models", program_models.MODELS, program_models.MODELS, "Models to compile."

@@ -53,7 +53,7 @@ def all_reduce_init(
 
   Returns:
     This worker's state, one entry for each array that is encoded, or for
-    several small ones that are alike, stacked. With `HostAxes` it is that of
+    several that are encoded together. With `HostAxes` it is that of
     shards. Codecs of several levels share it.
 
   Raises:

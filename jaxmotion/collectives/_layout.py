@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -161,9 +161,9 @@ class ArrayPlan(NamedTuple):
     return self.method == "two_phase" and self.division is None
 
   @property
-  def known_division(self) -> Division:
-    """The division, of a plan that has one."""
-    return cast("Division", self.division)
+  def joins(self) -> bool:
+    """Whether the mean is encoded together with those of other arrays."""
+    return self.division is not None and _has_blocks(self.codec, self.division)
 
   @property
   def part(self) -> jax.ShapeDtypeStruct:
@@ -204,19 +204,30 @@ def find_stacks(plans: Sequence[ArrayPlan]) -> list[list[int]]:
   # laid out so: it depends on plans alone, which are the same in every step.
   # Payloads that the network adds up stay apart: to make one is an operation or
   # two. Codecs with rounds of their own send as they like.
-  stacks: list[list[int]] = []
-  open_stacks: dict[ArrayPlan, list[int]] = {}
-  for i, plan in enumerate(plans):
-    size = math.prod(plan.like.shape)
-    if plan.method in ("sum", "rounds") or size > _MAX_STACKED_ELEMENTS:
-      stacks.append([i])
-      continue
-    stack = open_stacks.get(plan)
-    if stack is None or (len(stack) + 1) * size > _MAX_STACK_ELEMENTS:
-      stack = open_stacks[plan] = []
-      stacks.append(stack)
-    stack.append(i)
-  return stacks
+  sizes = [math.prod(plan.like.shape) for plan in plans]
+  keys = [
+    None
+    if plan.method in ("sum", "rounds") or size > _MAX_STACKED_ELEMENTS
+    else plan
+    for plan, size in zip(plans, sizes, strict=True)
+  ]
+  return _group(keys, sizes, _MAX_STACK_ELEMENTS)
+
+
+def _group(
+  keys: Sequence[Any], sizes: Sequence[int], most: int
+) -> list[list[int]]:
+  """Groups positions of equal keys up to a size; those of None stay alone."""
+  groups: list[list[int]] = []
+  opened: dict[Any, tuple[list[int], int]] = {}
+  for i, (key, size) in enumerate(zip(keys, sizes, strict=True)):
+    group, total = opened.get(key, ([], 0))
+    if key is None or not group or total + size > most:
+      group, total = [], 0
+      groups.append(group)
+    group.append(i)
+    opened[key] = group, total + size
+  return groups
 
 
 class Bundle(NamedTuple):
@@ -232,41 +243,31 @@ def find_bundles(plans: Sequence[ArrayPlan]) -> list[Bundle]:
   # Parts of blocks are joined as payloads, which are copied to be sent anyway:
   # large arrays are joined, too. Every block keeps its bits. Random bits are
   # those of an array, so codecs that draw some encode each mean by itself.
-  bundles: list[Bundle] = []
-  open_bundles: dict[Any, int] = {}
-  for stack in map(tuple, find_stacks(plans)):
-    plan = plans[stack[0]]
-    division = plan.division
-    if division is None or not _has_blocks(plan.codec, division):
-      bundles.append(Bundle((stack,), None))
-      continue
-    planes, _, *width = plan.part.shape
+  stacks = [tuple(stack) for stack in find_stacks(plans)]
+  keys, sizes = [], []
+  for i, *others in stacks:
+    plan = plans[i]
+    planes, _, *width = plan.part.shape if plan.joins else (0, 0)
     kind = plan.codec, planes, *width, plan.part.dtype, plan.op
-    stacks = [stack]
-    place = open_bundles.get(kind)
-    if place is not None:
-      stacks = [*bundles[place].stacks, stack]
-      if _count_elements(plans, stacks) > _MAX_BUNDLE_ELEMENTS:
-        stacks, place = [stack], None
-    if place is None:
-      place = open_bundles[kind] = len(bundles)
-      bundles.append(Bundle((), None))
-    blocks = sum(_count_blocks(plans, one) for one in stacks)
-    part = jax.ShapeDtypeStruct((planes, blocks, *width), plan.part.dtype)
-    division = dataclasses.replace(division, like=part)
-    bundles[place] = Bundle(tuple(stacks), division)
-  return bundles
+    keys.append(kind if plan.joins else None)
+    sizes.append((1 + len(others)) * math.prod(plan.like.shape))
+  return [
+    _make_bundle(plans, tuple(stacks[i] for i in group))
+    for group in _group(keys, sizes, _MAX_BUNDLE_ELEMENTS)
+  ]
 
 
-def _count_elements(
-  plans: Sequence[ArrayPlan], stacks: Sequence[Sequence[int]]
-) -> int:
-  return sum(math.prod(plans[i].like.shape) for stack in stacks for i in stack)
-
-
-def _count_blocks(plans: Sequence[ArrayPlan], stack: Sequence[int]) -> int:
-  """Returns the blocks of the parts of a stack's arrays."""
-  return len(stack) * plans[stack[0]].part.shape[1]
+def _make_bundle(
+  plans: Sequence[ArrayPlan], stacks: tuple[tuple[int, ...], ...]
+) -> Bundle:
+  """Returns stacks with the division of an array that has all their blocks."""
+  plan = plans[stacks[0][0]]
+  if plan.division is None or not plan.joins:
+    return Bundle(stacks, None)
+  planes, _, *width = plan.part.shape
+  blocks = sum(plans[i].part.shape[1] for stack in stacks for i in stack)
+  part = jax.ShapeDtypeStruct((planes, blocks, *width), plan.part.dtype)
+  return Bundle(stacks, dataclasses.replace(plan.division, like=part))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -52,7 +52,7 @@ def reduce_arrays(
   axis_name: AxisName,
   sending: hosts.Sending,
 ) -> tuple[list[Array], list[ReduceState]]:
-  """Reduces arrays together; returns their results and the stacks' states."""
+  """Reduces arrays together; returns their results and the bundles' states."""
   # arrays: in the dtype that they are encoded in. states: this worker's, one
   # for each bundle.
   bundles = _layout.find_bundles(plans)
@@ -130,7 +130,7 @@ def _reduce_bundle(
   parts, firsts, blocks = [], [], []
   old_firsts = _states.split_firsts(bundle, state)
   for (plan, own, keys), first in zip(stacks, old_firsts, strict=True):
-    encode, *_ = _make_stages(plan, len(own), joins=True)
+    encode, *_ = _make_stages(plan, len(own))
     x, key = _stack(list(zip(own, keys, strict=True)))
     payload, new = encode(x, ReduceState(first, ()), key)
     parts.append(jax.tree.map(_join_blocks, payload) if own[1:] else payload)
@@ -145,17 +145,15 @@ def _reduce_bundle(
   payload, new = encode_mean(received, ReduceState((), state.second), None)
   reply = yield codecs.Message("gather", payload)
   reply = jax.vmap(division.to_blocks)(reply)
-  take = lambda tree, start, count: jax.tree.map(
+  take = lambda tree, start, _, count: jax.tree.map(
     lambda a: hosts.slice_at(a, start, count, 2), tree
   )
-  replies = hosts.take_apart(
-    take, list(zip(blocks, blocks, strict=True)), reply
-  )
+  replies = hosts.take_apart(take, [(None, count) for count in blocks], reply)
   results = []
   for i, ((plan, own, _), reply) in enumerate(
     zip(stacks, replies, strict=True)
   ):
-    *_, decode, remember = _make_stages(plan, len(own), joins=True)
+    *_, decode, remember = _make_stages(plan, len(own))
     if own[1:]:
       split = functools.partial(_split_blocks, count=len(own))
       reply = jax.tree.map(split, reply)
@@ -166,17 +164,14 @@ def _reduce_bundle(
 
 
 def _join_blocks(parts: Array) -> Array:
-  """Joins the blocks of arrays: (workers, arrays, planes, blocks, ...)."""
-  workers, count, planes, blocks, *rest = parts.shape
-  by_plane = jnp.moveaxis(parts, 1, 2)
-  return by_plane.reshape(workers, planes, count * blocks, *rest)
+  """Joins the blocks of arrays: (workers, planes, arrays, blocks, ...)."""
+  return parts.reshape(*parts.shape[:2], -1, *parts.shape[4:])
 
 
 def _split_blocks(joined: Array, count: int) -> Array:
   """Splits what `_join_blocks` joined into arrays."""
   workers, planes, blocks, *rest = joined.shape
-  split = joined.reshape(workers, planes, count, blocks // count, *rest)
-  return jnp.moveaxis(split, 2, 1)
+  return joined.reshape(workers, planes, count, blocks // count, *rest)
 
 
 def _reduce_stack(
@@ -200,24 +195,22 @@ def _reduce_stack(
 
 
 @functools.lru_cache(maxsize=1024)
-def _make_stages(
-  plan: ArrayPlan, count: int, joins: bool = False
-) -> list[_Stage]:
+def _make_stages(plan: ArrayPlan, count: int) -> list[_Stage]:
   """Returns the stages of a method for a stack of so many arrays."""
-  # joins: whether parts have the form in which those of arrays are joined.
   # Values and bytes are those of arrays that are reduced one by one. The
   # program encodes and decodes once, whatever the number of arrays: it compiles
   # faster, and a device starts fewer kernels. Arrays of one plan are traced
   # once.
   stages: list[_Stage] = [
     functools.partial(stage, plan)
-    for stage in (*_STAGES["joined" if joins else plan.method], _remember)
+    for stage in (*_STAGES[plan.method], _remember)
   ]
   if count > 1:
     kinds = _KINDS[plan.method]
-    replies = [_REPLY_AXES[kind] for kind in kinds]
+    payloads = [2 if plan.joins else _PAYLOAD_AXES[kind] for kind in kinds]
+    replies = [2 if plan.joins else _REPLY_AXES[kind] for kind in kinds]
     in_axes = [*((axis, 0, 0) for axis in (0, *replies[:-1])), replies[-1:], 0]
-    out_axes = [(_PAYLOAD_AXES[kind], 0) for kind in kinds] + [0, 0]
+    out_axes = [(axis, 0) for axis in payloads] + [0, 0]
     stack = functools.partial(jax.vmap, axis_size=count)
     stages = list(map(stack, stages, in_axes, out_axes))
   *encoders, decode, remember = stages
@@ -240,20 +233,12 @@ def _stack(trees: Sequence[PyTree]) -> PyTree:
 def _unstack(y: Array, arrays: Sequence[Array]) -> list[Array]:
   """Returns the results of a stack's arrays, typed as varying like them."""
   if len(arrays) == 1:
-    return [_type_like(y, arrays[0])]
+    return [core.restore_varying(y, arrays[0])]
   # Updates of equal shapes are compiled once, unless each reads another row.
-  take = lambda y, start, _: hosts.slice_at(y, start, 1)
+  take = lambda y, start, _, size: hosts.slice_at(y, start, size)
   rows = hosts.take_apart(take, [(None, 1)] * len(arrays), y)
-  squeeze = lambda row, x: _type_like(lax.squeeze(row, (0,)), x)
+  squeeze = lambda row, x: core.restore_varying(lax.squeeze(row, (0,)), x)
   return list(map(squeeze, rows, arrays))
-
-
-def _type_like(y: Array, x: Array) -> Array:
-  """Returns the result of an array, typed as varying over no other axes."""
-  # What is encoded together varies over the axes of a model that any of its
-  # arrays varies over.
-  more = core.varying_axes(y) - core.varying_axes(x)
-  return core.assert_replicated(y, tuple(sorted(more, key=str))) if more else y
 
 
 def _encode_whole(
@@ -289,27 +274,11 @@ def _encode_parts(
       plan.codec, x, plan.workers, state.first, key
     )
     return parts, ReduceState(first, state.second)
-  return _encode_divided(plan, plan.division.divide, x, state, key)
-
-
-def _encode_divided(
-  plan: ArrayPlan,
-  divide: Callable[[PyTree], PyTree],
-  x: Array,
-  state: ReduceState,
-  key: core.Key | None,
-) -> tuple[PyTree, ReduceState]:
-  """Encodes an array, and divides the payload."""
+  division = plan.division
+  divide = division.divide_blocks if plan.joins else division.divide
   payload, first = plan.codec.encode(x, state.first, key)
   # Error memory keeps the payload, too: XLA:CPU would compute it twice.
   return hosts.write_apart(divide, payload), ReduceState(first, state.second)
-
-
-def _encode_blocks(
-  plan: ArrayPlan, x: Array, state: ReduceState, key: core.Key | None
-) -> tuple[PyTree, ReduceState]:
-  """Encodes an array in parts that are joined with those of others."""
-  return _encode_divided(plan, plan.known_division.divide_blocks, x, state, key)
 
 
 def _encode_mean(
@@ -331,21 +300,12 @@ def _decode_parts(plan: ArrayPlan, payloads: PyTree) -> tuple[Array, PyTree]:
     means = jax.vmap(lambda p: codec.decode(p, plan.part))(payloads)
     y = _layout.join_rows(means, plan.like)
   else:
-    means = y = codec.decode(plan.division.join(payloads), plan.like)
-  return _finish(plan, y, means)
-
-
-def _decode_blocks(plan: ArrayPlan, parts: PyTree) -> tuple[Array, PyTree]:
-  """Decodes the means of parts that were joined with those of others."""
-  y = plan.codec.decode(plan.known_division.join_blocks(parts), plan.like)
-  return _finish(plan, y, y)
-
-
-def _finish(plan: ArrayPlan, y: Array, means: PyTree) -> tuple[Array, PyTree]:
-  """Returns the result, and the means of what was encoded if needed."""
+    division = plan.division
+    join = division.join_blocks if plan.joins else division.join
+    means = y = codec.decode(join(payloads), plan.like)
   if plan.op == "sum":
     y = y.astype(jnp.promote_types(y.dtype, jnp.float32)) * plan.workers
-  return y, means if plan.codec.needs_mean else ()
+  return y, means if codec.needs_mean else ()
 
 
 def _remember(
@@ -363,7 +323,6 @@ _STAGES: dict[str, tuple[_Stage, ...]] = {
   "sum": (_encode_whole, _decode_sum),
   "gather": (_encode_whole, _decode_sum),
   "two_phase": (_encode_parts, _encode_mean, _decode_parts),
-  "joined": (_encode_blocks, _encode_mean, _decode_blocks),
 }
 """What a method computes for each message, and from the last reply.
 

@@ -372,18 +372,19 @@ def _unpack_words(received: Sequence[Array], payload: PyTree) -> PyTree:
   leaves, treedef = jax.tree.flatten(payload)
   width = received[0].dtype.itemsize
 
-  def unpack(received: Sequence[Array], start: Any, like: ShapedLike) -> Array:
-    size = count_words(like)
+  def unpack(
+    received: Sequence[Array], start: Any, like: ShapedLike, size: int
+  ) -> Array:
     rows = [hosts.slice_at(r, start, size) for r in received]
     # The rows are stacked last: then a decode of one row reads that row's
     # buffer itself. Otherwise XLA:CPU would choose the buffer once an element.
     return jnp.stack([_from_words(r, like) for r in rows])
 
-  def count_words(like: ShapedLike) -> int:
-    return math.prod(like.shape[1:]) * like.dtype.itemsize // width
-
-  likes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-  sizes = [(like, count_words(like)) for like in likes]
+  sizes = []
+  for leaf in leaves:
+    like = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    words = math.prod(leaf.shape[1:]) * leaf.dtype.itemsize // width
+    sizes.append((like, words))
   unpacked = hosts.take_apart(unpack, sizes, tuple(received))
   return jax.tree.unflatten(treedef, unpacked)
 

@@ -47,6 +47,7 @@ from jaxmotion.core._compat import (
   list_platforms as list_platforms,
   place_tree as place_tree,
   put_on_mesh as put_on_mesh,
+  restore_varying as restore_varying,
   saturate_cast as saturate_cast,
   scan_parts as scan_parts,
   select_or as select_or,

@@ -225,6 +225,13 @@ def to_varying_like(
   return to_varying(tree, others) if others else tree
 
 
+def restore_varying(x: _tree.Array, like: _tree.Array) -> _tree.Array:
+  """Types an array as varying over the mesh axes of another alone."""
+  # Operations on several arrays type all results as varying where any is.
+  extra = varying_axes(x) - varying_axes(like)
+  return assert_replicated(x, tuple(sorted(extra, key=str))) if extra else x
+
+
 def gather_replicated(
   x: _tree.Array,
   axis_name: _tree.AxisName,

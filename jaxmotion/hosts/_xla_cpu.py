@@ -69,11 +69,11 @@ def make_apart(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 
 def take_apart(
-  take: Callable[[PyTree, Any, Any], PyTree],
+  take: Callable[[PyTree, Any, Any, int], PyTree],
   sizes: Sequence[tuple[Any, int]],
   source: PyTree,
 ) -> list[PyTree]:
-  """Returns `take(source, start, kind)` of ranges that follow one another."""
+  """Returns `take(source, start, kind, size)` of consecutive ranges."""
   # XLA:CPU compiles a loop anew for each place that it reads at. So on CPU
   # places are computed at run time, and ranges of a kind are compiled once.
   # sizes: the kind of each range, which is hashable, and its size.
@@ -88,10 +88,10 @@ def take_apart(
   def take_at_once(source: PyTree) -> list[PyTree]:
     starts = itertools.accumulate([size for _, size in sizes], initial=0)
     pairs = zip(sizes, starts, strict=False)
-    return [take(source, start, kind) for (kind, _), start in pairs]
+    return [take(source, start, *own) for own, start in pairs]
 
   def take_and_step(kind: Any, size: int, source: PyTree, start: Array) -> Any:
-    return take(source, start, kind), start + size
+    return take(source, start, kind, size), start + size
 
   takers = {
     own: make_apart(functools.partial(take_and_step, *own)) for own in sizes

@@ -170,8 +170,8 @@ def test_the_type_is_that_of_the_value_and_not_of_the_token():
 
 
 def take_rows(sizes, x):
-  take = lambda x, start, size: lax.dynamic_slice_in_dim(x, start, size)
-  return take_apart(take, [(size, size) for size in sizes], x)
+  take = lambda x, start, _, size: lax.dynamic_slice_in_dim(x, start, size)
+  return take_apart(take, [(None, size) for size in sizes], x)
 
 
 @WRAPS

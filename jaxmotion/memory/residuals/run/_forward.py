@@ -149,15 +149,8 @@ def tie_arrays(tree: Any) -> Any:
   # Of a pair of arrays and a token: whatever reads the returned token runs
   # after the arrays exist, and whatever reads the returned arrays runs after
   # the token exists.
-  return jax.tree.map(_restore_varying, lax.optimization_barrier(tree), tree)
-
-
-def _restore_varying(x: Array, like: Array) -> Array:
-  """Types an array as varying over the mesh axes of another."""
-  # A barrier types all of its results as varying where any operand is.
-  extra = core.varying_axes(x) - core.varying_axes(like)
-  return (
-    core.assert_replicated(x, tuple(sorted(extra, key=str))) if extra else x
+  return jax.tree.map(
+    core.restore_varying, lax.optimization_barrier(tree), tree
   )
 
 
