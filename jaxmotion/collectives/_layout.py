@@ -204,13 +204,15 @@ def find_stacks(plans: Sequence[ArrayPlan]) -> list[list[int]]:
   # laid out so: it depends on plans alone, which are the same in every step.
   # Payloads that the network adds up stay apart: to make one is an operation or
   # two. Codecs with rounds of their own send as they like.
-  sizes = [math.prod(plan.like.shape) for plan in plans]
-  keys = [
-    None
-    if plan.method in ("sum", "rounds") or size > _MAX_STACKED_ELEMENTS
-    else plan
-    for plan, size in zip(plans, sizes, strict=True)
-  ]
+  keys = [None if plan.method in ("sum", "rounds") else plan for plan in plans]
+  return group_alike(keys, [math.prod(plan.like.shape) for plan in plans])
+
+
+def group_alike(keys: Sequence[Any], sizes: Sequence[int]) -> list[list[int]]:
+  """Groups positions of equal keys, to encode small arrays as one."""
+  # Arrays of a key of None stay alone.
+  pairs = zip(keys, sizes, strict=True)
+  keys = [None if size > _MAX_STACKED_ELEMENTS else key for key, size in pairs]
   return _group(keys, sizes, _MAX_STACK_ELEMENTS)
 
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxmotion import codecs, core, hosts
 from jaxmotion.codecs.extend import Rounds, stand_in_reply
@@ -36,10 +35,6 @@ _KINDS = {
 # Where a stack of arrays has its axis: behind that of the workers.
 _PAYLOAD_AXES = {"all_to_all": 1, "gather": 0}
 _REPLY_AXES = {"all_to_all": 1, "gather": 1}
-
-# Larger arrays are decoded where they are read: written to memory, 4M elements
-# in 8 bits between two workers took 1.4 times as long.
-_MAX_APART = 1 << 19
 
 _Stage = Callable[..., Any]
 
@@ -131,7 +126,7 @@ def _reduce_bundle(
   old_firsts = _states.split_firsts(bundle, state)
   for (plan, own, keys), first in zip(stacks, old_firsts, strict=True):
     encode, *_ = _make_stages(plan, len(own))
-    x, key = _stack(list(zip(own, keys, strict=True)))
+    x, key = hosts.stack_apart(list(zip(own, keys, strict=True)))
     payload, new = encode(x, ReduceState(first, ()), key)
     parts.append(jax.tree.map(_join_blocks, payload) if own[1:] else payload)
     firsts.append(new.first)
@@ -159,7 +154,7 @@ def _reduce_bundle(
       reply = jax.tree.map(split, reply)
     y, means = decode(reply)
     firsts[i] = remember(ReduceState(firsts[i], ()), means).first
-    results += _unstack(y, own)
+    results += hosts.unstack_apart(y, own)
   return results, _states.join_firsts(firsts, new.second)
 
 
@@ -185,13 +180,13 @@ def _reduce_stack(
     y, state = yield from _reduce_by_codec(plan, arrays[0], state, keys[0])
     return [y], state
   *encoders, decode, remember = _make_stages(plan, len(arrays))
-  x, key = _stack(list(zip(arrays, keys, strict=True)))
+  x, key = hosts.stack_apart(list(zip(arrays, keys, strict=True)))
   reply: PyTree = x
   for kind, encode in zip(_KINDS[plan.method], encoders, strict=True):
     payload, state = encode(reply, state, key)
     reply = yield codecs.Message(kind, payload)
   y, means = decode(reply)
-  return _unstack(y, arrays), remember(state, means)
+  return hosts.unstack_apart(y, arrays), remember(state, means)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -216,29 +211,9 @@ def _make_stages(plan: ArrayPlan, count: int) -> list[_Stage]:
   *encoders, decode, remember = stages
   # XLA:CPU would decode in the update of each array, and compile that for each.
   # A sum is decoded by an operation or two.
-  is_large = math.prod(plan.like.shape) > _MAX_APART
-  is_apart = count > 1 or not (is_large or plan.method == "sum")
-  decode = (hosts.make_apart if is_apart else core.trace_once)(decode)
-  return [*map(core.trace_once, encoders), decode, remember]
-
-
-def _stack(trees: Sequence[PyTree]) -> PyTree:
-  """Returns several trees as one, with an axis of trees if there are many."""
-  if len(trees) == 1:
-    return trees[0]
-  stack_all = lambda *trees: jax.tree.map(lambda *a: jnp.stack(a), *trees)
-  return hosts.write_apart(stack_all, *trees)
-
-
-def _unstack(y: Array, arrays: Sequence[Array]) -> list[Array]:
-  """Returns the results of a stack's arrays, typed as varying like them."""
-  if len(arrays) == 1:
-    return [core.restore_varying(y, arrays[0])]
-  # Updates of equal shapes are compiled once, unless each reads another row.
-  take = lambda y, start, _, size: hosts.slice_at(y, start, size)
-  rows = hosts.take_apart(take, [(None, 1)] * len(arrays), y)
-  squeeze = lambda row, x: core.restore_varying(lax.squeeze(row, (0,)), x)
-  return list(map(squeeze, rows, arrays))
+  size = 0 if count > 1 else math.prod(plan.like.shape)
+  wrap = core.trace_once if plan.method == "sum" else hosts.choose_apart(size)
+  return [*map(core.trace_once, encoders), wrap(decode), remember]
 
 
 def _encode_whole(

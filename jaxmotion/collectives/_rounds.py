@@ -158,14 +158,40 @@ def find_leaf_codecs(
   return [by_position[i] for i in range(len(arrays.leaves))]
 
 
+@functools.lru_cache(maxsize=1024)
+def make_coders(
+  codec: Codec, like: jax.ShapeDtypeStruct, has_rows: bool, count: int
+) -> tuple[Callable[..., tuple[PyTree, PyTree]], Callable[[PyTree], Array]]:
+  """Returns the encoder and the decoder of an array, or of a stack of them."""
+  # like: shape and dtype that a payload is decoded to. has_rows: whether each
+  # row is encoded for a worker, and what is received is summed; otherwise every
+  # worker's payload is decoded. Arrays of one codec and shape are traced once.
+  encode: Callable[..., Any] = codec.encode
+  decode: Callable[..., Any] = functools.partial(codec.sum_decoded, like=like)
+  if has_rows:
+    encode = functools.partial(_layout.encode_rows, codec)
+  else:
+    decode = jax.vmap(functools.partial(codec.decode, like=like))
+  if count > 1:
+    encode = jax.vmap(encode, axis_size=count, out_axes=(int(has_rows), 0))
+    decode = jax.vmap(decode, 1, axis_size=count)
+  size = math.prod(like.shape)
+  return core.trace_once(encode), hosts.choose_apart(0 if count > 1 else size)(
+    decode
+  )
+
+
 def gather_array(
-  codec: Codec, x: Array, state: PyTree, key: core.Key | None
+  codec: Codec, x: Array, state: PyTree, key: core.Key | None, count: int = 1
 ) -> Rounds[tuple[Array, PyTree]]:
   """Gathers an array; returns every worker's, stacked, and the new state."""
+  # count: number of arrays; several have an axis of arrays before all others.
   own = _layout.to_encode_dtype(codec, x)
-  payload, state = codec.encode(own, state, key)
+  like = jax.ShapeDtypeStruct(own.shape[count > 1 :], own.dtype)
+  encode, decode = make_coders(codec, like, False, count)
+  payload, state = encode(own, state, key)
   gathered = yield Message("gather", payload)
-  return jax.vmap(lambda p: codec.decode(p, own))(gathered), state
+  return decode(gathered), state
 
 
 def exchange_rows(
@@ -181,19 +207,22 @@ def exchange_rows(
 def sum_rows(
   codec: Codec,
   rows: Array,
-  row: ShapedLike,
+  row: jax.ShapeDtypeStruct,
   state: PyTree,
   key: core.Key | None,
   kind: str,
+  count: int = 1,
 ) -> Rounds[tuple[Array, PyTree, PyTree]]:
   """Sums a row over workers; returns the sum, its own payload, and states."""
   # row: shape and dtype that a row is decoded to. kind: "all_to_all", or
-  # "scatter" for payloads that the network adds up.
-  payload, state = _layout.encode_rows(codec, rows, state, key)
+  # "scatter" for payloads that the network adds up. count: number of arrays;
+  # several have an axis of arrays before all others.
+  encode, decode = make_coders(codec, row, True, count)
+  payload, state = encode(rows, state, key)
   received = yield Message(kind, payload)
   if kind == "scatter":
     return codec.decode(received, row), payload, state
-  return codec.sum_decoded(received, row), payload, state
+  return decode(received), payload, state
 
 
 def scatter_means(
@@ -210,17 +239,57 @@ def scatter_means(
   # are in float32 or wider, or in the array's own dtype from codecs that keep
   # it.
   workers = core.axis_size(axis_name)
-  kinds, rounds = [], []
-  for x, leaf, state in zip(rows, codecs, states, strict=True):
-    row = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
-    kind = choose_kind(leaf.codec, row)
-    own = core.to_varying(x, axis_name)
-    own = _layout.to_encode_dtype(leaf.codec, own)
-    kinds.append((kind,))
-    rounds.append(sum_rows(leaf.codec, own, row, state, leaf.key, kind))
-  results = run_rounds(rounds, kinds, axis_name, sending)
-  means = [total / workers for total, _, _ in results]
-  return means, [state for _, _, state in results]
+  likes = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in rows]
+  kinds = [
+    choose_kind(leaf.codec, row)
+    for leaf, row in zip(codecs, likes, strict=True)
+  ]
+
+  def average(i: int, x: Array, *rest: Any) -> Rounds[tuple[Array, PyTree]]:
+    """Averages the rows of one array, or of several arrays like it."""
+    state, key, count = rest
+    own = _layout.to_encode_dtype(codecs[i].codec, x)
+    total, _, state = yield from sum_rows(
+      codecs[i].codec, own, likes[i], state, key, kinds[i], count
+    )
+    return total / workers, state
+
+  own = core.to_varying(list(rows), axis_name)
+  return _run_alike(average, own, codecs, states, kinds, axis_name, sending)
+
+
+def _run_alike(
+  make_rounds: Callable[..., Rounds[tuple[Array, PyTree]]],
+  arrays: Sequence[Array],
+  codecs: Sequence[LeafCodec],
+  states: Sequence[PyTree],
+  kinds: Sequence[str],
+  axis_name: AxisName,
+  sending: hosts.Sending,
+  send: Mapping[str, Send] | None = None,
+) -> tuple[list[Array], list[PyTree]]:
+  """Runs the rounds of arrays that send one message each, equal ones as one."""
+  # make_rounds: takes the position of an array, the array, its state and key,
+  # and 1; or those of several arrays, stacked, and how many they are.
+  # Payloads that the network can add up stay apart: to make one is an operation
+  # or two.
+  keys = [
+    None if leaf.codec.summable else (leaf.codec, x.shape, x.dtype)
+    for x, leaf in zip(arrays, codecs, strict=True)
+  ]
+  groups = _layout.group_alike(keys, [x.size for x in arrays])
+  rounds = []
+  for group in groups:
+    own = [(arrays[i], states[i], codecs[i].key) for i in group]
+    rounds.append(make_rounds(group[0], *hosts.stack_apart(own), len(group)))
+  own_kinds = [(kinds[group[0]],) for group in groups]
+  results = run_rounds(rounds, own_kinds, axis_name, sending, send)
+  apart: dict[int, tuple[Array, PyTree]] = {}
+  for group, result in zip(groups, results, strict=True):
+    likes = [(arrays[i], states[i]) for i in group]
+    apart |= zip(group, hosts.unstack_apart(result, likes), strict=True)
+  in_order = [apart[i] for i in range(len(arrays))]
+  return [value for value, _ in in_order], [state for _, state in in_order]
 
 
 def choose_kind(codec: Codec, row: ShapedLike) -> str:
@@ -282,14 +351,20 @@ def gather_shards(
       lambda a: a.swapaxes(0, 1).reshape(-1, *a.shape[2:]), payloads
     )
 
-  results = run_rounds(
-    [
-      gather_array(leaf.codec, x, (), leaf.key)
-      for x, leaf in zip(shards, codecs, strict=True)
-    ],
-    [("gather",)] * len(shards),
+  def gather_alike(i: int, *args: Any) -> Rounds[tuple[Array, PyTree]]:
+    """Gathers one array, or several arrays like it."""
+    return gather_array(codecs[i].codec, *args)
+
+  states: list[PyTree] = [()] * len(shards)
+  kinds = ["gather"] * len(shards)
+  rows, _ = _run_alike(
+    gather_alike,
+    shards,
+    codecs,
+    states,
+    kinds,
     axis_name,
     sending,
     {"gather": gather},
   )
-  return [rows for rows, _ in results]
+  return rows

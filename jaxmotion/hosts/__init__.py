@@ -22,12 +22,15 @@ from jaxmotion.hosts._staged_step import (
 )
 from jaxmotion.hosts._xla_cpu import (
   RUN_ONCE as RUN_ONCE,
+  choose_apart as choose_apart,
   choose_by_platform as choose_by_platform,
   make_apart as make_apart,
   pad_apart as pad_apart,
   schedule_after as schedule_after,
   slice_at as slice_at,
+  stack_apart as stack_apart,
   take_apart as take_apart,
+  unstack_apart as unstack_apart,
   update_in_place as update_in_place,
   write_apart as write_apart,
 )

@@ -14,8 +14,16 @@ from jax.sharding import PartitionSpec as P
 import jaxmotion
 from jaxmotion import codecs, collectives, wire
 from jaxmotion.codecs import Laws, Message, MultiRoundCodec, Reduced
-from jaxmotion.collectives._rounds import Round, run_rounds, schedule_rounds
-from jaxmotion.core import make_key
+from jaxmotion.collectives import _layout
+from jaxmotion.collectives._rounds import (
+  LeafCodec,
+  Round,
+  gather_shards,
+  run_rounds,
+  scatter_means,
+  schedule_rounds,
+)
+from jaxmotion.core import make_key, to_varying
 from tests.collectives.helpers import bind, copies, run
 from tests.meshes import mesh_of
 
@@ -240,3 +248,43 @@ def test_training_keeps_shared_state_once_for_all_that_share_it(name):
   if name == "workers":
     assert [a.shape[1:] for a in factors] == [(4, 2), (16, 2)]
     assert all(a.sharding.is_fully_replicated for a in factors)
+
+
+@pytest.mark.parametrize(
+  "codec",
+  [
+    codecs.uniform(bits=4, rounding="stochastic"),
+    codecs.feedback(codecs.uniform(bits=4)),
+  ],
+  ids=["stochastic", "feedback"],
+)
+def test_equal_small_arrays_are_scattered_and_gathered_as_one(
+  codec, monkeypatch
+):
+  shapes = [(4, 6, 16), (4, 6, 16), (4, 40), (4, 6, 16), (4, 40)] * 3
+  rows = [RNG.normal(size=(4, *shape)).astype(np.float32) for shape in shapes]
+
+  def local(rows):
+    rows = [x[0] for x in rows]
+    key = make_key(0, lax.axis_index("data"))
+    leaves = [LeafCodec(codec, key.fold(i)) for i in range(len(rows))]
+    states = [jax.vmap(codec.init)(x) for x in rows]
+    states = to_varying(states, "data")
+    means, states = scatter_means(rows, leaves, states, "data")
+    stateless = [LeafCodec(codecs.uniform(bits=8), None)] * len(rows)
+    gathered = gather_shards(means, stateless, "data")
+    return gathered, jax.tree.map(lambda a: a[None], (means, states))
+
+  program = jax.jit(
+    jax.shard_map(
+      local, mesh=mesh_of(4), in_specs=P("data"), out_specs=(P(), P("data"))
+    )
+  )
+  found, lines = [], []
+  for most in (0, 1000):
+    monkeypatch.setattr(_layout, "_MAX_STACKED_ELEMENTS", most)
+    program.clear_cache()
+    lines.append(program.lower(rows).as_text().count("\n"))
+    found.append(jax.device_get(program(rows)))
+  jax.tree.map(np.testing.assert_array_equal, *found)
+  assert lines[1] < lines[0]
