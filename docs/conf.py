@@ -26,6 +26,7 @@ ROOMS = (
   "perfmodel",
   "calibration",
   "hetero",
+  "islands",
   "controllers",
   "wire",
   "testing",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     collectives as collectives,
     controllers as controllers,
     hetero as hetero,
+    islands as islands,
     memory as memory,
     monitor as monitor,
     perfmodel as perfmodel,
@@ -63,8 +64,8 @@ __version__ = "0.1.0.dev0"
 
 # The names above at run time. A test compares both.
 _ROOMS = (
-  "calibration checkpoint codecs collectives controllers hetero memory monitor "
-  "perfmodel planner presets testing transforms wire"
+  "calibration checkpoint codecs collectives controllers hetero islands memory "
+  "monitor perfmodel planner presets testing transforms wire"
 ).split()
 _NAMES = {
   "core": "HostAxes Key PerWorker Shared Split make_key state_specs".split(),

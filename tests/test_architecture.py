@@ -28,6 +28,7 @@ ROOMS = {
   "hetero": 8,
   "testing": 8,
   "checkpoint": 8,
+  "islands": 8,
   "presets": 8,
   "calibration": 8,
   "monitor": 9,
@@ -57,7 +58,7 @@ ARROWS = {
 # What the package may import besides itself and the standard library.
 ALLOWED = {"jax", "numpy", "optax"}
 # What one room may import besides; nothing imports that room.
-EXTRAS = {"linen": {"flax"}, "nnx": {"flax"}}
+EXTRAS = {"linen": {"flax"}, "nnx": {"flax"}, "islands": {"obstore"}}
 
 
 def each(things):
