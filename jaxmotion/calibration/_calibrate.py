@@ -127,11 +127,11 @@ def make_platform(
     latency_s=curves["copy"].fit_line()[0],
     rate=perfmodel.Rate(bytes_per_s=fit_rate(curves["copy"])),
   )
-  link = _collective_link(workers, curves)
+  link = collective_link(workers, curves)
   axes: tuple[perfmodel.Axis, ...] = ()
   if link is not None:
     axes = (perfmodel.Axis(name=axis, workers=workers, link=link),)
-  origin = _describe_origin(workers)
+  origin = describe_origin(workers)
   names = {
     "device.matmul_flops_per_s": "matmul float32",
     "device.vector_flops_per_s": "vector",
@@ -159,7 +159,7 @@ def make_platform(
   )
 
 
-def _describe_origin(workers: int) -> str:
+def describe_origin(workers: int) -> str:
   """Says when and on what a platform was measured, for its sources."""
   devices = jax.devices()
   emulated = devices[0].platform == "cpu" and jax.local_device_count() > 1
@@ -186,7 +186,7 @@ def fit_rate(curve: perfmodel.Curve) -> float:
   return 1 / slope if slope * largest > took_s / 100 else largest / took_s
 
 
-def _collective_link(
+def collective_link(
   workers: int, curves: dict[str, perfmodel.Curve]
 ) -> perfmodel.Link | None:
   """Returns the link that explains the collectives; None for one worker."""

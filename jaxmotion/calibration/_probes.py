@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec as P
 
 from jaxmotion import codecs, core, perfmodel
@@ -31,6 +32,7 @@ COLLECTIVES: dict[str, Callable[[jax.Array], jax.Array]] = {
   "all_gather": _gather_and_add,
   "all_to_all": lambda x: jax.lax.all_to_all(x, "axis", 0, 0, tiled=True),
 }
+_AXIS = P("axis")
 _COLUMNS = 256  # Of the matrices that are passed over.
 _CHANNELS = 32  # Of the images and kernels of convolutions.
 _SMALLEST = 1 << 12  # Elements of the smallest array.
@@ -125,20 +127,36 @@ def collective_probes(
   mesh: jax.sharding.Mesh, largest: int, count: int
 ) -> Iterator[Probe]:
   """Yields collectives of float32 arrays, by payload bytes."""
-  workers = mesh.size
-  sharding = jax.sharding.NamedSharding(mesh, P("axis"))
+  workers = mesh.shape["axis"]
   for rows in _row_counts(largest, count):
-    own = -(-rows * _COLUMNS // workers) * workers
-    x = _put_shards(np.ones(own * workers, np.float32), sharding)
+    x = _put_ones(mesh, rows)
     for op, body in COLLECTIVES.items():
-      whole = op in ("all_reduce", "all_gather")
-      program = jax.shard_map(
-        body,
-        mesh=mesh,
-        in_specs=P("axis"),
-        out_specs=P() if whole else P("axis"),
-      )
-      yield Probe(f"{op} {workers}", 4 * own, _compile_call(program, x))
+      out = P() if op in ("all_reduce", "all_gather") else _AXIS
+      program = jax.shard_map(body, mesh=mesh, in_specs=_AXIS, out_specs=out)
+      run = _compile_call(program, x)
+      yield Probe(f"{op} {workers}", x.nbytes / workers, run)
+
+
+def pair_probes(mesh: jax.sharding.Mesh, largest: int) -> Iterator[Probe]:
+  """Yields transfers of worker 0 to each other one, back, and both at once."""
+  workers = mesh.shape["axis"]
+  x = _put_ones(mesh, _row_counts(largest, 2)[-1])
+  for other in range(1, workers):
+    out, back = (0, other), (other, 0)
+    for moves in ((out,), (back,), (out, back)):
+      body = functools.partial(jax.lax.ppermute, axis_name="axis", perm=moves)
+      name = " and ".join(f"{source} to {target}" for source, target in moves)
+      program = jax.shard_map(body, mesh=mesh, in_specs=_AXIS, out_specs=_AXIS)
+      yield Probe(name, x.nbytes / workers, _compile_call(program, x))
+
+
+def _put_ones(mesh: jax.sharding.Mesh, rows: int) -> jax.Array:
+  """Returns float32 ones, of which each worker has at least that many rows."""
+  workers = mesh.shape["axis"]
+  own = -(-rows * _COLUMNS // workers) * workers
+  # A view of one number: no process holds what the others have.
+  ones = np.broadcast_to(np.float32(1), own * workers)
+  return _put_shards(ones, jax.sharding.NamedSharding(mesh, _AXIS))
 
 
 def _kernel_probe(
@@ -278,6 +296,12 @@ class ProbeTimer:
       run()
       seconds.append(time.perf_counter() - begin)
     return seconds
+
+  def take_slowest(self) -> None:
+    """Replaces the seconds of this process by the greatest of all processes."""
+    # A process that only sends is done before the others have received.
+    times = multihost_utils.process_allgather(np.array(self._times))
+    self._times = times.max(0).tolist()
 
   def make_curves(self) -> tuple[float, dict[str, perfmodel.Curve]]:
     """Returns the seconds of calling an empty program, and all curves."""

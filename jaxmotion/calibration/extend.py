@@ -1,4 +1,4 @@
-"""Second tier of calibrations, for testbeds of several processes.
+"""Second tier of calibrations, for jobs of several processes.
 
 Users of calibrations need none of these names.
 """
@@ -7,6 +7,7 @@ from jaxmotion.calibration._calibrate import (
   make_platform as make_platform,
   prepare_timer as prepare_timer,
 )
+from jaxmotion.calibration._links import measure_links as measure_links
 from jaxmotion.calibration._probes import (
   ProbeTimer as ProbeTimer,
   make_mesh as make_mesh,

@@ -2,22 +2,28 @@
 
 import argparse
 import difflib
+import functools
 import math
 import os
 import pathlib
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import jax
 
 from jaxmotion import calibration, codecs, core, perfmodel, planner
+from jaxmotion.calibration.extend import measure_links
 from jaxmotion.command import _platforms, _user_file
 from jaxmotion.command._user_file import CommandError, name_flags
 
+T = TypeVar("T")
 _UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20}
 _UNITS |= {"GIB": 2**30, "TB": 1e12, "B": 1.0}
+# Arguments of `jax.distributed.initialize` that a scheduler may give instead.
+_MEMBERSHIP = {"coordinator_address": str, "num_processes": int}
+_MEMBERSHIP |= {"process_id": int}
 _TASK = """\
 FILE.py:FUNCTION, a function without arguments that returns (loss_fn, params,
 batch): a function (params, batch) -> loss, and trees of arrays or of
@@ -158,14 +164,32 @@ def _make_parser() -> argparse.ArgumentParser:
     default=[],
     help="expression of `jaxmotion.codecs` to time; may be repeated",
   )
+  links = add(
+    "links",
+    _links,
+    "Measure the links between hosts and write a description. Start it once on "
+    "each host.",
+  )
+  links.add_argument("file", help="JSON file that the first host writes")
+  links.add_argument(
+    "--platform",
+    required=True,
+    help="platform of the hosts' devices, such as h100_node, or a JSON file "
+    "that `jaxmotion calibrate` writes",
+  )
+  for name, kind in _MEMBERSHIP.items():
+    links.add_argument(
+      f"--{name}", type=kind, help="as of jax.distributed.initialize"
+    )
   for name, value, text in (
     ("largest", 1 << 23, "elements of the largest array"),
     ("sizes", 8, "number of sizes of each operation"),
     ("repeats", 20, "times that each size is timed"),
   ):
-    measure.add_argument(
-      f"--{name}", type=int, default=value, help=f"{text} (default: {value})"
-    )
+    for command in (measure, links):
+      command.add_argument(
+        f"--{name}", type=int, default=value, help=f"{text} (default: {value})"
+      )
   return parser
 
 
@@ -313,30 +337,69 @@ def _describe(options: argparse.Namespace, ask: Callable[[str], str]) -> str:
 def _calibrate(options: argparse.Namespace, _: Callable[[str], str]) -> str:
   """Measures this machine, writes the file and returns the rates."""
   _check_file(options.file)
+  chosen = [_parse_codec(text) for text in options.codec]
+  platform = _report_rounds(
+    options,
+    lambda **numbers: calibration.calibrate_platform(
+      pathlib.Path(options.file).stem,
+      workers=options.workers,
+      codecs=chosen,
+      **numbers,
+    ),
+  )
+  return "\n".join(
+    [_describe_rates(platform), _write_platform(platform, options.file)]
+  )
+
+
+def _report_rounds(options: argparse.Namespace, measure: Callable[..., T]) -> T:
+  """Returns what `measure` finds, and tells the rounds that are done."""
 
   def report(done: int) -> None:
     end = "\n" if done == options.repeats else ""
     text = f"\rround {done} of {options.repeats}"
     print(text, end=end, file=sys.stderr, flush=True)
 
-  chosen = [_parse_codec(text) for text in options.codec]
+  names = ("largest", "sizes", "repeats")
   print("compiling", end="", file=sys.stderr, flush=True)
   try:
-    platform = calibration.calibrate_platform(
-      pathlib.Path(options.file).stem,
-      workers=options.workers,
-      codecs=chosen,
-      largest=options.largest,
-      sizes=options.sizes,
-      repeats=options.repeats,
-      report=report,
+    return measure(
+      **{name: getattr(options, name) for name in names}, report=report
     )
   except (TypeError, ValueError) as error:
     _tell("")  # Ends the line that tells how far it is.
-    flags = {name: f"--{name}" for name in ("largest", "sizes", "repeats")}
-    raise name_flags(error, workers="--workers", **flags) from error
+    flags = {name: f"--{name}" for name in (*names, *_MEMBERSHIP)}
+    raise name_flags(
+      error, workers="--workers", platform="--platform", **flags
+    ) from error
+
+
+def _links(options: argparse.Namespace, _: Callable[[str], str]) -> str:
+  """Measures the links of a job, writes the file and returns the rates."""
+  _check_file(options.file)
+  base = _platforms.load_device(options.platform)
+  try:
+    jax.distributed.initialize(
+      **{name: getattr(options, name) for name in _MEMBERSHIP}
+    )
+  except (RuntimeError, TypeError, ValueError) as error:
+    raise CommandError(
+      "`--coordinator_address`, `--num_processes` and `--process_id` must be "
+      f"given, or a scheduler that JAX knows must start the job: {error}"
+    ) from error
+  name = pathlib.Path(options.file).stem
+  platform, rates = _report_rounds(
+    options, functools.partial(measure_links, name, base)
+  )
+  if jax.process_index():
+    return "took part; the first host writes the file"
   return "\n".join(
-    [_describe_rates(platform), _write_platform(platform, options.file)]
+    [
+      "measured, other traffic included:",
+      _describe_link(platform.axes[0]),
+      *(f"  host {k}: {v / 1e9:.3g} GByte/s" for k, v in rates.items()),
+      _write_platform(platform, options.file),
+    ]
   )
 
 
@@ -378,10 +441,13 @@ def _describe_rates(platform: perfmodel.Platform) -> str:
     f"  memory: {device.memory_rate.bytes_per_s / 1e9:.3g} GByte/s",
     f"  an empty program: {1e6 * device.call_s:.3g} us",
   ]
-  for axis in platform.axes:
-    rate, latency = axis.link.rate.bytes_per_s, axis.link.latency_s
-    lines.append(
-      f"  link over {axis.name}, {axis.workers} workers: "
-      f"{rate / 1e9:.3g} GByte/s, {1e6 * latency:.3g} us"
-    )
-  return "\n".join(lines)
+  return "\n".join([*lines, *map(_describe_link, platform.axes)])
+
+
+def _describe_link(axis: perfmodel.Axis) -> str:
+  """Returns a line on the rate and the latency of an axis."""
+  rate, latency = axis.link.rate.bytes_per_s, axis.link.latency_s
+  return (
+    f"  link over {axis.name}, {axis.workers} workers: "
+    f"{rate / 1e9:.3g} GByte/s, {1e6 * latency:.3g} us"
+  )

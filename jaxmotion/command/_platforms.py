@@ -29,22 +29,7 @@ def read_platform(
   """Returns the built-in platform of a name, or that of a JSON file."""
   # `workers` are those of its first axis. `peak_share` is the share of the
   # stated matmul rates that programs reach.
-  try:
-    if name.endswith(".json"):
-      platform = perfmodel.load_platform(name)
-    else:
-      platform = perfmodel.builtin_platform(name)
-  except FileNotFoundError as error:
-    raise CommandError(
-      f"`--platform` must name a file that exists, got {name!r}."
-    ) from error
-  except (OSError, TypeError, ValueError) as error:
-    # A file has fields, among them `name`; a name is an argument.
-    if name.endswith(".json"):
-      raise name_flags(error, path="--platform") from error
-    named = name_flags(error, name="--platform")
-    hint = "A platform of your own is a file in .json."
-    raise CommandError(f"{named} {hint}") from error
+  platform = load_device(name)
   if not platform.axes:
     raise CommandError(
       "`--platform` must have links between workers, got one of a single "
@@ -58,6 +43,25 @@ def read_platform(
   except ValueError as error:
     raise name_flags(error, share="--peak_share") from error
   return dataclasses.replace(platform, device=device)
+
+
+def load_device(name: str) -> perfmodel.Platform:
+  """Returns the platform of a name or a file, which may have no links."""
+  try:
+    if name.endswith(".json"):
+      return perfmodel.load_platform(name)
+    return perfmodel.builtin_platform(name)
+  except FileNotFoundError as error:
+    raise CommandError(
+      f"`--platform` must name a file that exists, got {name!r}."
+    ) from error
+  except (OSError, TypeError, ValueError) as error:
+    # A file has fields, among them `name`; a name is an argument.
+    if name.endswith(".json"):
+      raise name_flags(error, path="--platform") from error
+    named = name_flags(error, name="--platform")
+    hint = "A platform of your own is a file in .json."
+    raise CommandError(f"{named} {hint}") from error
 
 
 def _scale_matmuls(device: perfmodel.Device, share: float) -> perfmodel.Device:

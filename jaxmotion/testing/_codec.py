@@ -164,7 +164,11 @@ def _require_laws(
   codec: codecs.Codec, breaches: Sequence[_laws.Breach]
 ) -> None:
   for law, row, detail in breaches:
-    require(False, f"{codec} breaks its law {law} on row {row}: {detail}")
+    require(
+      False,
+      f"{codec} breaks its law {law} on row {row} of `testing.make_rows(x)`: "
+      f"{detail}",
+    )
 
 
 def _check_state_shapes(

@@ -306,6 +306,7 @@ def differentiate(
     ]
 
   maps = loss.map_options(mesh)
+  inputs = loss.place_inputs(mesh, inputs)
   of_grads = P(axis_name) if shared is None else maps["in_specs"][0]
   out_specs = [loss.spec_of(part.dim) for part in found], of_grads
   mapped = jax.shard_map(run_worker, out_specs=out_specs, **maps)
@@ -366,6 +367,13 @@ class _PartLoss:
     specs = tuple([self.spec_of(d) for d in each] for each in (own, self.dims))
     return _map_options(mesh, self.workers.axis_name, specs)
 
+  def place_inputs(self, mesh: Any, inputs: list[Any]) -> list[Any]:
+    """Splits inputs along explicit axes of workers, which JAX refuses to do."""
+    # It refuses only in maps over all axes of a mesh.
+    if set(mesh.axis_names) != set(core.axis_names(self.workers.axis_name)):
+      return inputs
+    return core.place_tree(inputs, mesh, [*map(self.spec_of, self.dims)])
+
   def find_results(
     self, mesh: Any, params: list[Any], inputs: list[Any]
   ) -> tuple[list[program.Part], list[int]]:
@@ -378,6 +386,7 @@ class _PartLoss:
       gathers = collections.Counter(map(id, self.workers.gathered))
       return found, [gathers[id(a)] for a in inputs]
 
+    inputs = self.place_inputs(mesh, inputs)
     return core.call_in_map(trace, self.map_options(mesh), params, inputs)
 
   def hold_whole(

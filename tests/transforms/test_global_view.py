@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -214,6 +215,27 @@ def test_a_loss_may_reshard_along_the_workers_axis():
     g = jax.jit(lambda w, x: jaxmotion.grad(loss)(w, x).value)(w, x)
     wanted = jax.grad(loss)(w, x)
   np.testing.assert_allclose(g.mean(0), wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape, names", [((4,), "d"), ((4, 2), "dm")])
+def test_explicit_axes_take_a_batch_that_is_not_divided(shape, names):
+  mesh = jax.make_mesh(
+    shape,
+    tuple(names),
+    axis_types=(AxisType.Explicit,) * len(names),
+    devices=DEVICES[: math.prod(shape)],
+  )
+  model = "m" if "m" in names else None
+  x = jnp.asarray(RNG.normal(size=(8, 6)), "float32")
+  loss = lambda w, x: jnp.mean(jnp.sort(x, 0) * jnp.tanh(x * w[None]))
+  wanted = jax.grad(loss)(jnp.ones(6), x)
+  with jax.set_mesh(mesh):
+    w = jax.device_put(jnp.ones(6), P(model))
+    x = jax.device_put(x, P(None, model))
+    g = jax.jit(lambda w, x: jaxmotion.grad(loss, axis_name="d")(w, x).value)(
+      w, x
+    )
+  np.testing.assert_allclose(g.mean(0), wanted, rtol=1e-5, atol=1e-7)
 
 
 def map_matmul(mesh, axis_name, in_specs, out_specs, reduce=lambda y: y):

@@ -73,7 +73,8 @@ class feedback(_bases.MemoryCodec, _bases.TreeCodec):
         "`codec` must bound the error memory (`codec.laws.bounds_memory`), got "
         f"{self.codec!r}, under which it would grow at every step. Take a "
         "codec whose error is less than its input: more bits, smaller blocks, "
-        "rounding to nearest, `scaled=False`; or no feedback."
+        "rounding to nearest, `scaled=False`; or no feedback. A codec of your "
+        "own states `laws = codecs.Laws(bounds_memory=True)`, if that holds."
       )
 
   @property
