@@ -3,7 +3,8 @@
   python -m experiments.codecs.programs --json=results/codecs_programs.jsonl
 
 A step trains on emulated workers, which share the cores, or on one GPU. For
-each model, plain JAX comes first, then the codecs, in processes of their own:
+each model, plain JAX comes first, then exchanges with each codec and sharded
+optimizers, in processes of their own:
   program_s   seconds to trace and compile the step;
   kernels     fusions and custom calls of the program, and `copies`;
   step_ms     milliseconds of the fastest step;
@@ -13,9 +14,11 @@ Rounds are interleaved. Seconds are those of the fastest round. Tables show
 ratios to plain JAX.
 """
 
+import functools
 import multiprocessing
 import re
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -33,18 +36,40 @@ from experiments.common.records import Measured
 from jaxmotion import codecs
 
 _PLAIN = "plain"
-CODECS: dict[str, codecs.Codec | None] = {
+Wrap = Callable[[optax.GradientTransformation], optax.GradientTransformation]
+
+
+def _exchange(codec: codecs.Codec) -> Wrap:
+  """Returns a function that puts an exchange before an optimizer."""
+  return lambda tx: optax.chain(jaxmotion.exchange("data", codec), tx)
+
+
+def _shard(codec: codecs.Codec) -> Wrap:
+  """Returns a function that shards an optimizer, with weights in 8 bits."""
+  return functools.partial(
+    jaxmotion.sharded,
+    "data",
+    gradient_codec=codec,
+    weight_codec=run.CODECS["int8"],
+  )
+
+
+WRAPS: dict[str, Wrap | None] = {
   _PLAIN: None,
-  "identity": codecs.identity(),
+  "identity": _exchange(codecs.identity()),
 } | {
-  name: run.CODECS[name]
+  name: _exchange(run.CODECS[name])
   for name in ("int8", "int4_feedback", "sign_feedback", "topk1_feedback")
+}
+WRAPS |= {
+  f"sharded_{name}": _shard(run.CODECS[name])
+  for name in ("int8", "int4_feedback")
 }
 _MODELS = list_flags.define_names(
   "models", program_models.MODELS, program_models.MODELS, "Models to compile."
 )
 _CODECS = list_flags.define_names(
-  "only_codecs", CODECS, CODECS, "Codecs of the exchanges; plain always runs."
+  "only_codecs", WRAPS, WRAPS, "Codecs of the exchanges; plain always runs."
 )
 _WORKERS = flags.DEFINE_integer(
   "workers", 4, "Emulated workers.", 1, allow_override=True
@@ -70,7 +95,7 @@ def measure_case(
     ),
     net.batch,
   )
-  step, args = _make_step(net, params, CODECS[codec], mesh)
+  step, args = _make_step(net, params, WRAPS[codec], mesh)
   begin = time.perf_counter()
   compiled: Any = jax.jit(step).lower(*args, batch).compile()
   seconds = time.perf_counter() - begin
@@ -90,14 +115,13 @@ def measure_case(
 
 
 def _make_step(
-  net: program_models.Model, params: Any, codec: codecs.Codec | None, mesh: Any
+  net: program_models.Model, params: Any, wrap: Wrap | None, mesh: Any
 ) -> tuple[Any, tuple[Any, ...]]:
   """Returns the step, and what it takes before the batch."""
   adamw = optax.adamw(1e-3)
-  if codec is not None:
-    tx = optax.chain(jaxmotion.exchange("data", codec), adamw)
+  if wrap is not None:
     init, step = jaxmotion.make_train_step(
-      net.loss, tx, mesh, overlap="program", donate=False
+      net.loss, wrap(adamw), mesh, overlap="program", donate=False
     )
     return step, (init(params),)
 

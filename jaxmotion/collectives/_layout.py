@@ -205,14 +205,17 @@ def find_stacks(plans: Sequence[ArrayPlan]) -> list[list[int]]:
   # Payloads that the network adds up stay apart: to make one is an operation or
   # two. Codecs with rounds of their own send as they like.
   keys = [None if plan.method in ("sum", "rounds") else plan for plan in plans]
-  return group_alike(keys, [math.prod(plan.like.shape) for plan in plans])
+  sizes = [math.prod(plan.like.shape) for plan in plans]
+  return group_alike(keys, sizes, _MAX_STACKED_ELEMENTS)
 
 
-def group_alike(keys: Sequence[Any], sizes: Sequence[int]) -> list[list[int]]:
+def group_alike(
+  keys: Sequence[Any], sizes: Sequence[int], most: int
+) -> list[list[int]]:
   """Groups positions of equal keys, to encode small arrays as one."""
-  # Arrays of a key of None stay alone.
+  # Larger arrays stay alone, and those of a key of None.
   pairs = zip(keys, sizes, strict=True)
-  keys = [None if size > _MAX_STACKED_ELEMENTS else key for key, size in pairs]
+  keys = [None if size > most else key for key, size in pairs]
   return _group(keys, sizes, _MAX_STACK_ELEMENTS)
 
 

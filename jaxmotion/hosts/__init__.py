@@ -22,7 +22,6 @@ from jaxmotion.hosts._staged_step import (
 )
 from jaxmotion.hosts._xla_cpu import (
   RUN_ONCE as RUN_ONCE,
-  choose_apart as choose_apart,
   choose_by_platform as choose_by_platform,
   make_apart as make_apart,
   pad_apart as pad_apart,

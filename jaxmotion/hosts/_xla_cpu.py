@@ -17,10 +17,6 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jaxmotion import core
 from jaxmotion.core import Array, PyTree
 
-# Larger arrays are computed where they are read: written to memory, 4M elements
-# in 8 bits that two workers decode took 1.4 times as long.
-_MAX_APART = 1 << 19
-
 RUN_ONCE = "run_once"
 """Name of the body of a loop that has one trip, for any arguments."""
 
@@ -70,14 +66,6 @@ def make_apart(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
       return jitted(*args)
 
   return functools.partial(choose_by_platform, cpu=call, default=fn)
-
-
-def choose_apart(
-  size: int,
-) -> Callable[[Callable[..., PyTree]], Callable[..., PyTree]]:
-  """Returns `make_apart` for arrays that are small enough for it."""
-  # A kernel of its own is compiled once for all arrays of a shape.
-  return make_apart if size <= _MAX_APART else core.trace_once
 
 
 def take_apart(

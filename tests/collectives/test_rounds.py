@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import jaxmotion
 from jaxmotion import codecs, collectives, wire
 from jaxmotion.codecs import Laws, Message, MultiRoundCodec, Reduced
-from jaxmotion.collectives import _layout
+from jaxmotion.collectives import _rounds
 from jaxmotion.collectives._rounds import (
   LeafCodec,
   Round,
@@ -282,7 +282,7 @@ def test_equal_small_arrays_are_scattered_and_gathered_as_one(
   )
   found, lines = [], []
   for most in (0, 1000):
-    monkeypatch.setattr(_layout, "_MAX_STACKED_ELEMENTS", most)
+    monkeypatch.setattr(_rounds, "_MAX_ALIKE", most)
     program.clear_cache()
     lines.append(program.lower(rows).as_text().count("\n"))
     found.append(jax.device_get(program(rows)))
