@@ -129,7 +129,8 @@ def _make_parser() -> argparse.ArgumentParser:
       type=float,
       default=1.0,
       help="share of the stated matmul rates that your programs reach, such "
-      "as 0.5 (default: %(default)s)",
+      "as 0.5; refused if `jaxmotion platform` was told a share (default: "
+      "%(default)s)",
     )
   advise.add_argument(
     "--accuracy_budget",

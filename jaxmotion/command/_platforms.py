@@ -9,6 +9,7 @@ from jaxmotion.command._user_file import CommandError, name_flags
 
 T = TypeVar("T")
 _TOLD = "as its user says"
+_TOLD_SHARE = f" of the peak, {_TOLD}"
 _USUAL = "assumed: 50 us, as of ethernet_10gbit"
 _POSITIVE = core.number(0, open_low=True)
 _SHARE = core.number(1e-3, 1)
@@ -34,6 +35,13 @@ def read_platform(
     raise CommandError(
       "`--platform` must have links between workers, got one of a single "
       "device: name its file as the device that `jaxmotion platform` asks for."
+    )
+  source = platform.sources.get("device.matmul_flops_per_s", "")
+  has_share = source.endswith(_TOLD_SHARE) and source != f"1{_TOLD_SHARE}"
+  if has_share and peak_share != 1:
+    raise CommandError(
+      "`--peak_share` must not be given for a platform that has a share, got "
+      f"{peak_share:g}: the matmul rates of {platform.name!r} are {source}."
     )
   try:
     if workers is not None:
@@ -123,7 +131,7 @@ def ask_platform(
       "Share of its peak that your matmuls reach (1 if unknown): ", _SHARE, 1
     )
     device = _scale_matmuls(device, share)
-    sources["device.matmul_flops_per_s"] = f"{share:g} of the peak, {_TOLD}"
+    sources["device.matmul_flops_per_s"] = f"{share:g}{_TOLD_SHARE}"
   hosts = dialog.read_number("Number of hosts: ", core.integer(1))
   own = dialog.read_number("Devices on each host: ", core.integer(1))
 

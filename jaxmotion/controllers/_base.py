@@ -203,6 +203,19 @@ class Controller:
     >>> state = controller.update(jnp.array([0.3, 0.1]), state)
     >>> controller.level(state).tolist()
     [1, 1]
+
+    One of your own, which rises once the signal is small, and stays there:
+
+    >>> import dataclasses
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class rise_once(controllers.Controller):
+    ...   below: float
+    ...   def init(self, signal):
+    ...     return jnp.zeros(signal.shape, jnp.int32)
+    ...   def update(self, signal, state):
+    ...     return jnp.where(signal < self.below, 1, state)
+    ...   def level(self, state):
+    ...     return state
   """
 
   def init(self, signal: PyTree) -> Any:

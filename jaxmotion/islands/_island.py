@@ -250,8 +250,15 @@ def join(
   keeps what it has changed and not yet sent. If the store cannot be reached, an
   island trains on by itself.
 
+  An island holds its parameters, the anchor, the outer state, and a copy of the
+  parameters while a change is sent. It reads the changes of all others, one
+  after the other. The mean is compiled once for each number of changes.
+
   With equal tokens, nobody missing and no delay, the result has the bits of
-  `local_updates` with `exchange(..., method="gather")`.
+  `local_updates` with `exchange(..., method="gather")`. Tests check it on CPU
+  for `uniform` and `topk`, with feedback. With `sign`, last bits differ, since
+  XLA compiles other programs for it. Unequal tokens weigh changes after they
+  are decoded.
 
   Args:
     store: folder of the run, its URL (`s3://`, `gs://`, `az://`), or a store of

@@ -1,20 +1,4 @@
-"""Serialization of what islands store: a JSON header and arrays, as bytes.
-
-An object is, in this order:
-
-======== =================================================================
-bytes    content
-======== =================================================================
-4        ``JMIS``
-2        version of the format, little-endian: 1
-4        length of the header in bytes, little-endian
-header   JSON in UTF-8; `arrays` has the dtype and shape of each array
-arrays   elements of each array, little-endian, in C order, without padding
-32       SHA-256 of all bytes before
-======== =================================================================
-
-Nothing in an object is executed, and no path is made from one.
-"""
+"""Serialization of what islands store, in the format that the room states."""
 
 import hashlib
 import json

@@ -1,14 +1,6 @@
 """Objects of a run in a store, which every island lists, reads and writes.
 
-The names of all objects of a run::
-
-  contribution.00000012.NAME  change of an island in round 12
-  commit.00000012             contributions that were accepted in round 12
-  snapshot.00000012           anchor and outer state at the start of round 12
-  lease.00000012.NAME         an island that takes part from round 12 on
-
-Contributions, commits and snapshots are created once and never change: of
-several writers the store lets one win. A lease is written again and again.
+The docstring of the room lists their names.
 """
 
 import contextlib

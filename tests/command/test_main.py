@@ -115,6 +115,9 @@ def test_a_platform_is_described_by_answers(capsys, tmp_path, model):
   assert told == "0.5 of the peak, as its user says"
   status, out, _ = run(capsys, "bytes", model, f"--platform={path}")
   assert status == 0 and "8 workers of lab" in out
+  share = "--peak_share=0.25"
+  status, _, err = run(capsys, "bytes", model, f"--platform={path}", share)
+  assert status == 1 and "a share, got 0.25: the matmul rates of 'lab'" in err
   # A device that is known needs no figures.
   answers = ("", "H100", "", "1", "8", "1e-05", "450")
   _, out, err = run(capsys, "platform", str(path), answers=answers)
@@ -125,6 +128,9 @@ def test_a_platform_is_described_by_answers(capsys, tmp_path, model):
   found = perfmodel.load_platform(path)
   assert found.device == perfmodel.builtin_platform("h100_node").device
   assert found.axes[0].workers == 8
+  # A share that its user did not know may be given later.
+  status, _, _ = run(capsys, "bytes", model, f"--platform={path}", share)
+  assert status == 0
 
 
 def test_a_file_that_is_no_platform_is_named(capsys, tmp_path, model):

@@ -3,8 +3,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
 
 import jaxmotion
+from jaxmotion import presets
 from jaxmotion.transforms import gather_params
 from tests.meshes import mesh_of
 
@@ -148,3 +151,31 @@ def test_an_option_means_the_same_or_is_refused(name, option):
   if "own state" in option:
     own = state.model_state.value["total"]
     assert own.tolist() == [steps * total for total in totals]
+
+
+TRAINERS = {
+  "TrainState": lambda tx: TrainState.create(
+    apply_fn=None, params=PARAMS, tx=tx
+  ),
+  "nnx.Optimizer": lambda tx: nnx.Optimizer(
+    nnx.Dict(w=nnx.Param(PARAMS["w"])), tx, wrt=nnx.Param
+  ),
+  "optax.chain": lambda tx: optax.chain(tx).init(PARAMS),
+}
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize(
+  "make_scheme",
+  [
+    lambda: SCHEMES["local"],
+    lambda: SCHEMES["fully sharded"],
+    lambda: presets.zeropp(SGD),
+  ],
+  ids=["local", "fully sharded", "zeropp"],
+)
+def test_a_trainer_that_is_given_a_scheme_says_what_takes_it(
+  trainer, make_scheme
+):
+  with pytest.raises(TypeError, match="pass the scheme to .*make_train_step"):
+    TRAINERS[trainer](make_scheme())

@@ -101,7 +101,7 @@ class MemoryPlan:
     source: words for that compiler: "compiled for cpu".
     argument_bytes: bytes of parameters and batch.
     gradient_bytes: bytes of the gradients and the result.
-    state_bytes: bytes of the optimizer's state.
+    state_bytes: bytes of the optimizer's state on the device.
     baseline_s: seconds of a step that saves what JAX saves.
     step_s: seconds of a step by this plan.
     stock: the plain step and each policy of `jax.checkpoint`, the fastest

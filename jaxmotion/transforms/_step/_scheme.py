@@ -1,5 +1,6 @@
 """Schemes: what a training step gives its loss, and does with the gradient."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -151,6 +152,22 @@ class Scheme:
     >>> float(state.params)
     0.75
   """
+
+  def __init_subclass__(cls) -> None:
+    """Lets `init` refuse trainers that take an optax transformation."""
+    init = cls.init
+
+    @functools.wraps(init)
+    def init_worker(self: Any, workers: Any, params: PyTree = None) -> PyTree:
+      # Those trainers, and `optax.chain`, call `tx.init(params)`.
+      if not isinstance(workers, Workers):
+        raise TypeError(
+          "`tx` must be an optax transformation, got a scheme: pass the scheme "
+          "to `jaxmotion.make_train_step`, whose `init` and `step` train."
+        )
+      return init(self, workers, params)
+
+    cls.init = init_worker  # type: ignore[method-assign]
 
   def init(self, workers: Workers, params: PyTree) -> PyTree:
     """Makes one worker's state of the scheme, inside of a map.

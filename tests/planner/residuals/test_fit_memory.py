@@ -375,6 +375,16 @@ def test_other_results_and_optimizer_state_have_their_place():
   assert fit(with_aux, tight, has_aux=True).name == "plain"
 
 
+@pytest.mark.parametrize("memory_kind", [None, "pinned_host"])
+def test_moments_on_the_host_do_not_count(memory_kind):
+  params, x = like(256, 256), like(64, 256)
+  tx = memory.adamw_8bit(1e-3, memory_kind=memory_kind)
+  plan = planner.fit_memory(square, params, (x,), PLATFORM, 1e9, optimizer=tx)
+  state = tree_bytes(jax.eval_shape(tx.init, params))
+  # Two numbers of steps stay on the device.
+  assert plan.state_bytes == (8 if memory_kind else state)
+
+
 def square(params, x):
   return jnp.mean(jnp.tanh(jnp.tanh(x @ params) @ params.T) ** 2)
 
