@@ -19,6 +19,7 @@ from experiments.common.tables import Table
 from experiments.gpu import jobs as gpu
 from experiments.hetero import rows as hetero
 from experiments.hosts import rows as hosts
+from experiments.islands import tables as islands
 from experiments.kernels import tables as kernels
 from experiments.planner import rows as planner
 from experiments.residuals import tables as residuals
@@ -33,6 +34,7 @@ _SUMMARIES: dict[str, Callable[[Sequence[Row]], Table]] = {
   "hetero": hetero.summary_table,
   "history": history.summary_table,
   "hosts": hosts.summary_table,
+  "islands": islands.summary_table,
   "kernels": kernels.summary_table,
   "planner": planner.summary_table,
   "residuals": residuals.summary_table,

@@ -113,13 +113,19 @@ def enter_user_namespace(argv: list[str]) -> None:
 
 @contextlib.contextmanager
 def linked_hosts(
-  hosts: int, rate: str = "none", delay_ms: float = 0.0
+  hosts: int,
+  rate: str = "none",
+  delay_ms: float = 0.0,
+  *,
+  has_hub: bool = False,
 ) -> Iterator[list[Host]]:
   """Makes hosts with links between them, for as long as the context lasts."""
-  # `delay_ms`: one-way delay in milliseconds; only between two hosts.
+  # `delay_ms`: one-way delay in milliseconds; only between two hosts, or from
+  # the hub. With `has_hub`, the first host has no limit, and the links of the
+  # others have the limit in both directions.
   if hosts < 2:
     raise ValueError(f"`hosts` must be at least 2, got {hosts}.")
-  if delay_ms < 0 or (delay_ms and hosts > 2):
+  if delay_ms < 0 or (delay_ms and hosts > 2 and not has_hub):
     raise ValueError(
       "`delay_ms` must be at least 0, and 0 for more than two hosts, got"
       f" {delay_ms}."
@@ -128,9 +134,9 @@ def linked_hosts(
   remove_stale_namespaces()
   names = [f"{_PREFIX}-{os.getpid()}-{i}" for i in range(hosts)]
   middle = f"{_PREFIX}-{os.getpid()}-middle"
-  relay = None
+  relays: list[subprocess.Popen] = []
   try:
-    if hosts == 2 and not delay_ms:
+    if hosts == 2 and not delay_ms and not has_hub:
       _add_namespaces(names)
       _add_link(names[0], _INTERFACE, names[1], _INTERFACE)
     else:
@@ -142,18 +148,27 @@ def linked_hosts(
       Host(f"{_SUBNET}.{i + 1}", _INTERFACE, name)
       for i, name in enumerate(names)
     ]
-    for host in made:
-      _configure_host(host, bits)
-    if delay_ms:
-      relay = _start_relay(middle, delay_ms)
-    elif hosts > 2:
+    for i, host in enumerate(made):
+      _configure_host(host, float("inf") if has_hub and not i else bits)
+      if has_hub and i:
+        _limit_rate(middle, f"port{i}", bits)
+    if delay_ms and not has_hub:
+      relays.append(_start_relay(middle, ("port0", "port1"), delay_ms))
+    elif hosts > 2 or has_hub:
       _run_ip(middle, "link", "add", "bridge0", "type", "bridge")
       _run_ip(middle, "link", "set", "bridge0", "up")
       for i in range(hosts):
-        _run_ip(middle, "link", "set", f"port{i}", "master", "bridge0")
+        port = f"port{i}"
+        if delay_ms and i:
+          _add_link(middle, f"near{i}", middle, f"far{i}")
+          _run_ip(middle, "link", "set", f"near{i}", "up")
+          _run_ip(middle, "link", "set", f"far{i}", "up")
+          relays.append(_start_relay(middle, (port, f"near{i}"), delay_ms))
+          port = f"far{i}"
+        _run_ip(middle, "link", "set", port, "master", "bridge0")
     yield made
   finally:
-    if relay:
+    for relay in relays:
       with relay:  # Closes its pipes and waits for its end.
         relay.kill()
     for name in (*names, middle):
@@ -194,19 +209,25 @@ def _configure_host(host: Host, bits: float) -> None:
   # Hosts usually run cubic; the kernel's default may be bbr, which paces.
   route = (f"{_SUBNET}.0/24", "dev", host.interface, "congctl", "cubic")
   _run_ip(name, "route", "change", *route)
+  _limit_rate(name, host.interface, bits)
+
+
+def _limit_rate(namespace: str, interface: str, bits: float) -> None:
+  """Limits the rate of what leaves an interface."""
   if bits != float("inf"):
     burst = max(_MIN_BURST_BYTES, round(bits / 8 * _BURST_S))
     bucket = ("rate", f"{bits:.0f}bit", "burst", f"{burst}b")
-    device = ("dev", host.interface, "root", "tbf")
+    device = ("dev", interface, "root", "tbf")
     _run_tool(
-      "tc", "-n", name, "qdisc", "add", *device, *bucket, "latency", "50ms"
+      "tc", "-n", namespace, "qdisc", "add", *device, *bucket, "latency", "50ms"
     )
 
 
-def _start_relay(namespace: str, delay_ms: float) -> subprocess.Popen:
+def _start_relay(
+  namespace: str, ports: tuple[str, str], delay_ms: float
+) -> subprocess.Popen:
   relay = Path(__file__).with_name("relay.py")
-  ports = ("port0", "port1", str(delay_ms / 1e3))
-  program = [sys.executable, str(relay), *ports]
+  program = [sys.executable, str(relay), *ports, str(delay_ms / 1e3)]
   process = subprocess.Popen(
     ["ip", "netns", "exec", namespace, *program],
     stdin=subprocess.PIPE,

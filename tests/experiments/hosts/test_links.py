@@ -84,6 +84,19 @@ def test_a_link_has_the_rate_and_the_delay_and_counts_every_byte():
 
 @pytest.mark.slow
 @PERMITTED
+def test_links_to_a_hub_have_the_rate_both_ways_and_the_delay():
+  size = 1_000_000
+  with linked_hosts(3, "20mbit", delay_ms=25.0, has_hub=True) as hosts:
+    hub, host, _ = hosts
+    up, down = transfer((host, hub), size)[0], transfer((hub, host), size)[0]
+    late, *_ = transfer((host, hub), 1)
+  for seconds in (up, down):
+    assert seconds > 0.9 * 8 * (size - 32 * 1024) / 20e6
+  assert late > 0.1
+
+
+@pytest.mark.slow
+@PERMITTED
 def test_namespaces_go_with_the_context():
   before = namespaces(os.getpid())
   with pytest.raises(KeyError), linked_hosts(3) as made:

@@ -1,0 +1,1 @@
+"""Islands that train through an object store: simulated, and on slow links."""

@@ -1,0 +1,95 @@
+"""Island on one host, whose inner steps sleep; links.py starts it."""
+
+import argparse
+import hashlib
+import json
+import time
+import urllib.request
+
+import jax
+import jax.numpy as jnp
+import obstore.store
+import optax
+
+from experiments.hosts import links
+from jaxmotion import codecs, core, islands
+
+_PARAMS = {f"w{i}": (1000, 1000) for i in range(10)}
+_WARM_UP_ROUNDS = 1
+
+
+def _open_store(address: str) -> obstore.store.S3Store:
+  """Waits for the server, makes its bucket, and opens it."""
+  endpoint = f"http://{address}"
+  for _ in range(300):
+    try:
+      request = urllib.request.Request(f"{endpoint}/bucket", method="PUT")
+      urllib.request.urlopen(request, timeout=10)
+      break
+    except OSError:
+      time.sleep(0.2)
+  return obstore.store.S3Store(
+    "bucket",
+    endpoint=endpoint,
+    access_key_id="key",
+    secret_access_key="secret",
+    region="us-east-1",
+    # A snapshot takes longer than the 30 s of the default.
+    client_options={"allow_http": True, "timeout": "300s"},
+  )
+
+
+def main() -> None:
+  """Trains some rounds, and prints times and bytes as JSON."""
+  parser = argparse.ArgumentParser()
+  parser.add_argument("--server")
+  parser.add_argument("--name")
+  parser.add_argument("--interface")
+  for name in ("every", "delay", "step_ms", "rounds"):
+    parser.add_argument(f"--{name}", type=int)
+  arguments = parser.parse_args()
+  jax.config.update("jax_platforms", "cpu")
+  params = {name: jnp.zeros(shape) for name, shape in _PARAMS.items()}
+  codec = codecs.feedback(codecs.uniform(bits=4))
+  island = islands.join(
+    _open_store(arguments.server),
+    params,
+    optax.sgd(0.7),
+    codec=codec,
+    every=arguments.every,
+    delay=arguments.delay,
+    name=arguments.name,
+    quorum=2,
+  )
+  move = jax.jit(lambda tree: jax.tree.map(lambda p: p + 1e-3, tree))
+  params = island.start()
+  inner_s, begin, sent, first = 0.0, 0.0, 0, None
+  while first is None or island.round < first + arguments.rounds:
+    if first is None and island.round >= _WARM_UP_ROUNDS:
+      first, begin, inner_s = island.round, time.perf_counter(), 0.0
+      sent = links.count_sent(arguments.interface)[0]
+    start = time.perf_counter()
+    time.sleep(arguments.step_ms / 1e3)
+    params = jax.block_until_ready(move(params))
+    inner_s += time.perf_counter() - start
+    params = island.step(params)
+  seconds = time.perf_counter() - begin
+  sent = links.count_sent(arguments.interface)[0] - sent
+  likes = [codec.payload_like(p) for p in jax.tree.leaves(params)]
+  anchor = hashlib.sha256()
+  for leaf in jax.tree.leaves(island.anchor):
+    anchor.update(jax.device_get(leaf).tobytes())
+  report = {
+    "utilization": inner_s / seconds,
+    "round_s": seconds / arguments.rounds,
+    "upload_bytes": sent / arguments.rounds,
+    "predicted_bytes": core.tree_bytes(likes),
+    "anchor": anchor.hexdigest(),
+  }
+  print(json.dumps(report), flush=True)
+  input()  # The other may need this one's change and lease.
+  island.stop()
+
+
+if __name__ == "__main__":
+  main()

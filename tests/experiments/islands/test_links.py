@@ -1,0 +1,22 @@
+import pytest
+
+from experiments.hosts import links as hosts_links
+from experiments.islands import links
+
+REFUSAL = hosts_links.explain_refusal()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
+def test_islands_train_while_their_changes_travel():
+  pytest.importorskip("moto.server", reason="moto[server] is missing")
+  pytest.importorskip("obstore")
+  # A change takes half a second each way, and a round of steps two seconds.
+  setting = dict(every=20, step_ms=100, rounds=1)
+  found = links.measure_link("100mbit", 0.0, 20, **setting)
+  assert 0.5 < found["utilization"].value <= 1
+  # Beside the change there are listings, a lease and headers of packets.
+  sent, predicted = (
+    found[f"{name}_bytes"].value for name in ("upload", "predicted")
+  )
+  assert predicted < sent < 1.3 * predicted
