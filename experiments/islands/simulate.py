@@ -84,8 +84,10 @@ def make_setting(model: Model, islands: int, link_share: float) -> Setting:
     checkpoint_s=_CHECKPOINT_BYTES * element_s,
     every=every,
     delay=every // 2,
-    # As many as `OuterStep.snapshot_rounds` has.
-    snapshot_rounds=math.ceil(2 * _SNAPSHOT_BYTES / _PAYLOAD_BYTES),
+    # As many as a follower has if no change is missing.
+    snapshot_rounds=max(
+      10, math.ceil(2 * _SNAPSHOT_BYTES / _PAYLOAD_BYTES / islands)
+    ),
   )
 
 

@@ -25,9 +25,9 @@ Contributions, commits and snapshots are created once and never change: of
 several writers the store lets one win. A lease is written again and again.
 
 An island lists the store once a second, and ten times a second while its change
-waits. A snapshot is written every ten rounds, or more seldom if it has many
-times the bytes of a change. Rounds before the last snapshot but one are
-deleted.
+waits. A snapshot is written every ten rounds, or more seldom while it has more
+than half of the bytes of the changes since the last one. Rounds before the last
+snapshot but one are deleted.
 
 Any machine and version of JAX reads an object. It has these bytes:
 

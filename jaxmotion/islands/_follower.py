@@ -24,6 +24,7 @@ import contextlib
 import hashlib
 import itertools
 import logging
+import math
 import threading
 import time
 from typing import Any, NamedTuple
@@ -83,7 +84,6 @@ class Follower:
     # download meanwhile.
     self._uploaders = concurrent.futures.ThreadPoolExecutor(2)
     self._snapshot: concurrent.futures.Future[None] | None = None
-    self._interval = max(_SNAPSHOT_ROUNDS, outer_step.snapshot_rounds)
     self._is_stopped = self._is_woken = False
     self._beats, self._beat_s = itertools.count(), -1e9
     # Each lease with its mark, and when it was seen to change.
@@ -297,7 +297,9 @@ class Follower:
     refused = {entry["island"]: entry["sha256"] for entry in header["refused"]}
     # The island that committed writes it. If it dies, the next committer does.
     last = _last_snapshot(listing).round
-    is_due = self._has_other_anchors or agreed.round - last >= self._interval
+    changes = self._outer_step.snapshot_changes
+    interval = max(_SNAPSHOT_ROUNDS, math.ceil(changes / max(1, len(accepted))))
+    is_due = self._has_other_anchors or agreed.round - last >= interval
     is_due &= self._is_committer
     self._land(agreed, refused.get(self._name, ""))
     if is_due and (self._snapshot is None or self._snapshot.done()):

@@ -101,8 +101,8 @@ class OuterStep:
     return self.params_like, jax.eval_shape(self.outer.init, self.params_like)
 
   @functools.cached_property
-  def snapshot_rounds(self) -> int:
-    """Number of rounds whose payloads take twice the bytes of a snapshot."""
+  def snapshot_changes(self) -> int:
+    """Number of changes whose payloads take twice the bytes of a snapshot."""
     nbytes = core.tree_bytes(self.payload_likes)
     return math.ceil(2 * core.tree_bytes(self.agreed_likes) / max(1, nbytes))
 
