@@ -369,10 +369,20 @@ class _PartLoss:
 
   def place_inputs(self, mesh: Any, inputs: list[Any]) -> list[Any]:
     """Splits inputs along explicit axes of workers, which JAX refuses to do."""
-    # It refuses only in maps over all axes of a mesh.
-    if set(mesh.axis_names) != set(core.axis_names(self.workers.axis_name)):
-      return inputs
-    return core.place_tree(inputs, mesh, [*map(self.spec_of, self.dims)])
+    workers = core.axis_names(self.workers.axis_name)
+
+    def place(x: Any, dim: int | None) -> Any:
+      # Axes of a model stay where they are.
+      spec = getattr(getattr(jax.typeof(x), "sharding", None), "spec", P())
+      entries = [
+        tuple(name for name in core.spec_axes(entry) if name not in workers)
+        for entry in [*spec, *[None] * (jnp.ndim(x) - len(spec))]
+      ]
+      if dim is not None:
+        entries[dim] = (*workers, *entries[dim])
+      return core.place_tree(x, mesh, P(*(names or None for names in entries)))
+
+    return list(map(place, inputs, self.dims))
 
   def find_results(
     self, mesh: Any, params: list[Any], inputs: list[Any]
