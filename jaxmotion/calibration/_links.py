@@ -79,7 +79,7 @@ def measure_links(
     base,
     name=name,
     axes=tuple(axes),
-    sources={k: v for k, v in base.sources.items() if k[:5] != "axes."}
+    sources={k: v for k, v in base.sources.items() if not k.startswith("axes.")}
     | {f"axes.host.{field}": origin for field in ("rate", "latency_s")},
   )
   pairs = {name: curve for name, curve in curves.items() if " to " in name}

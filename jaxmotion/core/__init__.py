@@ -96,6 +96,7 @@ from jaxmotion.core._tree import (
   ShapedLike as ShapedLike,
   axis_names as axis_names,
   comparable_axes as comparable_axes,
+  count_device_bytes as count_device_bytes,
   count_devices as count_devices,
   find_nodes as find_nodes,
   know_in_flax as know_in_flax,

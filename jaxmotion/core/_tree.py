@@ -6,6 +6,7 @@ import math
 import re
 import sys
 from collections.abc import (
+  Callable,
   Collection,
   Hashable,
   Iterable,
@@ -164,6 +165,19 @@ def tree_bytes(tree: PyTree) -> int:
   """
   leaves = jax.tree.leaves(tree)
   return sum(math.prod(a.shape) * int(a.dtype.itemsize) for a in leaves)
+
+
+def count_device_bytes(fun: Callable[..., PyTree], *args: PyTree) -> int:
+  """Returns the bytes of results that a function leaves on the device.
+
+  >>> x = jax.ShapeDtypeStruct((2,), "int8")
+  >>> count_device_bytes(lambda x: (x, x[0]), x)
+  3
+  """
+  # `jax.eval_shape` does not say which results are moved to the host.
+  results = jax.make_jaxpr(fun)(*args).out_avals
+  on_host = jax.memory.Space.Host
+  return tree_bytes([a for a in results if a.memory_space != on_host])
 
 
 def know_in_flax(cls: type) -> None:

@@ -81,7 +81,7 @@ class StepCost:
     update: cost of the optimizer.
     written: for each parameter, the number of kernels after which its
       gradient is in memory.
-    state_bytes: bytes of the optimizer's state.
+    state_bytes: bytes of the optimizer's state on the device.
     optimizer: optimizer of the update.
     uses: how the loss reads its parameters.
 
@@ -171,7 +171,7 @@ def trace_step(
     gradient,
     _cost.predict_cost(apply_update, params, state, params),
     gradient.written[1:],
-    core.tree_bytes(state),
+    core.count_device_bytes(optimizer.init, params),
     optimizer,
     _uses.find_uses(loss_fn, params, batch),
   )

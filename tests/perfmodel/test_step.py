@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import jaxmotion
-from jaxmotion import codecs, perfmodel
+from jaxmotion import codecs, memory, perfmodel
 from jaxmotion.perfmodel import (
   gbit_per_s,
   gbyte_per_s,
@@ -120,6 +120,14 @@ def test_memory_includes_optimizer_and_codec_state():
   sgd = trace_step(loss, PARAMS, BATCH)
   assert sgd.state_bytes == 0 and sgd.update.bytes == 3 * 4 * size
   assert STEP_COST.update.bytes > 3 * sgd.update.bytes
+
+
+def test_moments_on_the_host_take_no_device_memory():
+  tx = memory.adamw_8bit(1e-3, memory_kind="pinned_host")
+  # Two numbers of steps stay on the device.
+  w = jax.ShapeDtypeStruct((256, 256), "float32")
+  cost = trace_step(lambda w, x: jnp.sum(x @ w), w, (w,), optimizer=tx)
+  assert cost.state_bytes == 8
 
 
 def on_device(platform, **changes):

@@ -177,7 +177,7 @@ def fit_memory(
     notes = (f"Nothing is offloaded: {missing_host}.",)
   state_bytes = 0
   if optimizer is not None:
-    state_bytes = _count_state_bytes(optimizer, args[0])
+    state_bytes = core.count_device_bytes(optimizer.init, args[0])
   search = _find_search(fn, args, platform, options, has_aux, state_bytes)
   search.begin(progress or (lambda line: None), time_limit_s)
   if backend == "cpu" and not search.prices.landmarks.has_loops:
@@ -186,16 +186,6 @@ def fit_memory(
   return _select.select_fastest(
     search, budget_bytes, measure_memory, notes, source
   )
-
-
-def _count_state_bytes(
-  optimizer: optax.GradientTransformation, params: PyTree
-) -> int:
-  """Returns the device memory of an optimizer's state."""
-  # `jax.eval_shape` does not say which leaves `init` moves to the host.
-  state = jax.make_jaxpr(optimizer.init)(params).out_avals
-  is_on_host = lambda a: a.memory_space == jax.memory.Space.Host
-  return core.tree_bytes([a for a in state if not is_on_host(a)])
 
 
 # The last search and its problem, for other budgets of the same function.
