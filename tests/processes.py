@@ -1,6 +1,8 @@
 """Environment and patience of the processes that tests start."""
 
 import os
+import socket
+import subprocess
 
 from tests import compile_fast
 from tests.paths import ROOT
@@ -25,3 +27,25 @@ def environment(cache=True):
     kept["JAX_COMPILATION_CACHE_DIR"] = str(folder)
     kept["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
   return kept
+
+
+def free_address():
+  """An address of this machine that no process listens on."""
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def run_together(commands, **options):
+  """Runs commands at once; returns what each one printed, and exit codes."""
+  processes = [
+    subprocess.Popen(own, stdout=subprocess.PIPE, text=True, **options)
+    for own in commands
+  ]
+  try:
+    said = [p.communicate(timeout=WAIT)[0] for p in processes]
+  finally:
+    for process in processes:
+      process.kill()
+      process.wait()
+  return said, [process.returncode for process in processes]

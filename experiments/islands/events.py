@@ -37,7 +37,7 @@ class Setting(NamedTuple):
 
 
 class Outcome(NamedTuple):
-  """What a scheme made of the time."""
+  """Goodput and traffic of a simulated scheme."""
 
   goodput: float  # Useful steps / steps without failures, waits or transfers.
   upload_payloads: float  # Of an island in an hour, in encoded changes.

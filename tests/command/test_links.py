@@ -2,8 +2,6 @@
 
 import os
 import re
-import socket
-import subprocess
 import sys
 
 import jax
@@ -12,16 +10,14 @@ import pytest
 from jaxmotion import perfmodel
 from jaxmotion.command import main
 from tests.paths import ROOT
-from tests.processes import WAIT, environment
+from tests.processes import environment, free_address, run_together
 
 SIZES = ("--largest=8192", "--sizes=2", "--repeats=2")
 
 
 def run_hosts(folder, devices):
   """Runs two hosts of some devices; returns what each of them prints."""
-  with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    address = f"127.0.0.1:{probe.getsockname()[1]}"
+  address = free_address()
   flags = (
     "links",
     "lab.json",
@@ -31,23 +27,13 @@ def run_hosts(folder, devices):
     *SIZES,
   )
   kept = {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": str(devices)}
-  processes = [
-    subprocess.Popen(
-      [sys.executable, "-m", "jaxmotion", *flags, f"--process_id={index}"],
-      cwd=folder,
-      env=environment(cache=False) | kept,
-      stdout=subprocess.PIPE,
-      text=True,
-    )
-    for index in range(2)
-  ]
-  try:
-    said = [p.communicate(timeout=WAIT)[0] for p in processes]
-  finally:
-    for process in processes:
-      process.kill()
-      process.wait()
-  assert [process.returncode for process in processes] == [0, 0]
+  command = [sys.executable, "-m", "jaxmotion", *flags]
+  said, codes = run_together(
+    [[*command, f"--process_id={index}"] for index in range(2)],
+    cwd=folder,
+    env=environment(cache=False) | kept,
+  )
+  assert codes == [0, 0]
   return said
 
 

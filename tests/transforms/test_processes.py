@@ -3,39 +3,27 @@
 import functools
 import json
 import re
-import socket
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 
 from tests.paths import ROOT
-from tests.processes import WAIT, environment
+from tests.processes import environment, free_address, run_together
 from tests.transforms import worker
 
 
 def run_in_processes(count, names, module="tests.transforms.worker"):
-  with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    address = f"127.0.0.1:{probe.getsockname()[1]}"
+  address = free_address()
   command = [sys.executable, "-m", module]
-  processes = [
-    subprocess.Popen(
-      [*command, str(index), str(count), address, *names],
-      cwd=ROOT,
-      env=environment(cache=False),
-      stdout=subprocess.PIPE,
-      text=True,
-    )
-    for index in range(count)
-  ]
-  try:
-    said = [p.communicate(timeout=WAIT)[0] for p in processes]
-  finally:
-    for process in processes:
-      process.kill()
-      process.wait()
+  said, _ = run_together(
+    [
+      [*command, str(index), str(count), address, *names]
+      for index in range(count)
+    ],
+    cwd=ROOT,
+    env=environment(cache=False),
+  )
   return [json.loads(text.splitlines()[-1]) for text in said]
 
 
