@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
 from jaxmotion import core
 from jaxmotion.codecs import Codec, extend, nonnegative, uniform
@@ -144,8 +145,12 @@ def compress_state(
     own_codecs = _choose_codecs(entries, kinds, path_rules, min_leaf_size)
     steps = jnp.zeros((), jnp.int32)
     keys = _leaf_keys(seed, steps, entries)
+    # XLA computes what depends on constants alone while it compiles: a million
+    # zeros took 7 seconds to encode. It may not assume that this is true.
+    hidden_true = lax.optimization_barrier(jnp.bool_(True))
+    hide = lambda x: jnp.where(hidden_true, x, jnp.ones_like(x))
     leaves = [
-      x if codec is None else _encoded_leaf.encode_leaf(x, codec, key)
+      x if codec is None else _encoded_leaf.encode_leaf(hide(x), codec, key)
       for (_, x), codec, key in zip(entries, own_codecs, keys, strict=True)
     ]
     inner = treedef.unflatten(leaves)

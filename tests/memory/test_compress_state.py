@@ -260,6 +260,15 @@ def test_without_pinned_memory_init_warns_and_the_state_stays(monkeypatch):
   assert state_memory_kinds(state) == ({"device"}, {"device"})
 
 
+def test_the_first_state_is_encoded_when_init_runs_not_while_it_compiles():
+  # XLA folds operations on constants one element after another.
+  params = jnp.zeros((256, 128))
+  init = jax.jit(memory.adamw_8bit(1e-3).init).lower(params).compile()
+  # Both moments are read for the scales of their blocks.
+  reductions = init.as_text().count(" reduce(")
+  assert reductions >= 2
+
+
 def test_a_checkpoint_restores_the_state(tmp_path):
   ocp = pytest.importorskip("orbax.checkpoint")
   tx = compress_state(optax.lion(1e-2), memory_kind="pinned_host")
