@@ -1,4 +1,4 @@
-"""Tables of islands: simulated, and on limited links."""
+"""Tables of islands: simulated, on limited links, and with faults."""
 
 from collections.abc import Sequence
 
@@ -10,6 +10,8 @@ def summary_table(rows: Sequence[Row]) -> tables.Table:
   """Returns goodput and bytes, a line for each model, number and scheme."""
   if rows[0].experiment == "islands_links":
     return _make_link_table(rows)
+  if rows[0].experiment == "islands_faults":
+    return _make_fault_table(rows)
   found = tables.index_rows(rows)
   lines = []
   for case in dict.fromkeys(row.case for row in rows):
@@ -58,4 +60,26 @@ def _make_link_table(rows: Sequence[Row]) -> tables.Table:
     lines,
     title=rows[0].machine,
     caption="MB are those of one island, with headers.",
+  )
+
+
+def _make_fault_table(rows: Sequence[Row]) -> tables.Table:
+  """Returns counts and the error at the end, a line for each kind of faults."""
+  found = tables.index_rows(rows)
+  lines = [
+    (
+      case,
+      *(
+        f"{found[case, metric].value:,}"
+        for metric in ("faults", "islands", "processes", "rounds")
+      ),
+      f"{found[case, 'error'].value:.3f}",
+    )
+    for case in dict.fromkeys(row.case for row in rows)
+  ]
+  return tables.Table(
+    ("case", "faults", "islands", "processes", "rounds", "error"),
+    lines,
+    title=rows[0].machine,
+    caption="The error of the anchor is 1 at the start.",
   )

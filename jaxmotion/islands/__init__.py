@@ -8,7 +8,8 @@ Data flows like this::
                     contributions, commits, snapshots and leases in the store
 
 `_outer_step` has the arithmetic, as pure functions. `_message` has the bytes of
-objects, and `_store` their names. `_follower` decides rounds, in a thread.
+objects, and `_store` their names. `_follower` decides rounds, in a thread, and
+`_job` tells the other processes of an island what it read.
 
 The store has these objects:
 

@@ -75,7 +75,7 @@ class Follower:
   ):
     """Makes a follower; `join_run` and `start` come next."""
     self._store, self._outer_step = store, outer_step
-    self._name, self._rules = name, rules
+    self.name, self._rules = name, rules
     self._changed = threading.Condition()
     self._thread = threading.Thread(
       target=self._run, name=f"island {name}", daemon=True
@@ -122,7 +122,7 @@ class Follower:
         pass
     round = self._agreed.round
     # The round under way does not wait for a newcomer.
-    self._lease = Object("lease", round + 1 if round else 0, self._name)
+    self._lease = Object("lease", round + 1 if round else 0, self.name)
 
   def start(self) -> None:
     """Writes the lease and starts the thread."""
@@ -150,7 +150,7 @@ class Follower:
 
   def _start_upload(self, sent: Sent) -> "concurrent.futures.Future[bool]":
     """Begins to write a contribution, while this thread may be reading."""
-    name = Object("contribution", sent.round, self._name)
+    name = Object("contribution", sent.round, self.name)
     upload = self._uploaders.submit(self._store.create, name, sent.data)
     upload.add_done_callback(self._wake_up)
     return upload
@@ -216,9 +216,9 @@ class Follower:
     if (error is not None) == self._is_stalled:
       return
     if error is None:
-      _LOG.warning("%s: follows the run again", self._name)
+      _LOG.warning("%s: follows the run again", self.name)
     else:
-      _LOG.warning("%s: trains on by itself: %s", self._name, error)
+      _LOG.warning("%s: trains on by itself: %s", self.name, error)
     with self._changed:
       self._is_stalled = error is not None
       self._changed.notify_all()
@@ -301,7 +301,7 @@ class Follower:
     interval = max(_SNAPSHOT_ROUNDS, math.ceil(changes / max(1, len(accepted))))
     is_due = self._has_other_anchors or agreed.round - last >= interval
     is_due &= self._is_committer
-    self._land(agreed, refused.get(self._name, ""))
+    self._land(agreed, refused.get(self.name, ""))
     if is_due and (self._snapshot is None or self._snapshot.done()):
       save = self._save_snapshot
       self._snapshot = self._uploaders.submit(save, agreed, listing)
@@ -355,8 +355,8 @@ class Follower:
     """Commits the round if it is due; returns whether it was."""
     round = self._agreed.round
     present = listing.contributors(round)
-    if self._find_sent() and self._name in present and not self._upload.done():
-      present.remove(self._name)  # It is not read back: the upload will end.
+    if self._find_sent() and self.name in present and not self._upload.done():
+      present.remove(self.name)  # It is not read back: the upload will end.
     # They are read as they come, before the round is due.
     accepted = [island for island in present if self._check(island)]
     if len(present) < self._rules.quorum:
@@ -392,7 +392,7 @@ class Follower:
       name = Object("contribution", self._agreed.round, island)
       digest, own = "", None
       try:
-        sent = self._find_sent() if island == self._name else None
+        sent = self._find_sent() if island == self.name else None
         is_own = sent is not None and self._upload.result()
         data = sent.data if sent and is_own else self._store.read(name)
         if data is None:
@@ -407,7 +407,7 @@ class Follower:
         else:
           entry = dict(island=island, sha256=digest, reason=str(error))
           self._refused.append(entry)
-        _LOG.warning("%s: %s", self._name, _refuse(name, error))
+        _LOG.warning("%s: %s", self.name, _refuse(name, error))
       self._checked[island] = digest, own
     return self._checked[island][1] is not None
 
@@ -455,7 +455,7 @@ class Follower:
       self._store.delete(self._find_dead())
     except StoreError as error:
       # The committer of a later round does it.
-      _LOG.warning("%s: no snapshot: %s", self._name, error)
+      _LOG.warning("%s: no snapshot: %s", self.name, error)
 
 
 def _last_snapshot(listing: Listing) -> Object:

@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.experimental import multihost_utils
 
 from jaxmotion import codecs, core
 from jaxmotion.core import PyTree
 from jaxmotion.islands import _store
 from jaxmotion.islands._follower import Follower, Rules, Sent
+from jaxmotion.islands._job import JobFollower
 from jaxmotion.islands._outer_step import (
   Agreed,
   Contribution,
@@ -58,15 +60,14 @@ class Island:
 
   def __init__(
     self,
-    name: str,
     outer_step: OuterStep,
-    follower: Follower,
+    follower: Follower | JobFollower,
     every: int,
     delay: int,
     grace_s: float,
   ):
     """Makes an island whose follower has joined the run."""
-    self.name = name
+    self.name = follower.name
     self._outer_step, self._follower = outer_step, follower
     self._every, self._delay, self._grace_s = every, delay, grace_s
     self._states = outer_step.init_states()
@@ -112,7 +113,7 @@ class Island:
 
     Args:
       params: this island's parameters, of the shapes that `join` was given.
-        They may be sharded over devices of this process.
+        They may be sharded over devices, also of the other processes of a job.
       tokens: weight of this step in the mean over islands, more than 0.
 
     Returns:
@@ -135,15 +136,16 @@ class Island:
       )
     self._steps += 1
     self._tokens += tokens
-    params = self._land(params)
+    longest = self._every if self._flight is None else self._delay
+    # Processes of a job wait for one another in each look at the run.
+    if self._steps >= longest or isinstance(self._follower, Follower):
+      params = self._land(params)
     if self._flight is None and self._steps >= self._every:
       params = self._send(params)
-    flight = self._flight
-    if flight is not None and self._steps >= self._delay:
+    if (flight := self._flight) is not None and self._steps >= self._delay:
       wait_s = flight.deadline_s - time.monotonic()
-      if wait_s > 0:
-        self._follower.wait_round(flight.sent.round, wait_s)
-        params = self._land(params)
+      self._follower.wait_round(flight.sent.round, wait_s)
+      params = self._land(params)
     return params
 
   def stop(self) -> None:
@@ -176,7 +178,7 @@ class Island:
     """Sends the change since the anchor, unless it is not finite."""
     agreed = self._landed
     # XLA cannot divide all codecs over devices: one encodes.
-    whole = jax.device_put(params, jax.local_devices()[0])
+    whole = jax.device_put(_gather(params), jax.local_devices()[0])
     payloads, states, is_finite = self._outer_step.encode(
       agreed, whole, self._states, self.name
     )
@@ -238,10 +240,10 @@ def join(
 ) -> Island:
   r"""Joins a run of islands, which train one model through an object store.
 
-  An island is a process that trains by itself (local SGD, DiLoCo). Now and then
-  it puts its change since the anchor into the store, encoded by a codec. When
-  all islands have, or the grace is over, one of them commits the round. All
-  then take the mean of the changes that the commit lists,
+  An island is a process that trains by itself (local SGD, DiLoCo), or a JAX job
+  of several. Now and then it puts its change since the anchor into the store,
+  encoded by a codec. When all islands have, or the grace is over, one of them
+  commits the round. All then take the mean of the changes that it lists,
 
   .. math:: d = \sum_r t_r \; decode(encode(a - p_r)) / \sum_r t_r
 
@@ -249,6 +251,11 @@ def join(
   none is special. Who is late, or joins later, goes on at the newest anchor and
   keeps what it has changed and not yet sent. If the store cannot be reached, an
   island trains on by itself.
+
+  Of a JAX job of several processes, all call `join`, `start`, `step` and `stop`
+  together. The first one talks to the store, and sends what it reads to the
+  others. Each holds the whole model on one device to encode. A job looks for a
+  new round only in steps that send a change or may wait.
 
   An island holds its parameters, the anchor, the outer state, and a copy of the
   parameters while a change is sent. It reads the changes of all others, one
@@ -312,23 +319,48 @@ def join(
     Douillard et al., *DiLoCo*, arXiv 2311.08105, 2023.
   """
   outer_step = make_outer_step(params, outer, codec, max_norm)
-  name = name or uuid.uuid4().hex[:12]
-  # Beside the arrays, there is a header.
-  likes = outer_step.agreed_likes, outer_step.payload_likes
-  opened = _store.Store(store, core.tree_bytes(likes) + (1 << 20))
-  follower = Follower(opened, outer_step, name, Rules(quorum, grace_s))
   # On the host, so that the run is not bound to the trainer's devices.
-  anchor = jax.tree.map(np.asarray, params)
-  follower.join_run(outer_step.agree(0, anchor, outer.init(anchor)))
-  return Island(name, outer_step, follower, every, delay, grace_s)
+  anchor = jax.tree.map(np.asarray, _gather(params))
+  follower: Any = None
+  if jax.process_index() == 0:
+    # Beside the arrays, there is a header.
+    likes = outer_step.agreed_likes, outer_step.payload_likes
+    opened = _store.Store(store, core.tree_bytes(likes) + (1 << 20))
+    name, rules = name or uuid.uuid4().hex[:12], Rules(quorum, grace_s)
+    follower = Follower(opened, outer_step, name, rules)
+    follower.join_run(outer_step.agree(0, anchor, outer.init(anchor)))
+  if jax.process_count() > 1:
+    follower = JobFollower(follower, outer_step)
+  return Island(outer_step, follower, every, delay, grace_s)
+
+
+def _is_local(x: Any) -> bool:
+  """Returns whether this process has a whole array."""
+  return not isinstance(x, jax.Array) or x.is_fully_addressable
+
+
+def _gather(tree: PyTree) -> PyTree:
+  """Returns arrays that this process has whole."""
+  return jax.tree.map(
+    lambda x: (
+      x if _is_local(x) else multihost_utils.process_allgather(x, tiled=True)
+    ),
+    tree,
+  )
 
 
 def _place_like(tree: PyTree, params: PyTree) -> PyTree:
   """Places arrays on the devices of parameters."""
-  return jax.tree.map(
-    lambda x, p: (
-      jax.device_put(x, p.sharding) if isinstance(p, jax.Array) else x
-    ),
-    tree,
-    params,
-  )
+
+  def place_leaf(x: Any, like: Any) -> Any:
+    if not isinstance(like, jax.Array):
+      return x
+    if _is_local(x) and not _is_local(like):
+      # Each process has the same values, which `device_put` would compare.
+      whole = np.asarray(x)
+      return jax.make_array_from_callback(
+        whole.shape, like.sharding, lambda index: whole[index]
+      )
+    return jax.device_put(x, like.sharding)
+
+  return jax.tree.map(place_leaf, tree, params)
