@@ -153,9 +153,10 @@ class Run:
     # A store that is away shows none.
     with contextlib.suppress(obstore.exceptions.BaseError, OSError):
       for meta in itertools.chain(*obstore.list(self._objects)):
-        tag = self._tags.setdefault(meta["path"], meta["e_tag"])
-        if tag != meta["e_tag"] and not meta["path"].startswith("lease"):
-          raise JobError(f"{meta['path']} was written twice.")
+        if meta["path"].startswith(("contribution", "commit", "snapshot")):
+          tag = self._tags.setdefault(meta["path"], meta["e_tag"])
+          if tag != meta["e_tag"]:
+            raise JobError(f"{meta['path']} was written twice.")
 
   def wait_newest(self, round: int) -> None:
     """Waits until an island has seen a round."""

@@ -79,7 +79,7 @@ def measure_link(
   units = {
     "utilization": "x",
     "round_s": "s",
-    "upload_bytes": "bytes",
+    "wire_bytes": "bytes",
     "predicted_bytes": "bytes",
   }
   return {

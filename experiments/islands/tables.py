@@ -46,7 +46,7 @@ def _make_link_table(rows: Sequence[Row]) -> tables.Table:
       float(found[case, metric].value)
       for metric in (
         *("utilization", "round_s"),
-        *("upload_bytes", "predicted_bytes"),
+        *("wire_bytes", "predicted_bytes"),
       )
     )
     times = f"{100 * utilization:.1f}", f"{round_s:.2f}"
@@ -59,7 +59,7 @@ def _make_link_table(rows: Sequence[Row]) -> tables.Table:
     ),
     lines,
     title=rows[0].machine,
-    caption="MB are those of one island, with headers.",
+    caption="MB are those of one island, without headers of packets.",
   )
 
 
