@@ -79,8 +79,18 @@ def measure_links(
     base,
     name=name,
     axes=tuple(axes),
-    sources={k: v for k, v in base.sources.items() if not k.startswith("axes.")}
+    sources=dict(drop_axes(base).sources)
     | {f"axes.host.{field}": origin for field in ("rate", "latency_s")},
   )
   pairs = {name: curve for name, curve in curves.items() if " to " in name}
   return platform, {k: c.sizes[-1] / c.seconds[-1] for k, c in pairs.items()}
+
+
+def drop_axes(platform: perfmodel.Platform) -> perfmodel.Platform:
+  """Returns the device of a platform, without links between workers."""
+  sources = {
+    path: source
+    for path, source in platform.sources.items()
+    if not path.startswith("axes.")
+  }
+  return dataclasses.replace(platform, axes=(), sources=sources)

@@ -7,7 +7,10 @@ from jaxmotion.calibration._calibrate import (
   make_platform as make_platform,
   prepare_timer as prepare_timer,
 )
-from jaxmotion.calibration._links import measure_links as measure_links
+from jaxmotion.calibration._links import (
+  drop_axes as drop_axes,
+  measure_links as measure_links,
+)
 from jaxmotion.calibration._probes import (
   ProbeTimer as ProbeTimer,
   make_mesh as make_mesh,

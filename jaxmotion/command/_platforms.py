@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from jaxmotion import core, perfmodel
+from jaxmotion.calibration.extend import drop_axes
 from jaxmotion.command._user_file import CommandError, name_flags
 
 T = TypeVar("T")
@@ -124,8 +125,8 @@ def ask_platform(
   """Returns the platform that the answers to a few questions describe."""
   dialog = _Dialog(ask, tell)
   name = ask("Name of the platform: ").strip() or "my_cluster"
-  device, to_host, is_measured = dialog.repeat(lambda: _ask_device(dialog))
-  sources = {}
+  base, is_measured = dialog.repeat(lambda: _ask_device(dialog))
+  device, sources = base.device, dict(base.sources)
   if not is_measured:
     share = dialog.read_number(
       "Share of its peak that your matmuls reach (1 if unknown): ", _SHARE, 1
@@ -163,41 +164,30 @@ def ask_platform(
     axes.append(dialog.repeat(ask_node))
   for axis in axes:
     sources[f"axes.{axis.name}.rate"] = _TOLD
-  return perfmodel.Platform(
-    name=name,
-    device=device,
-    to_host=to_host,
-    from_host=to_host,
-    axes=tuple(axes),
-    sources=sources,
+  return dataclasses.replace(
+    base, name=name, device=device, axes=tuple(axes), sources=sources
   )
 
 
-# A device, its link to the host, and whether both are measured.
-_Found = tuple[perfmodel.Device, perfmodel.Link | None, bool]
-
-
-def _ask_device(dialog: _Dialog) -> _Found:
-  """Returns the device that a user names or describes."""
+def _ask_device(dialog: _Dialog) -> tuple[perfmodel.Platform, bool]:
+  """Returns the device that a user names, and whether it is measured."""
   known = ", ".join(_DEVICES)
   question = f"Device ({known}, other, or a file of `jaxmotion calibrate`): "
   answer = dialog.ask(question).strip()
   if answer.endswith(".json"):
-    measured = perfmodel.load_platform(answer)
-    return measured.device, measured.to_host, True
+    return drop_axes(perfmodel.load_platform(answer)), True
   name = answer.lower()
   if name in _DEVICES:
-    like = perfmodel.builtin_platform(_DEVICES[name])
-    return like.device, like.to_host, False
+    return drop_axes(perfmodel.builtin_platform(_DEVICES[name])), False
   if name != "other":
     raise CommandError(
       f"The device must be {', '.join(_DEVICES)}, other or a .json file, got "
       f"{answer!r}."
     )
-  return _ask_other_device(dialog)
+  return _ask_other_device(dialog), False
 
 
-def _ask_other_device(dialog: _Dialog) -> _Found:
+def _ask_other_device(dialog: _Dialog) -> perfmodel.Platform:
   """Returns the device that a user's figures describe."""
   matmul = dialog.read_number("Its matmuls in bfloat16, TFLOP/s: ")
   wide = dialog.read_number("Its matmuls in float32, TFLOP/s: ")
@@ -213,4 +203,16 @@ def _ask_other_device(dialog: _Dialog) -> _Found:
     kernel_s=2e-6,
   )
   link = perfmodel.Link(latency_s=1e-5, rate=perfmodel.gbyte_per_s(host))
-  return device, link, False
+  told = ("matmul_flops_per_s", "vector_flops_per_s", "memory_rate")
+  sources = {f"device.{field}": _TOLD for field in (*told, "memory_bytes")}
+  sources["device.kernel_s"] = "assumed: 2 us"
+  for way in ("to_host", "from_host"):
+    sources |= {f"{way}.rate": _TOLD, f"{way}.latency_s": "assumed: 10 us"}
+  return perfmodel.Platform(
+    name="other",
+    device=device,
+    to_host=link,
+    from_host=link,
+    axes=(),
+    sources=sources,
+  )

@@ -126,7 +126,9 @@ def test_a_platform_is_described_by_answers(capsys, tmp_path, model):
   )
   assert "axes.device.latency_s: assumed: 5 us\n" in out
   found = perfmodel.load_platform(path)
-  assert found.device == perfmodel.builtin_platform("h100_node").device
+  known = perfmodel.builtin_platform("h100_node")
+  assert found.device == known.device
+  assert found.sources["to_host.rate"] == known.sources["to_host.rate"]
   assert found.axes[0].workers == 8
   # A share that its user did not know may be given later.
   status, _, _ = run(capsys, "bytes", model, f"--platform={path}", share)
