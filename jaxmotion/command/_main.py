@@ -8,10 +8,12 @@ import os
 import pathlib
 import re
 import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
 import jax
+import optax
 
 from jaxmotion import calibration, codecs, core, perfmodel, planner
 from jaxmotion.calibration.extend import measure_links
@@ -138,6 +140,12 @@ def _make_parser() -> argparse.ArgumentParser:
     default=0.1,
     help="greatest relative error of a gradient (default: %(default)s)",
   )
+  for command in (advise, fit):
+    command.add_argument(
+      "--optimizer",
+      help="expression of `optax`, such as 'adamw(3e-4)', whose state is "
+      "counted (default: no state)",
+    )
   fit.add_argument(
     "--budget", required=True, help="device memory, such as 80GB or 512MiB"
   )
@@ -215,6 +223,7 @@ def _find_axes(platform: perfmodel.Platform) -> str | core.HostAxes:
 
 def _advise(options: argparse.Namespace, _: Callable[[str], str]) -> str:
   """Returns the plan of an exchange as text."""
+  optimizer = _parse_optimizer(options.optimizer)
   task, platform = _read_task(options)
   axes = _find_axes(platform)
   try:
@@ -223,6 +232,7 @@ def _advise(options: argparse.Namespace, _: Callable[[str], str]) -> str:
       task.params,
       (task.batch,),
       platform,
+      optimizer=optimizer,
       accuracy_budget=options.accuracy_budget,
       mesh_axis=axes,
     )
@@ -237,6 +247,7 @@ def _advise(options: argparse.Namespace, _: Callable[[str], str]) -> str:
 def _fit(options: argparse.Namespace, _: Callable[[str], str]) -> str:
   """Returns the plan that fits a task into memory as text."""
   budget = _parse_bytes(options.budget)
+  optimizer = _parse_optimizer(options.optimizer)
   task, platform = _read_task(options)
   try:
     plan = planner.fit_memory(
@@ -245,6 +256,7 @@ def _fit(options: argparse.Namespace, _: Callable[[str], str]) -> str:
       (task.batch,),
       platform,
       budget,
+      optimizer=optimizer,
       measure_memory=None,
       progress=_tell if sys.stderr.isatty() else None,
     )
@@ -305,26 +317,41 @@ def _parse_bytes(text: str) -> float:
 
 def _parse_codec(text: str) -> codecs.Codec:
   """Returns the codec that an expression makes."""
-  names = {
-    name: value for name, value in vars(codecs).items() if name[0] != "_"
-  }
-  try:
-    codec = eval(text, {"__builtins__": {}}, names)
-  except NameError as error:
-    near = difflib.get_close_matches(error.name or "", names, n=1)
-    raise CommandError(
-      f"`--codec` must be made of names of `jaxmotion.codecs`, got {text!r}: "
-      f"{error.name!r} is none{f'; did you mean {near[0]!r}?' if near else '.'}"
-    ) from error
-  except Exception as error:
-    # The text of a SyntaxError ends with the place, which is the codec's own.
-    reason = error.msg if isinstance(error, SyntaxError) else error
-    raise CommandError(
-      f"`--codec`: {text!r} raises {type(error).__name__}: {reason}"
-    ) from error
+  codec = _evaluate("--codec", text, codecs)
   if not isinstance(codec, codecs.Codec):
     raise CommandError(f"`--codec` must make a codec, got {text!r}.")
   return codec
+
+
+def _parse_optimizer(text: str | None) -> optax.GradientTransformation | None:
+  """Returns the optimizer that an expression makes, or None of None."""
+  if text is None:
+    return None
+  optimizer = _evaluate("--optimizer", text, optax)
+  if not isinstance(optimizer, optax.GradientTransformation):
+    raise CommandError(f"`--optimizer` must make an optimizer, got {text!r}.")
+  return optimizer
+
+
+def _evaluate(flag: str, text: str, module: types.ModuleType) -> object:
+  """Returns what an expression of a module's names makes."""
+  names = {
+    name: value for name, value in vars(module).items() if name[0] != "_"
+  }
+  try:
+    return eval(text, {"__builtins__": {}}, names)
+  except NameError as error:
+    near = difflib.get_close_matches(error.name or "", names, n=1)
+    raise CommandError(
+      f"`{flag}` must be made of names of `{module.__name__}`, got {text!r}: "
+      f"{error.name!r} is none{f'; did you mean {near[0]!r}?' if near else '.'}"
+    ) from error
+  except Exception as error:
+    # The text of a SyntaxError ends with the place, which is the expression's.
+    reason = error.msg if isinstance(error, SyntaxError) else error
+    raise CommandError(
+      f"`{flag}`: {text!r} raises {type(error).__name__}: {reason}"
+    ) from error
 
 
 def _describe(options: argparse.Namespace, ask: Callable[[str], str]) -> str:

@@ -89,6 +89,17 @@ def test_fit_says_how_to_meet_the_budget(capsys, model):
   assert status == 0 and " of 1.5 MB" in out
 
 
+def test_the_state_of_an_optimizer_takes_memory(capsys, model):
+  small = model.replace("make_loss", "make_small")
+  arguments = (small, "--platform=h100_node", "--budget=1.5MB")
+  used = []
+  for given in ((), ("--optimizer=adam(1e-3)",)):
+    _, out, _ = run(capsys, "fit", *arguments, *given)
+    used.append(float(re.search(r"predicted ([\d.]+) kB of", out)[1]))
+  # Two moments of 64 x 64 elements of 4 bytes.
+  assert used[1] - used[0] == pytest.approx(2 * 64 * 64 * 4 / 1e3, abs=1)
+
+
 def test_bytes_are_those_that_cross_between_hosts(capsys, model):
   arguments = ("--platform=h100_cluster", "--workers=3")
   expression = "--codec=feedback(uniform(bits=4))"
@@ -202,6 +213,11 @@ WRONG_ARGUMENTS = [
     "bytes {}:make_loss --codec=feedback(uniforn(bits=4))",
     "`--codec` must be .*'uniforn' is none; did you mean 'uniform'",
   ),
+  (
+    "advise {}:make_loss --optimizer=adam",
+    "must make an optimizer, got 'adam'",
+  ),
+  ("fit {}:make_loss --budget=1GB --optimizer=adamm(1)", "did you mean 'adam"),
   ("platform no/folder/lab.json", "`file` must be in a folder"),
   ("calibrate no/folder/lab.json", "`file` must be in a folder"),
   ("platform folder.json", "`file` must be one that can be written"),
