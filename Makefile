@@ -17,7 +17,7 @@ LIMIT := --timeout=300 --timeout-method=thread --max-worker-restart=0
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: train test pytest test-slow lint types codecs kernels compile-kernels hosts \
-  docs release-check newest clean
+  docs site-check release-check newest clean
 
 # Train digits under six exchanges; print a table, write rows and a plot to
 # results/. ARGS="--config=configs/bytes_lm.py" chooses another configuration.
@@ -74,6 +74,12 @@ hosts: $(VENV)/installed
 docs: $(VENV)/docs-installed
 	JAX_PLATFORMS=cpu $(RUN) -m sphinx --jobs=$(WORKERS) --fail-on-warning \
 	  --keep-going --quiet docs site $(ARGS)
+
+# Render every page of the site in Qt's browser, which the extra `browser` brings.
+# If a library of the system is missing, the tests are skipped and name it.
+site-check: docs
+	$(RUN) -m pip install --quiet --no-compile -e '.[browser]'
+	$(RUN) -m pytest -n $(WORKERS) $(LIMIT) tests/site $(ARGS)
 
 # Build the wheel and the source archive in dist/, check what they hold, install
 # the wheel in an environment of its own, and train with it.

@@ -50,14 +50,22 @@ html_theme = "sphinx_book_theme"
 html_title = "jaxmotion"
 # The sidebar of a page lists the names of its own room alone. With those of all
 # rooms on each of 425 pages, a build took 109 s of CPU time more.
-html_theme_options = {"show_toc_level": 2, "collapse_navbar": True}
+# The box for the search is that of the sidebar alone.
+html_theme_options = {
+  "show_toc_level": 2,
+  "collapse_navbar": True,
+  "navbar_persistent": [],
+}
+html_context = {"default_mode": "auto"}
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 
 # Single backticks link to what they name, if it is public.
 default_role = "py:obj"
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"
+autodoc_typehints = "signature"
+# A longer signature has a line for each parameter.
+python_maximum_signature_line_length = 80
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 autosummary_imported_members = True
@@ -65,7 +73,12 @@ autosummary_imported_members = True
 autosummary_generate = [
   f"reference/{room}.rst" for room in ("jaxmotion", *ROOMS)
 ]
-myst_enable_extensions = ["dollarmath"]
+# Words for which the search finds a name first, though its page lacks them.
+autosummary_context = {
+  "searched": {"jaxmotion.codecs.uniform": "! quantize, ! int8"}
+}
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+html_math_renderer = "mathml"
 myst_heading_anchors = 4
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
@@ -76,6 +89,7 @@ nb_execution_cache_path = str(HERE / ".jupyter_cache")
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
+nb_merge_streams = True
 nb_mime_priority_overrides = [("html", "image/svg+xml", 0)]
 
 
@@ -203,8 +217,49 @@ def escape_lines(lines: list[str]) -> None:
       lines[i] = escape_text(line)
 
 
+def write_formula(writer: Any, node: Any) -> None:
+  """Writes a formula as MathML, which browsers draw without a script.
+
+  Args:
+    writer: of the page.
+    node: formula of a line, or in a block of its own.
+  """
+  # Tests read this file without the extra `docs`.
+  from docutils.nodes import SkipNode, math_block
+  from latex2mathml.converter import convert
+
+  formula = node.astext()
+  if isinstance(node, math_block):
+    if "&" in formula:
+      formula = rf"\begin{{split}}{formula}\end{{split}}"
+    written = f'<div class="math">{convert(formula, display="block")}</div>'
+  else:
+    written = convert(formula)
+  writer.body.append(written)
+  raise SkipNode
+
+
+def highlight_blocks(app: Any, document: Any) -> None:
+  """Highlights blocks that name no language as Python, if they are.
+
+  Args:
+    app: that builds the site.
+    document: tree of a page.
+  """
+
+  def is_plain(node: Any) -> bool:
+    return getattr(node, "attributes", {}).get("language") == "none"
+
+  for block in document.findall(is_plain):
+    block["language"] = "default"
+
+
 def setup(app: Any) -> None:
-  """Writes the reference before Sphinx reads the pages."""
+  """Adds formulas, and writes the reference before Sphinx reads the pages."""
+  app.add_html_math_renderer(
+    "mathml", (write_formula, None), (write_formula, None)
+  )
+  app.connect("doctree-read", highlight_blocks)
   write_reference(HERE / "reference")
   # Before the extension that reads sections such as `Args:`.
   app.connect(
