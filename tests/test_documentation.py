@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import inspect
+import json
 import re
 import runpy
 import tomllib
@@ -87,6 +88,111 @@ def test_a_user_page_is_short_and_its_tables_are_narrow(page):
   assert max((rule.count("|") - 1 for rule in rules), default=0) <= (
     USER_PAGES_MAX_COLUMNS
   )
+
+
+def read_values(name):
+  """Values of a file of rows by case and metric."""
+  path = ROOT / "docs" / "results" / f"{name}.jsonl"
+  rows = map(json.loads, path.read_text().splitlines())
+  return {(row["case"], row["metric"]): row["value"] for row in rows}
+
+
+def read_times(name):
+  found = read_values(name)
+  return {case: v for (case, metric), v in found.items() if metric == "step_ms"}
+
+
+def list_accuracy_figures():
+  """Sentences on test accuracy, as the rows say them."""
+  accuracy = {
+    name: read_values(f"train_digits_{name}") for name in ("adamw", "sharded")
+  }
+
+  def lost(case, digits, name="adamw"):
+    full, own = (accuracy[name][c, "test_accuracy"] for c in ("fp32", case))
+    return f"{full - own:.{digits}f}"
+
+  int4, sign = ("int4_feedback", "sign_feedback")
+  yield (
+    "README.md",
+    f"8 bits lose {lost('int8', 2)} points, 4 bits {lost(int4, 2)} and one bit "
+    f"{lost(sign, 1)}",
+  )
+  yield (
+    "docs/concepts/error_feedback.md",
+    f"4 bits lost {lost(int4, 1)} points, 1 bit {lost(sign, 1)} and 1 % top-k "
+    f"{lost('topk1_feedback', 1)}",
+  )
+  yield (
+    "docs/sharded.md",
+    f"On digits 8 bits lost {lost('sharded_int8', 2, 'sharded')} points of "
+    f"accuracy and 4 bits {lost('sharded_int4', 2, 'sharded')}",
+  )
+  plain, coded = (accuracy["adamw"][c, "test_accuracy"] for c in ("fp32", int4))
+  yield "docs/howto/which_codec.md", f"{coded:.2f} ± "
+  yield "docs/howto/which_codec.md", f"instead of {plain:.2f} ± "
+
+
+def list_time_figures():
+  """Sentences on seconds, as the rows say them."""
+  hosts = read_times("hosts_2_1gbit_overlap")
+  gain = f"{hosts['fp32'] / hosts['int8']:.1f} times faster with int8"
+  yield from (("README.md", gain), ("docs/hosts.md", gain))
+  predicted = read_values("residuals_compare")
+  block, plain = (
+    predicted[f"gpt/{name}", "step_ms_predicted"]
+    for name in ("jax_block_nothing", "plain")
+  )
+  measured = read_times("gpu")
+  share = measured["gpt/jax_block"] / measured["gpt/plain"]
+  yield "docs/fit_memory.md", f"take {block / plain:.2f} times as long as plain"
+  yield "docs/fit_memory.md", f"it took {share:.2f} of the time"
+  path = ROOT / "docs" / "results" / "perfmodel_validate.jsonl"
+  rows = [json.loads(line) for line in path.read_text().splitlines()]
+  errors = {
+    row["experiment"].removeprefix("perfmodel_validate_"): 100 * row["value"]
+    for row in rows
+    if (row["case"], row["metric"]) == ("all", "mape")
+  }
+  # Calibrated were 2 and 4 emulated devices.
+  other = errors.pop("emulated3")
+  least, most = min(errors.values()), max(errors.values())
+  yield (
+    "docs/howto/predict_a_step.md",
+    f"mean errors were {least:.0f} to {most:.0f} % of the measured step. They "
+    f"were {other:.0f} % for another number",
+  )
+
+
+def list_byte_figures():
+  """Sentences on bytes, as the rows say them."""
+  adamw = read_values("hosts_2_1gbit_adamw")
+  ratio = adamw["sharded_int4", "wire_ratio"]
+  yield "docs/sharded.md", f"send {ratio:.1f} times fewer bytes than float32"
+  state = read_values("state_compiled")
+  mib = state["adam/16x2048x2048/packed_host", "temp_bytes"] / 2**20
+  yield "docs/state.md", f"that is {mib:.0f} MiB instead of 512"
+  memory = read_values("planner_memory")
+  cases = [c for c, metric in memory if metric == "device_bytes_predicted"]
+  models = {case.partition("/")[0] for case in cases}
+  errors = [
+    memory[c, "device_bytes_predicted"] / memory[c, "device_bytes"] - 1
+    for c in cases
+  ]
+  assert max(map(abs, errors)) <= 0.15 and len(models) == 8
+  yield (
+    "docs/fit_memory.md",
+    f"within 15 % of the compiler's figure for an H100 in all {len(cases)} "
+    "plans of eight models",
+  )
+
+
+@pytest.mark.parametrize(
+  "figures", [list_accuracy_figures, list_time_figures, list_byte_figures]
+)
+def test_figures_in_sentences_are_those_of_the_rows(figures):
+  for page, text in figures():
+    assert text in " ".join((ROOT / page).read_text().split()), page
 
 
 @pytest.mark.parametrize("room", ["", *CONFIG["ROOMS"]])

@@ -252,7 +252,9 @@ def _explain_residuals(
   total_bytes = sum(r.nbytes * r.repeats for r in recomputed)
   for r in recomputed:
     full_bytes = r.nbytes * r.repeats
-    reason = f"Saves {_text.format_bytes(r.encoded_bytes * r.repeats)}."
+    saved_bytes = r.encoded_bytes * r.repeats
+    packed = ", packed" if saved_bytes < full_bytes else ""
+    reason = f"Saves {_text.format_bytes(saved_bytes)}{packed}."
     seconds = added_s * full_bytes / total_bytes
     yield _plan.MemoryPlanRow(
       r.name, "recompute", None, full_bytes, 0, 0, seconds, reason
