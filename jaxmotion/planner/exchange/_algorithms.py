@@ -93,7 +93,7 @@ def weigh_algorithms(
     ),
     weigh_period(problem, step),
     *pricing.weigh_presets(),
-    pricing.weigh_sharded(),
+    *pricing.weigh_sharded(),
   ]
   choices.sort(key=lambda c: float("inf") if c.step_s is None else c.step_s)
   return AlgorithmTable(choices)
@@ -197,14 +197,35 @@ class _Pricing:
         else:
           yield self._weigh_exchange(shown, make, facts.note)
 
-  def weigh_sharded(self) -> AlgorithmChoice:
-    """Prices an optimizer that workers divide, at full precision."""
-    name = f"sharded({self.problem.mesh_axis!r}, ...)"
+  def weigh_sharded(self) -> Iterator[AlgorithmChoice]:
+    """Yields what workers divide at full precision: an optimizer, or all."""
+    name, full_name = (
+      f"sharded({self.problem.mesh_axis!r}, ...)",
+      "fully_sharded(...)",
+    )
     if isinstance(self._sharded, Exception):
       note = f"It assumes an optimizer of single elements: {self._sharded}"
-      return _refuse(name, note)
+      yield from (_refuse(name, note), _refuse(full_name, note))
+      return
+    options, ledger = self._sharded
     note = "Each worker keeps a part of the optimizer's state."
-    return self._price_division(name, *self._sharded, note)
+    yield self._price_division(name, options, ledger, note)
+    # The backward pass gathers the weights again and computes the blocks again,
+    # which is a third of the products of both passes.
+    gathers = (move for move in ledger.moves if move.op == "all_gather")
+    choice = self._price_division(
+      full_name,
+      options,
+      wire.Ledger((*ledger.moves, *gathers)),
+      "Each worker keeps a part of all. The loss has to gather its blocks by "
+      "`transforms.gather_block`.",
+      # Parameters and gradients.
+      2 * core.tree_bytes(self.problem.step_cost.params),
+    )
+    if choice.step_s is not None:
+      again_s = self.uncompressed.compute_s / 3
+      choice = choice._replace(step_s=choice.step_s + again_s)
+    yield choice
 
   def _find_break(self, assumption: str) -> str:
     """Says what breaks an assumption that presets name, or nothing."""
@@ -314,9 +335,15 @@ class _Pricing:
     return exchange.made_for, wire.step_bytes(run, grads, state, params)
 
   def _price_division(
-    self, name: str, options: Any, ledger: wire.Ledger, note: str
+    self,
+    name: str,
+    options: Any,
+    ledger: wire.Ledger,
+    note: str,
+    divided_bytes: int = 0,
   ) -> AlgorithmChoice:
     """Prices an optimizer whose update and state workers divide."""
+    # divided_bytes: memory that they divide beside the state.
     problem, uncompressed = self.problem, self.uncompressed
     device = problem.platform.device
     hosts, devices = problem.workers, problem.devices or 1
@@ -331,7 +358,8 @@ class _Pricing:
     link_s = perfmodel.ledger_seconds(ledger, problem.platform)
     saved = 1 - 1 / (hosts * devices)
     base_s = _own_seconds(uncompressed) - saved * uncompressed.update_s
-    needed = uncompressed.memory_bytes - saved * problem.step_cost.state_bytes
+    divided_bytes += problem.step_cost.state_bytes
+    needed = uncompressed.memory_bytes - saved * divided_bytes
     step_s = base_s + coding_s + link_s
     sent = sum_axis_bytes(ledger.moves, self.mesh.axis_names)
     return _offer(problem, name, step_s, sent, needed, note)

@@ -11,9 +11,10 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType
 
 import jaxmotion
-from jaxmotion import perfmodel, planner, presets, wire
+from jaxmotion import perfmodel, planner, presets, transforms, wire
 from jaxmotion.perfmodel import builtin_platform
 from jaxmotion.planner.exchange import _algorithms
+from tests.meshes import mesh_of
 
 MATRIX = jax.ShapeDtypeStruct((512, 512), "float32")
 PARAMS = {"a": MATRIX, "b": MATRIX}
@@ -173,7 +174,7 @@ def test_what_the_loss_the_optimizer_or_vectors_break_is_not_offered():
   for name in ("onebit_adam", "muloco"):
     assert "looks up rows of `table`" in refusal(plan, name)
   assert "`layers` apart, a stack" in refusal(plan, "power_sgd")
-  for name in ("sharded", "sdp4bit"):
+  for name in ("sharded('data'", "fully_sharded", "sdp4bit"):
     assert "optimizer of single elements" in refusal(plan, name)
   assert "gather_block" in refusal(plan, "zeropp")
   assert find(plan.algorithms, "lion").is_offered
@@ -197,3 +198,19 @@ def test_sharded_bytes_of_all_leaves_are_those_of_a_traced_update():
   _, found = pricing._trace_distinct(tx)
   _, ledger = pricing._trace_moves(tx, params)
   assert found.total_bytes == pytest.approx(ledger.total_bytes)
+
+
+def test_fully_sharded_bytes_are_those_of_a_traced_step():
+  plan = compare(ETHERNET.resize(data=4), rows=8, candidates=())
+  found = find(plan.algorithms, "fully_sharded")
+  dense = transforms.gather_block(lambda w, x: jnp.tanh(x @ w))
+
+  def loss(params, x):
+    return jnp.mean(dense(params["b"], dense(params["a"], x)) ** 2)
+
+  scheme = jaxmotion.fully_sharded(optax.sgd(0.1))
+  init, step = jaxmotion.make_train_step(loss, scheme, mesh_of(4))
+  state = init(jax.tree.map(lambda a: jnp.zeros(a.shape), PARAMS))
+  traced = wire.step_bytes(step, state, jnp.zeros((32, 512)))
+  # The mean loss takes some bytes more.
+  assert found.axis_bytes["data"] == pytest.approx(traced.total_bytes, abs=64)
