@@ -12,7 +12,6 @@ import rich.console
 from experiments import models
 from experiments.activations import codes
 from experiments.common import loop, progress
-from experiments.data import labels
 from experiments.models import training
 from jaxmotion.core import Array, PyTree
 
@@ -34,7 +33,7 @@ class Snapshot(NamedTuple):
 
 def train_network(
   net: models.Network,
-  images: labels.ImageData,
+  images: training.ImageData,
   *,
   steps: Sequence[int],
   batch: int,
@@ -85,7 +84,9 @@ def train_network(
 class _Sampler:
   """Takes snapshots of always the same images."""
 
-  def __init__(self, net: models.Network, images: labels.ImageData, batch: int):
+  def __init__(
+    self, net: models.Network, images: training.ImageData, batch: int
+  ):
     self._images = images
     self._batch = batch
 
@@ -114,7 +115,9 @@ class _Sampler:
     )
     return Snapshot(step, float(loss), accuracy, *sampled)
 
-  def _run_batch(self, images: labels.Images, i: int, params: PyTree) -> tuple:
+  def _run_batch(
+    self, images: training.Images, i: int, params: PyTree
+  ) -> tuple:
     """Returns loss, hits and activations of the i-th batch."""
     chosen = np.arange(i * self._batch, (i + 1) * self._batch)
     return self._run(params, training.select_batch(images, chosen))

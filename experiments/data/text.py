@@ -34,7 +34,14 @@ def load_text(config: ConfigDict) -> TextData:
     raise JobError(
       f"`config.data` must be stdlib for a text model, got {config.data!r}."
     )
-  root = Path(config.data_dir or sysconfig.get_paths()["stdlib"])
+  return read_sources(config.data_dir, config.train_bytes, config.test_bytes)
+
+
+def read_sources(
+  folder: str | None, train_bytes: int, test_bytes: int
+) -> TextData:
+  """Reads the sources of a folder, or of the standard library."""
+  root = Path(folder or sysconfig.get_paths()["stdlib"])
   files = list_sources(root)
   test = [
     path
@@ -50,8 +57,7 @@ def load_text(config: ConfigDict) -> TextData:
         f" none in {str(root)!r}."
       )
   return TextData(
-    _read_limited(train, config.train_bytes),
-    _read_limited(test, config.test_bytes),
+    _read_limited(train, train_bytes), _read_limited(test, test_bytes)
   )
 
 

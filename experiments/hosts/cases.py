@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from experiments.common import names
 from experiments.hosts import torch_worker
 from experiments.train import cases, presets
+from experiments.train.cases import EXCHANGES as EXCHANGES
 
 _CASE = re.compile(r"carry_(\w+)_(\d+)kib")
 _AXIS = "data"

@@ -29,15 +29,7 @@ class JaxBackend:
 
   def connect(self) -> None:
     """Connects to the other hosts."""
-    jax.config.update("jax_platforms", "cpu")
-    # One device, even if the parent process has asked for several.
-    jax.config.update("jax_num_cpu_devices", 1)
-    distributed.initialize(
-      coordinator_address=self._arguments.coordinator,
-      num_processes=self._arguments.hosts,
-      process_id=self._arguments.rank,
-    )
-    jax.devices()
+    connect_hosts(self._arguments)
 
   def barrier(self) -> None:
     """Waits until all hosts call it."""
@@ -123,11 +115,7 @@ class JaxBackend:
     return step, init(make_params(self._arguments.widths)), batch
 
   def _make_mesh(self) -> jax.sharding.Mesh:
-    return jax.make_mesh(
-      (self._arguments.hosts,),
-      ("data",),
-      axis_types=(jax.sharding.AxisType.Auto,),
-    )
+    return make_mesh(self._arguments.hosts)
 
   def _make_optimizer(self) -> optax.GradientTransformation:
     name = self._arguments.optimizer
@@ -141,6 +129,27 @@ class JaxBackend:
       "x": rng.standard_normal((rows, widths[0]), np.float32),
       "y": rng.integers(0, widths[-1], rows).astype(np.int32),
     }
+
+
+def connect_hosts(arguments: argparse.Namespace, devices: int = 1) -> None:
+  """Connects this process to the other hosts, each with so many devices."""
+  jax.config.update("jax_platforms", "cpu")
+  # No other number, even if the parent process has asked for one.
+  jax.config.update("jax_num_cpu_devices", devices)
+  if arguments.hosts > 1:
+    distributed.initialize(
+      coordinator_address=arguments.coordinator,
+      num_processes=arguments.hosts,
+      process_id=arguments.rank,
+    )
+  jax.devices()
+
+
+def make_mesh(hosts: int) -> jax.sharding.Mesh:
+  """Returns the mesh of hosts that have one device each."""
+  return jax.make_mesh(
+    (hosts,), ("data",), axis_types=(jax.sharding.AxisType.Auto,)
+  )
 
 
 def make_params(widths: Sequence[int]) -> dict[str, Any]:

@@ -27,8 +27,11 @@ _ENVIRONMENT = {
   "PYTHONUNBUFFERED": "1",
   "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-_START_S, _REPLY_S = 120.0, 600.0  # To start all programs, and to reply.
+_START_S = 120.0  # To start all programs.
 _TAIL = 800  # Characters of a dead program's errors that are shown.
+
+REPLY_S = 600.0
+"""Seconds to reply to a command, unless it is given more."""
 
 
 def find_free_port() -> int:
@@ -162,11 +165,13 @@ class HostGroup:
       self.close()
       raise
 
-  def ask(self, command: dict[str, Any]) -> list[dict[str, Any]]:
+  def ask(
+    self, command: dict[str, Any], timeout_s: float = REPLY_S
+  ) -> list[dict[str, Any]]:
     """Sends one command to all hosts and returns their replies, by rank."""
     for process in self.processes:
       process.send(command)
-    return self._receive_all(_REPLY_S)
+    return self._receive_all(timeout_s)
 
   def close(self) -> None:
     """Ends the processes of all hosts."""

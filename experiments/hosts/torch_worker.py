@@ -23,6 +23,10 @@ _POWERSGD_START = 2
 _ONE_BUCKET = 100_000
 
 
+LOCAL_EVERY = 8
+"""Steps between two averages of post-local SGD, and steps before them."""
+
+
 class PeerCase(NamedTuple):
   """One way of exchanging gradients with PyTorch."""
 
@@ -35,6 +39,7 @@ class PeerCase(NamedTuple):
   make_optimizer: "Callable[..., torch.optim.Optimizer]" = (
     lambda kind, parameters, lr: kind(parameters, lr=lr)
   )
+  every: int = 1  # Steps between two exchanges.
 
 
 def _wrap_ddp(
@@ -119,6 +124,33 @@ def _make_zero_optimizer(
   return ZeroRedundancyOptimizer(parameters, kind, lr=lr)
 
 
+def _wrap_post_local(module: "torch.nn.Module") -> "torch.nn.Module":
+  """Wraps `module` in DDP, which sums no gradients after its first steps."""
+  from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
+
+  state = post_localSGD_hook.PostLocalSGDState(
+    process_group=None,
+    subgroup=None,
+    start_localSGD_iter=LOCAL_EVERY,
+    post_local_gradient_allreduce=False,
+  )
+  return _wrap_ddp(module, post_localSGD_hook.post_localSGD_hook, state)
+
+
+def _make_post_local_optimizer(
+  kind: "Callable[..., torch.optim.Optimizer]", parameters: Any, lr: float
+) -> "torch.optim.Optimizer":
+  """Returns an optimizer that averages parameters every `LOCAL_EVERY` steps."""
+  from torch.distributed.algorithms.model_averaging import averagers
+  from torch.distributed.optim import PostLocalSGDOptimizer
+
+  # It counts from 0, so that this averages after the last step of each period.
+  averager = averagers.PeriodicModelAverager(
+    period=LOCAL_EVERY, warmup_steps=LOCAL_EVERY - 1
+  )
+  return PostLocalSGDOptimizer(kind(parameters, lr=lr), averager)
+
+
 CASES = {
   "torch_none": PeerCase("no exchange, no DDP", lambda module: module),
   "torch_fp32": PeerCase("DDP, default buckets", _wrap_ddp),
@@ -137,6 +169,12 @@ CASES = {
     "DDP, ZeroRedundancyOptimizer",
     _wrap_ddp,
     make_optimizer=_make_zero_optimizer,
+  ),
+  "torch_post_local": PeerCase(
+    "DDP, post_localSGD_hook and PostLocalSGDOptimizer",
+    _wrap_post_local,
+    make_optimizer=_make_post_local_optimizer,
+    every=LOCAL_EVERY,
   ),
   "torch_fsdp2": PeerCase("FSDP2, a unit a layer", _wrap_fsdp2),
   "torch_quantization": PeerCase(
@@ -184,6 +222,24 @@ def _make_step(
   return step
 
 
+def connect_hosts(arguments: argparse.Namespace) -> None:
+  """Connects this process to the other hosts."""
+  try:
+    import torch
+    import torch.distributed as dist
+  except ModuleNotFoundError:
+    raise worker.Unsupported("torch is not installed") from None
+  os.environ["GLOO_SOCKET_IFNAME"] = arguments.interface
+  torch.set_num_threads(os.cpu_count() or 1)
+  dist.init_process_group(
+    "gloo",
+    init_method=f"tcp://{arguments.coordinator}",
+    rank=arguments.rank,
+    world_size=arguments.hosts,
+    timeout=_TIMEOUT,
+  )
+
+
 class TorchBackend:
   """Backend of hosts that `torch.distributed` connects, one process each."""
 
@@ -196,20 +252,7 @@ class TorchBackend:
 
   def connect(self) -> None:
     """Connects to the other hosts."""
-    try:
-      import torch
-      import torch.distributed as dist
-    except ModuleNotFoundError:
-      raise worker.Unsupported("torch is not installed") from None
-    os.environ["GLOO_SOCKET_IFNAME"] = self._arguments.interface
-    torch.set_num_threads(os.cpu_count() or 1)
-    dist.init_process_group(
-      "gloo",
-      init_method=f"tcp://{self._arguments.coordinator}",
-      rank=self._arguments.rank,
-      world_size=self._arguments.hosts,
-      timeout=_TIMEOUT,
-    )
+    connect_hosts(self._arguments)
 
   def barrier(self) -> None:
     """Waits until all hosts call it."""
@@ -223,7 +266,8 @@ class TorchBackend:
     if chosen.wrap is None:
       raise worker.Unsupported(chosen.reason)
     module = chosen.wrap(_make_layers(self._arguments.widths))
-    return _make_step(chosen, module, self._arguments), {}
+    step = _make_step(chosen, module, self._arguments)
+    return step, {"period": chosen.every}
 
 
 def main() -> None:

@@ -30,8 +30,8 @@ from experiments.hosts import links
 
 Reply = Callable[[dict[str, Any]], None]
 
-# Seconds until the interface has counted the bytes in the sockets' buffers.
-_DRAIN_S = 0.1
+DRAIN_S = 0.1
+"""Seconds until the interface has counted the bytes in the sockets' buffers."""
 
 OPTIMIZERS = {"sgd": 0.01, "adamw": 0.001}
 """Learning rate by name of the optimizer."""
@@ -56,13 +56,19 @@ class Backend(Protocol):
     """Waits until all hosts call it."""
 
 
-def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
-  """Parses the command line of a worker."""
-  parser = argparse.ArgumentParser(description=__doc__)
+def make_parser(about: str | None) -> argparse.ArgumentParser:
+  """Returns a parser of what `HostGroup` tells every worker."""
+  parser = argparse.ArgumentParser(description=about)
   parser.add_argument("--coordinator", required=True, help="IP:PORT of rank 0")
   parser.add_argument("--rank", type=int, required=True)
   parser.add_argument("--hosts", type=int, required=True)
   parser.add_argument("--interface", required=True, help="whose bytes count")
+  return parser
+
+
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+  """Parses the command line of a worker."""
+  parser = make_parser(__doc__)
   parser.add_argument(
     "--widths",
     type=lambda text: [int(width) for width in text.split(",")],
@@ -159,7 +165,7 @@ def _time_steps(
 ) -> dict[str, Any]:
   """Times steps, of which those of one period are timed together."""
   periods = -(-count // period)
-  time.sleep(_DRAIN_S)
+  time.sleep(DRAIN_S)
   before = links.count_sent(interface)
   step_ms, loss, processed = [], 0.0, time.process_time()
   for _ in range(periods):
@@ -168,7 +174,7 @@ def _time_steps(
       loss = step()
     step_ms.append(1e3 * (time.perf_counter() - begin) / period)
   process_ms = 1e3 * (time.process_time() - processed) / (periods * period)
-  time.sleep(_DRAIN_S)
+  time.sleep(DRAIN_S)
   sent, packets = (
     (b - a) / (periods * period)
     for a, b in zip(before, links.count_sent(interface), strict=True)

@@ -7,8 +7,8 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from experiments.data import labels
 from experiments.data.images import batch_indices, load_images, resize_images
+from experiments.data.labels import ImageData, Images
 from jaxmotion.core import Array
 
 NARROW_WIDTHS = {
@@ -23,17 +23,19 @@ NARROW_WIDTHS = {
 _PEAK_RATE = 1e-3
 
 
-def load_color_images(data: str, size: int) -> labels.ImageData:
+def load_sized_images(config: ConfigDict, size: int) -> ImageData:
+  """Loads the images of a configuration, `size` pixels high and wide."""
+  return resize_images(load_images(config), size)
+
+
+def load_color_images(data: str, size: int) -> ImageData:
   """Loads images with three channels, in a fixed random order."""
-  images = load_images(ConfigDict({"data": data}))
-  train, test = (
-    _shuffle_images(_add_channels(part))
-    for part in resize_images(images, size)[:2]
-  )
+  images = load_sized_images(ConfigDict({"data": data}), size)
+  train, test = (_shuffle_images(_add_channels(part)) for part in images[:2])
   return images._replace(train=train, test=test)
 
 
-def _add_channels(images: labels.Images) -> labels.Images:
+def _add_channels(images: Images) -> Images:
   """Returns the images with three channels; gray ones get equal channels."""
   *shape, channels = images.pixels.shape
   pixels = np.broadcast_to(
@@ -42,10 +44,10 @@ def _add_channels(images: labels.Images) -> labels.Images:
   return images._replace(pixels=pixels)
 
 
-def _shuffle_images(images: labels.Images) -> labels.Images:
+def _shuffle_images(images: Images) -> Images:
   """Returns the images in a fixed random order."""
   order = np.random.default_rng(0).permutation(len(images.labels))
-  return labels.Images(*(x[order] for x in images))
+  return Images(*(x[order] for x in images))
 
 
 def make_optimizer(steps: int) -> optax.GradientTransformation:
@@ -56,9 +58,7 @@ def make_optimizer(steps: int) -> optax.GradientTransformation:
   return optax.adam(schedule)
 
 
-def select_batch(
-  images: labels.Images, chosen: np.ndarray
-) -> tuple[Array, Array]:
+def select_batch(images: Images, chosen: np.ndarray) -> tuple[Array, Array]:
   """Returns some of the images, scaled to -1 to 1, and their labels."""
   # `chosen`: int[batch], indices of the images.
   pixels = images.pixels[chosen].astype(np.float32) / 127.5 - 1
@@ -66,7 +66,7 @@ def select_batch(
 
 
 def make_batches(
-  images: labels.Images, size: int, seed: int
+  images: Images, size: int, seed: int
 ) -> Callable[[int], tuple[Array, Array]]:
   """Returns a function that returns the batch of a step, counted from 0."""
   count = len(images.labels)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from experiments.hosts import jax_worker
-from experiments.train import cases
+from experiments.hosts.cases import EXCHANGES
 from jaxmotion import codecs, perfmodel
 
 _LAYERS = 3  # Hidden layers.
@@ -36,7 +36,7 @@ class Case(NamedTuple):
   @property
   def codec(self) -> codecs.Codec:
     """The codec of the exchange."""
-    return cases.get_exchange(self.exchange)
+    return EXCHANGES[self.exchange]
 
 
 class Grid(NamedTuple):

@@ -22,6 +22,7 @@ from absl import flags
 from experiments.common import files, list_flags, records, shared_flags, signals
 from experiments.common.console import JobError, make_console
 from experiments.hosts import links
+from experiments.hosts.cases import EXCHANGES
 from experiments.hosts.processes import HostError
 from experiments.perfmodel import tables
 from experiments.perfmodel.cases import make_grid, parse_shape
@@ -30,7 +31,6 @@ from experiments.perfmodel.rows import validation_rows
 from experiments.perfmodel.score import make_decisions
 from experiments.perfmodel.testbed import Effort, Testbed
 from experiments.perfmodel.validation import compare_steps, measure_testbed
-from experiments.train.cases import EXCHANGES
 
 _EMULATED = list_flags.define_numbers(
   "emulated", [2, 4], "Numbers of emulated devices.", low=1, least=0

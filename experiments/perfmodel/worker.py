@@ -21,8 +21,8 @@ from collections.abc import Callable
 import jax
 from jax.experimental import multihost_utils
 
-from experiments.common import distributed, records
-from experiments.hosts import worker
+from experiments.common import records
+from experiments.hosts import jax_worker, worker
 from experiments.perfmodel import cases, codecs
 from experiments.perfmodel.steps import compile_step
 from jaxmotion import perfmodel
@@ -37,25 +37,9 @@ _WARM_UP = 2
 
 
 def _parse_arguments() -> argparse.Namespace:
-  parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument("--coordinator", required=True, help="IP:PORT of rank 0")
-  parser.add_argument("--rank", type=int, required=True)
-  parser.add_argument("--hosts", type=int, required=True)
-  parser.add_argument("--interface", required=True, help="not used")
+  parser = worker.make_parser(__doc__)
   parser.add_argument("--devices", type=int, required=True, help="of a host")
   return parser.parse_args()
-
-
-def _connect(arguments: argparse.Namespace) -> None:
-  jax.config.update("jax_platforms", "cpu")
-  jax.config.update("jax_num_cpu_devices", arguments.devices)
-  if arguments.hosts > 1:
-    distributed.initialize(
-      coordinator_address=arguments.coordinator,
-      num_processes=arguments.hosts,
-      process_id=arguments.rank,
-    )
-  jax.devices()
 
 
 def _barrier() -> None:
@@ -112,7 +96,8 @@ def _time_steps(run: Callable[[], None], steps: int) -> list[float]:
 def main() -> None:
   """Serves the parent process until its "quit" command."""
   arguments = _parse_arguments()
-  worker.converse_with_parent(lambda: _connect(arguments), _answer_commands)
+  connect = lambda: jax_worker.connect_hosts(arguments, arguments.devices)
+  worker.converse_with_parent(connect, _answer_commands)
 
 
 if __name__ == "__main__":

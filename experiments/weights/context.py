@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import optax
 from ml_collections import ConfigDict
 
-from experiments.data import images, labels
-from experiments.models import staged
+from experiments.models import staged, training
 from experiments.train import optimizer, tasks
 from experiments.weights import model
 
@@ -17,7 +16,7 @@ class RunContext(NamedTuple):
 
   config: ConfigDict  # Configuration of the job.
   tx: optax.GradientTransformation  # The optimizer.
-  data: labels.ImageData  # Images of the size that the network takes.
+  data: training.ImageData  # Images of the size that the network takes.
   # Returns the training batch of (seed, step).
   batch: Callable[[int, int], tasks.Batch]
   test: Callable[[], Any]  # Iterates over the test batches.
@@ -39,6 +38,6 @@ class RunContext(NamedTuple):
 
 def load_context(config: ConfigDict) -> RunContext:
   """Reads the data that a configuration names."""
-  data = images.resize_images(images.load_images(config), config.image_size)
+  data = training.load_sized_images(config, config.image_size)
   batch, test = tasks.image_batches(data, config.batch_size)
   return RunContext(config, optimizer.make_optimizer(config), data, batch, test)
