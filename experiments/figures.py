@@ -18,6 +18,7 @@ from experiments.common import records
 from experiments.hetero import plot as hetero
 from experiments.hosts import plot as hosts
 from experiments.perfmodel import plot as perfmodel
+from experiments.race import plot as race
 from experiments.residuals import plot as residuals
 from experiments.study import plot as study
 from experiments.train import plot as train
@@ -29,6 +30,7 @@ FIGURES: dict[str, Callable[[Sequence[Any], Any], None]] = {
   "hosts_2_1gbit_overlap": hosts.save_plot,
   "perfmodel_scaling": perfmodel.plot_scaling,
   "perfmodel_validate": perfmodel.plot_validation,
+  "race": race.save_plot,
   "residuals": residuals.save_plot,
   "residuals_compare": residuals.save_frontiers,
   "study*": study.save_plot,

@@ -22,6 +22,7 @@ from experiments.hosts import rows as hosts
 from experiments.islands import tables as islands
 from experiments.kernels import tables as kernels
 from experiments.planner import rows as planner
+from experiments.race import rows as race
 from experiments.residuals import tables as residuals
 from experiments.study import rows as study
 from experiments.train import rows as train
@@ -37,6 +38,7 @@ _SUMMARIES: dict[str, Callable[[Sequence[Row]], Table]] = {
   "islands": islands.summary_table,
   "kernels": kernels.summary_table,
   "planner": planner.summary_table,
+  "race": race.summary_table,
   "residuals": residuals.summary_table,
   "study": study.summary_table,
   "train": train.summary_table,

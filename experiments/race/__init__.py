@@ -1,0 +1,1 @@
+"""Minutes that exchanges take to a loss, over links, beside PyTorch's."""

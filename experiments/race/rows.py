@@ -1,0 +1,206 @@
+"""Rows of the race, and the table of minutes to a loss."""
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from experiments.common import records
+from experiments.common.records import Row
+from experiments.common.tables import Table
+from experiments.race import cases
+
+DIVERGED = "diverged"
+TRIAL = "trial"
+"""Stands in the name of a run where others have their link."""
+
+_BASELINES = ("torch_fp32", "fp32")  # Its losses are the targets.
+_SHARES = (0.25, 0.5, 1.0)  # Parts of the baseline's run.
+
+
+class Point(NamedTuple):
+  """One evaluation of a run."""
+
+  steps: int  # Steps so far.
+  minutes: float  # Minutes of training so far.
+  loss: float  # Mean loss of the held-out text, nats a byte.
+
+
+Curve = Sequence[Point]
+"""Evaluations of a run, the first before its first step."""
+
+
+class Runs(NamedTuple):
+  """The runs of a case over a link, one for each seed."""
+
+  curves: list[Curve]
+  found: dict[str, list[float]]  # Values of metrics that are numbers.
+
+  @property
+  def seeds(self) -> int:
+    """Number of runs."""
+    return len(self.curves)
+
+  def mean(self, metric: str) -> float | None:
+    """Returns the mean of a metric, None if a run lacks it."""
+    values = self.found.get(metric, [])
+    return statistics.fmean(values) if len(values) == self.seeds else None
+
+
+def write_curve(curve: Curve) -> str:
+  """Returns a curve as the text of a row.
+
+  >>> write_curve([Point(0, 0.0, 5.5), Point(8, 0.125, 4.25)])
+  '0 0.0000 5.5000; 8 0.1250 4.2500'
+  """
+  return "; ".join(f"{n} {m:.4f} {loss:.4f}" for n, m, loss in curve)
+
+
+def read_curve(text: str) -> Curve:
+  """Returns the curve that `write_curve` wrote."""
+  points = (point.split() for point in text.split("; "))
+  return [Point(int(n), float(m), float(loss)) for n, m, loss in points]
+
+
+def best_rates(rows: Sequence[Row]) -> dict[str, float]:
+  """Returns the rate of the trial with the least loss, by case."""
+  found: dict[str, list[tuple[float, float]]] = {}
+  for row in rows:
+    link, case, rate = row.case.split("/")
+    if link == TRIAL and row.metric == "loss" and row.value != DIVERGED:
+      found.setdefault(case, []).append((float(row.value), float(rate)))
+  return {case: min(tried)[1] for case, tried in found.items()}
+
+
+def group_runs(rows: Sequence[Row]) -> dict[tuple[str, str], Runs]:
+  """Returns the runs by link and case, without trials."""
+  grouped: dict[tuple[str, str], Runs] = {}
+  for row in rows:
+    link, case, _ = row.case.split("/")
+    if link == TRIAL:
+      continue
+    runs = grouped.setdefault((link, case), Runs([], {}))
+    if row.metric == "curve":
+      runs.curves.append(read_curve(str(row.value)))
+    elif not isinstance(row.value, str):
+      runs.found.setdefault(row.metric, []).append(row.value)
+  return grouped
+
+
+def find_targets(grouped: Mapping[tuple[str, str], Runs]) -> list[float]:
+  """Returns three losses that the fp32 baseline has on its way."""
+  for baseline in _BASELINES:
+    curves = [
+      curve
+      for (_, case), runs in grouped.items()
+      if case == baseline
+      for curve in runs.curves
+    ]
+    if curves:
+      # All links see the same losses, but for the order of sums.
+      return [
+        statistics.fmean(_loss_at(curve, share) for curve in curves)
+        for share in _SHARES
+      ]
+  return []
+
+
+def _loss_at(curve: Curve, share: float) -> float:
+  """Returns the loss at the last evaluation in a part of the steps."""
+  limit = share * curve[-1].steps
+  return [point.loss for point in curve if point.steps <= limit][-1]
+
+
+def minutes_to(curve: Curve, loss: float) -> float | None:
+  """Returns the minutes until a loss, linear between two evaluations."""
+  for a, b in itertools.pairwise(curve):
+    if b.loss <= loss:
+      share = (a.loss - loss) / (a.loss - b.loss) if a.loss > loss else 0.0
+      return a.minutes + share * (b.minutes - a.minutes)
+  return None
+
+
+def predict_minutes(
+  grouped: Mapping[tuple[str, str], Runs], link: str, case: str
+) -> float | None:
+  """Predicts minutes from the step of one host, and from the exchange."""
+  alone = grouped.get((link, cases.alone_name(case)))
+  exchange_ms = grouped[link, case].mean("exchange_ms_predicted")
+  if alone is None or exchange_ms is None:
+    return None
+  step_ms = alone.mean("step_ms")
+  assert step_ms is not None
+  is_overlapped = case in cases.OVERLAPPED
+  step_ms = (
+    max(step_ms, exchange_ms) if is_overlapped else step_ms + exchange_ms
+  )
+  return step_ms * grouped[link, case].curves[0][-1].steps / 60e3
+
+
+def summary_table(rows: Sequence[Row]) -> Table:
+  """Returns losses and minutes, a line for each case and link."""
+  grouped = group_runs(rows)
+  targets = find_targets(grouped)
+  lines = []
+  for (link, case), runs in grouped.items():
+    sent = runs.mean("interface_bytes")
+    reached = [
+      [minutes_to(curve, target) for curve in runs.curves] for target in targets
+    ]
+    lines.append(
+      (
+        f"{link} {case}",
+        _format_loss(runs),
+        _format_number(runs.mean("minutes"), 2),
+        _format_number(predict_minutes(grouped, link, case), 2),
+        *(_format_reached(minutes) for minutes in reached),
+        "" if sent is None else f"{sent / 1e6:.3f}",
+      )
+    )
+  return Table(
+    (
+      *("link and case", "loss", "minutes", "predicted"),
+      *(f"to {target:.3f}" for target in targets),
+      "MB a step",
+    ),
+    lines,
+    title=f"Minutes to a loss on {rows[0].machine}",
+    caption="Loss of held-out text, nats a byte, ± the standard deviation of"
+    " seeds. Minutes of training, and those until a loss that the fp32 baseline"
+    " has after a quarter, half and all of its steps; - is never. MB a host.",
+  )
+
+
+def trial_table(rows: Sequence[Row]) -> Table:
+  """Returns the losses of trials, a line for each case."""
+  tried: dict[str, dict[str, str]] = {}
+  for row in rows:
+    link, case, rate = row.case.split("/")
+    if link == TRIAL and row.metric == "loss":
+      loss = row.value if isinstance(row.value, str) else f"{row.value:.3f}"
+      tried.setdefault(case, {})[rate] = loss
+  rates = sorted({rate for own in tried.values() for rate in own}, key=float)
+  lines = [
+    (case, *(own.get(rate, "") for rate in rates))
+    for case, own in tried.items()
+  ]
+  return Table(("case", *rates), lines, title="Loss of trials by rate")
+
+
+def _format_loss(runs: Runs) -> str:
+  losses = runs.found.get("loss", [])
+  if len(losses) < runs.seeds:
+    return DIVERGED
+  spread = records.find_spread(losses)
+  end = "" if spread is None else f" ± {spread:.3f}"
+  return f"{statistics.fmean(losses):.3f}{end}"
+
+
+def _format_number(value: float | None, digits: int) -> str:
+  return "" if value is None else f"{value:.{digits}f}"
+
+
+def _format_reached(minutes: Sequence[float | None]) -> str:
+  known = [m for m in minutes if m is not None]
+  # A mean over the seeds that reach it would flatter the case.
+  return f"{statistics.fmean(known):.2f}" if len(known) == len(minutes) else "-"
