@@ -1,4 +1,4 @@
-"""Causal attention in two ways: all scores at once, or blocks of them."""
+"""Attention in two ways: all scores at once, or blocks of them."""
 
 import functools
 from collections.abc import Callable
@@ -16,15 +16,19 @@ Drop = Callable[[Array], Array]
 Attend = Callable[[Array, Array, Array, Drop], Array]
 
 
-def attend_all(q: Array, k: Array, v: Array, drop: Drop) -> Array:
+def attend_all(
+  q: Array, k: Array, v: Array, drop: Drop, *, causal: bool = True
+) -> Array:
   """Computes attention from all scores: two products, dropout in between."""
-  length, channels = q.shape[1], q.shape[-1]
+  channels = q.shape[-1]
   scores = jnp.einsum("bthd,bshd->bhts", q, k) / jnp.sqrt(channels).astype(
     q.dtype
   )
   scores = checkpoint_name(scores, "scores")
-  mask = jnp.tril(jnp.ones((length, length), bool))
-  scores = jnp.where(mask, scores.astype(jnp.float32), _LOWEST)
+  scores = scores.astype(jnp.float32)
+  if causal:
+    mask = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+    scores = jnp.where(mask, scores, _LOWEST)
   weights = drop(nn.softmax(scores, -1).astype(q.dtype))
   return jnp.einsum("bhts,bshd->bthd", weights, v)
 

@@ -7,11 +7,16 @@ from collections.abc import Callable
 from experiments.models import catalog
 from experiments.models.losses import (
   blocks,
+  encoder_decoder,
   experts,
+  graph,
+  llama,
+  recurrent,
   state_space,
   task,
   transformer,
   unet,
+  vision,
 )
 
 
@@ -43,6 +48,12 @@ TASKS: dict[str, Callable[..., task.Task]] = {
   "unet": unet.make_unet,
   "moe": experts.make_experts,
   "ssm": state_space.make_state_space,
+  "llama": llama.make_llama,
+  "encoder_decoder": encoder_decoder.make_encoder_decoder,
+  "lstm": recurrent.make_lstm,
+  "graph": graph.make_graph_network,
+  "vision": vision.make_vision_transformer,
+  "convnext": vision.make_convnext,
   "mlp_gelu": functools.partial(blocks.make_blocks, kind="gelu"),
   "mlp_relu": functools.partial(blocks.make_blocks, kind="relu"),
   "mlp_swiglu": functools.partial(blocks.make_blocks, kind="swiglu"),

@@ -1,7 +1,5 @@
 """Diagonal state-space model whose recurrence is an associative scan."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax import lax, nn
@@ -35,16 +33,15 @@ def make_state_space(
 
 def _run_block(params: PyTree, x: Array) -> Array:
   """Adds a gated linear recurrence over the positions."""
-  project = functools.partial(
-    _project, params, task.normalize_rms(x, params["scale"])
-  )
+  h = task.normalize_rms(x, params["scale"])
+  project = lambda name: task.project(h, params[name])
   u = checkpoint_name(project("input"), "input")
   rate = nn.softplus(checkpoint_name(project("rate"), "rate").astype("float32"))
   decay = jnp.exp(-rate * jnp.exp(params["decay"]))
   states = _scan_states(decay, rate * u.astype(jnp.float32))
   states = checkpoint_name(states.astype(x.dtype), "states")
   gate = nn.silu(checkpoint_name(project("gate"), "gate"))
-  y = (states * gate) @ params["out"].astype(x.dtype)
+  y = task.project(states * gate, params["out"])
   return x + checkpoint_name(y, "out")
 
 
@@ -57,7 +54,3 @@ def _scan_states(decay: Array, inputs: Array) -> Array:
     return left[0] * right[0], left[1] * right[0] + right[1]
 
   return lax.associative_scan(combine, (decay, inputs), axis=1)[1]
-
-
-def _project(params: PyTree, x: Array, name: str) -> Array:
-  return x @ params[name].astype(x.dtype)

@@ -1,6 +1,6 @@
 """A training loss with the shapes of its parameters and of its batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmotion.core import Array, PyTree
+
+_DROPPED = 0.1
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Function of a block that returns what runs in its place."""
@@ -23,7 +25,7 @@ class Task(NamedTuple):
 
 
 def stack_shapes(
-  layers: int, sizes: dict[str, tuple[int, ...]]
+  layers: int, sizes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, jax.ShapeDtypeStruct]:
   """Returns the float32 shapes of parameters stacked over layers."""
   return {
@@ -49,6 +51,26 @@ def normalize_rms(x: Array, scale: Array) -> Array:
   x32 = x.astype(jnp.float32)
   size = lax.rsqrt((x32**2).mean(-1, keepdims=True) + 1e-6)
   return (x32 * size * scale).astype(x.dtype)
+
+
+def normalize_layer(x: Array, scale: Array, bias: Array) -> Array:
+  """Shifts and scales channels to mean 0 and variance 1, in float32."""
+  x32 = x.astype(jnp.float32)
+  mean = x32.mean(-1, keepdims=True)
+  variance = ((x32 - mean) ** 2).mean(-1, keepdims=True)
+  y = (x32 - mean) * lax.rsqrt(variance + 1e-5)
+  return (y * scale + bias).astype(x.dtype)
+
+
+def project(x: Array, kernel: Array) -> Array:
+  """Multiplies by a kernel that is rounded to the dtype of `x`."""
+  return x @ kernel.astype(x.dtype)
+
+
+def drop_randomly(key: Array, x: Array) -> Array:
+  """Replaces a tenth of the elements by zeros."""
+  keep = jax.random.bernoulli(key, 1 - _DROPPED, x.shape)
+  return jnp.where(keep, x / (1 - _DROPPED), 0).astype(x.dtype)
 
 
 def run_plain(block: Callable[..., Any]) -> Callable[..., Any]:

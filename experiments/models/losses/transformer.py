@@ -10,8 +10,6 @@ from jax.ad_checkpoint import checkpoint_name
 from experiments.models.losses import attention, task
 from jaxmotion.core import Array, PyTree
 
-_DROPPED = 0.1
-
 
 def make_transformer(
   wrap: task.Wrap = task.run_plain,
@@ -28,7 +26,7 @@ def make_transformer(
   # Embeddings and logits are left out. Parameters are float32, activations
   # bfloat16; layer norms and the softmax are computed in float32.
   attend = attention.attend_blocks if flash else attention.attend_all
-  block = wrap(functools.partial(_run_block, attend=attend, heads=heads))
+  block = wrap(functools.partial(run_block, attend=attend, heads=heads))
 
   def loss_fn(params: PyTree, batch: dict[str, Array]) -> Array:
     x, key = batch["x"], batch["key"]
@@ -45,12 +43,7 @@ def make_transformer(
       x, _ = lax.scan(body, x, (params, jnp.arange(layers)))
     return jnp.mean(x.astype(jnp.float32) ** 2)
 
-  sizes = {
-    **{"qkv": (width, 3 * width), "out": (width, width)},
-    **{"up": (width, 4 * width), "down": (4 * width, width)},
-    **{name: (width,) for name in ("scale1", "bias1", "scale2", "bias2")},
-  }
-  params = task.stack_shapes(layers, sizes)
+  params = task.stack_shapes(layers, list_sizes(width))
   inputs = {
     "x": jax.ShapeDtypeStruct((batch, length, width), jnp.bfloat16),
     "key": jax.eval_shape(lambda: jax.random.key(0)),
@@ -58,38 +51,30 @@ def make_transformer(
   return task.Task(loss_fn, params, inputs)
 
 
-def _run_block(
+def list_sizes(width: int) -> dict[str, tuple[int, ...]]:
+  """Returns the shapes of a block's parameters."""
+  return {
+    **{"qkv": (width, 3 * width), "out": (width, width)},
+    **{"up": (width, 4 * width), "down": (4 * width, width)},
+    **{name: (width,) for name in ("scale1", "bias1", "scale2", "bias2")},
+  }
+
+
+def run_block(
   params: PyTree, x: Array, key: Array, *, attend: attention.Attend, heads: int
 ) -> Array:
   """Adds attention, then a perceptron, each after a layer norm."""
   keys = jax.random.split(key, 3)
   *shape, width = x.shape
-  h = _normalize(x, params["scale1"], params["bias1"])
-  qkv = checkpoint_name(_project(h, params["qkv"]), "qkv")
+  h = task.normalize_layer(x, params["scale1"], params["bias1"])
+  qkv = checkpoint_name(task.project(h, params["qkv"]), "qkv")
   parts = qkv.reshape(*shape, 3 * heads, width // heads)
   q, k, v = jnp.split(parts, 3, axis=2)
-  y = attend(q, k, v, functools.partial(_drop, keys[0]))
+  y = attend(q, k, v, functools.partial(task.drop_randomly, keys[0]))
   y = checkpoint_name(y.reshape(x.shape), "attention")
-  y = checkpoint_name(_project(y, params["out"]), "out")
-  x = x + _drop(keys[1], y)
-  h = _normalize(x, params["scale2"], params["bias2"])
-  up = checkpoint_name(_project(h, params["up"]), "up")
-  down = _project(nn.gelu(up), params["down"])
-  return x + _drop(keys[2], checkpoint_name(down, "down"))
-
-
-def _project(x: Array, kernel: Array) -> Array:
-  return x @ kernel.astype(x.dtype)
-
-
-def _normalize(x: Array, scale: Array, bias: Array) -> Array:
-  x32 = x.astype(jnp.float32)
-  mean = x32.mean(-1, keepdims=True)
-  variance = ((x32 - mean) ** 2).mean(-1, keepdims=True)
-  y = (x32 - mean) * lax.rsqrt(variance + 1e-5)
-  return (y * scale + bias).astype(x.dtype)
-
-
-def _drop(key: Array, x: Array) -> Array:
-  keep = jax.random.bernoulli(key, 1 - _DROPPED, x.shape)
-  return jnp.where(keep, x / (1 - _DROPPED), 0).astype(x.dtype)
+  y = checkpoint_name(task.project(y, params["out"]), "out")
+  x = x + task.drop_randomly(keys[1], y)
+  h = task.normalize_layer(x, params["scale2"], params["bias2"])
+  up = checkpoint_name(task.project(h, params["up"]), "up")
+  down = task.project(nn.gelu(up), params["down"])
+  return x + task.drop_randomly(keys[2], checkpoint_name(down, "down"))

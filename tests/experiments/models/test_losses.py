@@ -14,6 +14,12 @@ _SMALL = {
   "unet": "channels=8:levels=2:blocks=1:batch=1:image=8",
   "moe": "layers=1:width=16:heads=2:experts=2:batch=1:length=8",
   "ssm": "layers=1:width=8:batch=1:length=8",
+  "llama": "layers=1:width=16:heads=4:groups=2:batch=1:length=8",
+  "encoder_decoder": "layers=1:width=16:heads=2:batch=1:length=8",
+  "lstm": "layers=1:width=8:batch=1:length=8",
+  "graph": "layers=1:width=8:nodes=4:edges=8",
+  "vision": "layers=1:width=16:heads=2:batch=1:image=32",
+  "convnext": "blocks=[1,1]:width=8:batch=1:image=32",
 }
 
 
@@ -77,7 +83,7 @@ def test_tokens_beyond_the_capacity_of_an_expert_are_dropped():
 
 
 def test_other_models_and_forms_are_refused():
-  with pytest.raises(ValueError, match="must be some of gpt, .* got 'lstm'"):
-    losses.parse_task("lstm")
+  with pytest.raises(ValueError, match="must be some of gpt, .* got 'bert'"):
+    losses.parse_task("bert")
   with pytest.raises(ValueError, match="must be NAME or NAME:OPTION=VALUE"):
     losses.parse_task("gpt:layers")
