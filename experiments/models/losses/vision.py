@@ -1,6 +1,7 @@
 """Networks of images: a transformer of patches, and a ConvNeXt of Flax."""
 
 import functools
+from typing import Any
 
 import flax.linen
 import jax
@@ -55,37 +56,39 @@ def make_vision_transformer(
 def make_convnext(
   wrap: task.Wrap = task.run_plain,
   *,
-  blocks: tuple[int, ...] = (3, 3, 9, 3),
+  blocks: int = 3,
   width: int = 96,
   batch: int = 32,
   image: int = 224,
 ) -> task.Task:
   """Returns a ConvNeXt of Linen modules, in float32."""
-  widths = [width << i for i in range(len(blocks))]
+  # The third of four resolutions has three times as many blocks as others.
+  counts = [blocks, blocks, 3 * blocks, blocks]
+  widths = [width << i for i in range(len(counts))]
   stems = [
     flax.linen.Conv(n, (size, size), (size, size))
-    for n, size in zip(widths, [4, 2, 2, 2], strict=False)
+    for n, size in zip(widths, [4, 2, 2, 2], strict=True)
   ]
   modules = [_ConvBlock(n) for n in widths]
   run_blocks = [wrap(module.apply) for module in modules]
   head = flax.linen.Dense(_CLASSES)
 
   def loss_fn(params: PyTree, batch: dict[str, Array]) -> Array:
-    x = batch["pixels"]
+    x: Any = batch["pixels"]
     for own, stem, run_block in zip(
       params[:-1], stems, run_blocks, strict=True
     ):
       x = stem.apply(own["stem"], x)
       for block in own["blocks"]:
         x = run_block(block, x)
-    logits = head.apply(params[-1], x.mean((1, 2)))
+    logits: Any = head.apply(params[-1], x.mean((1, 2)))
     return _cross_entropy(logits, batch["labels"])
 
   pixels = jax.ShapeDtypeStruct((batch, image, image, 3), jnp.float32)
 
-  def init(key: Array, x: Array) -> list[PyTree]:
+  def init(key: Array, x: Any) -> list[PyTree]:
     params: list[PyTree] = []
-    for stem, module, count in zip(stems, modules, blocks, strict=True):
+    for stem, module, count in zip(stems, modules, counts, strict=True):
       x, own = stem.init_with_output(key, x)
       params.append({"stem": own, "blocks": [module.init(key, x)] * count})
     return [*params, head.init(key, x.mean((1, 2)))]

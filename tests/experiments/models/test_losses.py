@@ -19,7 +19,7 @@ _SMALL = {
   "lstm": "layers=1:width=8:batch=1:length=8",
   "graph": "layers=1:width=8:nodes=4:edges=8",
   "vision": "layers=1:width=16:heads=2:batch=1:image=32",
-  "convnext": "blocks=[1,1]:width=8:batch=1:image=32",
+  "convnext": "blocks=1:width=8:batch=1:image=32",
 }
 
 

@@ -1,5 +1,8 @@
+import jax
+
 from experiments.common.records import Row
-from experiments.residuals import tables
+from experiments.models import losses
+from experiments.residuals import frontier, tables
 
 MIB = 2**20
 
@@ -41,3 +44,31 @@ def test_a_stock_policy_is_below_ours_at_equal_or_more_flops_only():
   ]
   assert [loss.ours for loss in found] == [250 * MIB, 120 * MIB]
   assert tables.least_bytes(points, 1.0e12) is None
+
+
+def test_dents_are_counted_by_their_kind():
+  rows = make_rows(
+    plain=(900, 1.0),
+    jax_block_dots=(300, 1.1),
+    jax_block_no_batch=(299, 1.2),
+    jax_block_nothing=(100, 1.5),
+    ours=(920, 1.1),
+    ours_budget_1=(300, 1.2),
+    ours_budget_0_75=(250, 1.1),
+    ours_budget_0_5=(260, 1.4),
+    ours_budget_0=(120, 1.5),
+  )
+  (points,) = tables.group_points(rows).values()
+  assert frontier.count_dents(points) == frontier.Dents(
+    bytes=1, flops=1, step_ms=1, stock_by_flops=1, stock_by_ms=1, above_plain=1
+  )
+
+
+def test_all_budgets_and_exact_policies_are_predicted():
+  make_task = losses.parse_task("norm_dense:width=64:rows=64:blocks=2")
+  with jax.numpy_rank_promotion("allow"):
+    points = frontier.predict_points(make_task, "h100")
+  budgets = [name for name in points if name.startswith("ours_budget")]
+  assert budgets[0] == "ours_budget_1" and budgets[-1] == "ours_budget_0"
+  assert len(budgets) == 17 and "jax_block_nothing" in points
+  assert not [name for name in points if name.endswith("bits")]
