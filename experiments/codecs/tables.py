@@ -22,6 +22,8 @@ def summary_table(
     return shape_table(rows)
   if rows[0].experiment == PROGRAMS:
     return programs_table(rows)
+  if rows[0].experiment == LAUNCHES:
+    return launches_table(rows)
   found = tables.index_rows(rows)
   metrics = {
     metric: heading
@@ -92,14 +94,18 @@ def shape_table(rows: Sequence[records.Row]) -> tables.Table:
 PROGRAMS = "codecs_programs"
 """Name of the experiment of steps with many arrays."""
 
+LAUNCHES = "codecs_launches"
+"""Name of the experiment of steps compiled for GPUs that are not there."""
+
 PROGRAM_UNITS = {
-  "program_s": "s",
-  "kernels": "operations",
-  "copies": "operations",
-  "step_ms": "ms",
-  "temp_mb": "MB",
+  "program_s": (PROGRAMS, "s"),
+  "kernels": (PROGRAMS, "operations"),
+  "copies": (PROGRAMS, "operations"),
+  "step_ms": (PROGRAMS, "ms"),
+  "temp_mb": (PROGRAMS, "MB"),
+  "launches": (LAUNCHES, "kernels"),
 }
-"""Metrics of a step, and their units."""
+"""Metrics of a step, their experiment and their unit."""
 
 
 def programs_table(rows: Sequence[records.Row]) -> tables.Table:
@@ -107,7 +113,11 @@ def programs_table(rows: Sequence[records.Row]) -> tables.Table:
   found = tables.index_rows(rows)
   lines = []
   for case in dict.fromkeys(row.case for row in rows):
-    of = [found[case, metric] for metric in PROGRAM_UNITS]
+    of = [
+      found[case, metric]
+      for metric, (experiment, _) in PROGRAM_UNITS.items()
+      if experiment == PROGRAMS
+    ]
     values = [float(row.value) for row in of]
     plain = [float(row.baseline or 0) for row in of]
     seconds, kernels, copies, step, temporaries = zip(
@@ -126,4 +136,15 @@ def programs_table(rows: Sequence[records.Row]) -> tables.Table:
     )
   names = ("compile, s", "x plain", "kernels added", "copies added")
   heads = ("model", "codec", *names, "step, x plain", "temporaries, MB")
+  return tables.Table(heads, lines, text_columns=(0, 1))
+
+
+def launches_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns the launches of each step, and those that an exchange adds."""
+  lines = []
+  for row in rows:
+    launches, plain = float(row.value), float(row.baseline or 0)
+    cells = f"{launches:.0f}", f"{launches - plain:.0f}"
+    lines.append((*row.case.split("/"), *cells))
+  heads = "model", "codec", "launches", "added"
   return tables.Table(heads, lines, text_columns=(0, 1))

@@ -79,7 +79,7 @@ def explain_refusal() -> str | None:
     if version != jaxlib.__version__:
       return f"{name} {version} is not made for jaxlib {jaxlib.__version__}"
   try:
-    _make_device(ptx.GPUS["H100"])
+    find_devices(ptx.GPUS["H100"])
   except NotImplementedError:
     return "JAX started without JAX_PLATFORMS=cpu and found no GPU"
   return None
@@ -113,11 +113,15 @@ def compile_for(
   # and large sorts are XLA's own instead of CUB's. Memory kinds of arguments
   # are dropped.
   target = find_gpu(gpu, memory_gib)
-  lowered = _lower_program(fn, args, target, jit_options)
+  return compile_lowered(_lower_program(fn, args, target, jit_options), target)
+
+
+def compile_lowered(lowered: Any, gpu: ptx.Gpu) -> Compiled:
+  """Compiles what `lower_for` returned, and reads the program."""
   with tempfile.TemporaryDirectory() as folder:
     options = {"xla_dump_to": folder, "xla_dump_emitter_re": "ptx"}
     program = lowered.compile(compiler_options=options)
-    return _read_program(program, pathlib.Path(folder), target)
+    return _read_program(program, pathlib.Path(folder), gpu)
 
 
 def compile_memory(
@@ -132,13 +136,19 @@ def compile_memory(
   return lowered.compile().memory_analysis()
 
 
+def check_compiler() -> None:
+  """Raises a RuntimeError if no GPU can be compiled for."""
+  if why := explain_refusal():
+    raise RuntimeError(f"Nothing can be compiled for a GPU: {why}.")
+
+
 def trace_for(
   fn: Callable[..., PyTree], *args: PyTree, gpu: ptx.Gpu, **jit_options: Any
 ) -> Any:
   """Traces a function at arguments on a GPU that is not there."""
-  if why := explain_refusal():
-    raise RuntimeError(f"Nothing can be compiled for a GPU: {why}.")
-  sharding = SingleDeviceSharding(_make_device(gpu))
+  check_compiler()
+  (device,) = find_devices(gpu)
+  sharding = SingleDeviceSharding(device)
   args = jax.tree.map(
     lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), args
   )
@@ -162,11 +172,14 @@ def _lower_program(
 
 
 @functools.cache
-def _make_device(gpu: ptx.Gpu) -> Any:
+def find_devices(gpu: ptx.Gpu, count: int = 1) -> tuple[Any, ...]:
+  """Returns devices of a host that has so many GPUs, none of them there."""
   topology = topologies.get_topology_desc(
-    platform="cuda", target_config=ptx.describe_target(gpu), topology="1x1x1"
+    platform="cuda",
+    target_config=ptx.describe_target(gpu),
+    topology=f"1x1x{count}",
   )
-  return topology.devices[0]
+  return tuple(topology.devices)
 
 
 def _make_mesh(kind: str) -> AbstractMesh:

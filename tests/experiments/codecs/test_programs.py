@@ -3,6 +3,7 @@
 import jax
 import pytest
 
+from experiments import gpu_compile
 from experiments.codecs import program_models, tables
 from experiments.common import records
 from tests.experiments import jobs
@@ -24,18 +25,39 @@ def test_models_have_as_many_arrays_as_their_names_say(name):
   assert grads == params
 
 
-def test_a_step_is_compiled_and_run_beside_plain_jax(tmp_path):
-  path = tmp_path / "rows.jsonl"
-  flags = "--models=matrix", "--only_codecs=int8", "--rounds=1", "--repeats=1"
-  done = jobs.run_module("codecs.programs", *flags, f"--json={path}")
+def run_matrix(path, *flags):
+  """Rows of one matrix, plain and in 8 bits, and their table by case."""
+  flags = "--models=matrix", "--only_codecs=int8", *flags, f"--json={path}"
+  done = jobs.run_module("codecs.programs", *flags)
   assert done.returncode == 0, done.stderr
   rows = records.read_rows(path)
-  cases = "matrix/plain", "matrix/int8"
-  assert [(row.case, row.metric) for row in rows] == [
-    (case, metric) for case in cases for metric in tables.PROGRAM_UNITS
-  ]
-  table = tables.programs_table(rows)
-  for (model, codec, *figures), case in zip(table.lines, cases, strict=True):
-    assert f"{model}/{codec}" == case
-    seconds, ratio, *_ = map(float, figures)
+  table = tables.summary_table(rows)
+  return rows, {
+    f"{model}/{codec}": list(map(float, cells))
+    for model, codec, *cells in table.lines
+  }
+
+
+def test_a_step_is_compiled_and_run_beside_plain_jax(tmp_path):
+  flags = "--rounds=1", "--repeats=1"
+  rows, figures = run_matrix(tmp_path / "rows.jsonl", *flags)
+  assert list(figures) == ["matrix/plain", "matrix/int8"]
+  assert {row.metric for row in rows} == {
+    metric
+    for metric, (experiment, _) in tables.PROGRAM_UNITS.items()
+    if experiment == tables.PROGRAMS
+  }
+  for seconds, ratio, *_ in figures.values():
     assert seconds >= 0 and ratio > 0
+
+
+@pytest.mark.skipif(
+  gpu_compile.explain_refusal() is not None,
+  reason="XLA's compiler for GPUs is not installed",
+)
+def test_launches_are_those_of_the_step_compiled_for_gpus(tmp_path):
+  _, figures = run_matrix(tmp_path / "rows.jsonl", "--compiled")
+  plain, added = figures["matrix/plain"]
+  launches, added_by_codec = figures["matrix/int8"]
+  assert added == 0 < plain < launches
+  assert launches - plain == added_by_codec
