@@ -6,20 +6,29 @@ is full, and the program of that size is compiled to see whether it fits.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from experiments import models
 from experiments.residuals import cases, measure, networks, streamed
 from jaxmotion import memory, perfmodel, planner
 
-_CompileSize = Callable[[int], measure.StepMemory]
+
+class HasBytes(Protocol):
+  """What knows the bytes that a device must hold."""
+
+  @property
+  def device_bytes(self) -> int:
+    """All bytes that the device must hold."""
+
+
+_CompileSize = Callable[[int], HasBytes]
 
 
 class FittingSize(NamedTuple):
   """The largest size found to fit a device."""
 
   size: int  # Depth in layers, or number of examples.
-  memory: measure.StepMemory  # Memory of the compiled program of that size.
+  memory: Any  # Memory of the program of that size: a `HasBytes`.
   # Device memory that the line through two other sizes predicted.
   drawn_bytes: float
 

@@ -7,6 +7,7 @@ from experiments.common import records, tables
 from experiments.residuals import policies
 
 _MIB = 2**20
+_SIZES = "batch", "layers", "length"
 EQUAL_SHARE = 1e-3
 """FLOPs and bytes that differ by this share are equal."""
 
@@ -217,6 +218,8 @@ def summary_table(rows: Sequence[records.Row]) -> tables.Table:
     return verdict_table(rows)
   if "test_accuracy" in metrics:
     return accuracy_table(rows)
+  if rows[0].experiment == RESIDENT:
+    return resident_table(rows)
   if "values_equal" in metrics:
     return equality_table(rows)
   return memory_table(rows)
@@ -368,3 +371,33 @@ def comparison_table(rows: Sequence[records.Row]) -> tables.Table:
     title="Beside the published figures",
     text_columns=(0, 1, 3, 4),
   )
+
+
+RESIDENT = "residuals_resident"
+"""Name of the experiment of models that train in a fixed memory."""
+
+LOSS_AFTER = "loss"
+"""Name of the case of held-out loss, beside those of sizes that grow."""
+
+
+def resident_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns the largest sizes that ran, their memory, and the loss."""
+  found = tables.index_rows(rows)
+
+  def show(case: str, metric: str, form: str, unit: float = 1) -> str:
+    row = found.get((case, metric))
+    return "" if row is None else format(float(row.value) / unit, form)
+
+  lines = [
+    (
+      mode,
+      *(show(f"{mode}/{size}", "size", ".0f") for size in _SIZES),
+      show(f"{mode}/batch", "used", ".2f", 1e9),
+      show(f"{mode}/batch", "compiled", ".2f", 1e9),
+      show(f"{mode}/batch", "step_s", ".1f"),
+      show(f"{mode}/{LOSS_AFTER}", "loss_after", ".3f"),
+    )
+    for mode in dict.fromkeys(row.case.split("/")[0] for row in rows)
+  ]
+  of_batch = "used, GB", "compiled, GB", "step, s"
+  return tables.Table(("mode", *_SIZES, *of_batch, "loss after"), lines)

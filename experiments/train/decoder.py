@@ -36,7 +36,8 @@ class Shape(NamedTuple):
 class Decoder:
   """Model, batches and held-out windows of one shape."""
 
-  def __init__(self, shape: Shape):
+  def __init__(self, shape: Shape, *, stacked: bool = False):
+    """Makes a model; if `stacked`, its blocks run in a loop."""
     self.shape = shape
     network = gpt.gpt(
       layers=shape.layers,
@@ -44,7 +45,7 @@ class Decoder:
       heads=shape.heads,
       width=shape.channels / 1024,
     )
-    self.network = _unroll_stages(network)
+    self.network = network if stacked else _unroll_stages(network)
 
   @functools.cached_property
   def data(self) -> text.TextData:

@@ -1,0 +1,25 @@
+"""Steps whose memory is limited by the system."""
+
+import pytest
+
+from experiments.residuals import control_group, resident
+from experiments.train import decoder
+
+pytestmark = pytest.mark.skipif(
+  control_group.explain_refusal() is not None,
+  reason="memory cannot be limited here",
+)
+SMALL = decoder.Shape(layers=2, channels=64, heads=2, length=64, batch=4)
+
+
+def test_a_step_holds_what_its_compiler_stated_or_is_killed():
+  # A thread takes a megabyte or two beside the arrays of a step.
+  ran = resident.try_size("plain", SMALL, 1 << 30)
+  arrays, used = ran.compiled_bytes, ran.used_bytes
+  assert arrays <= used <= 1.5 * arrays + (16 << 20)
+  assert ran.device_bytes == used
+  killed = resident.try_size("plain", SMALL, arrays // 2)
+  assert killed.used_bytes is None
+  assert killed.compiled_bytes == arrays
+  assert killed.device_bytes >= arrays
+  assert not list(control_group._find_files().folder.glob("jaxmotion-*"))
