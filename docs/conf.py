@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import socket
+import sys
 from typing import Any
 
 HERE = pathlib.Path(__file__).parent
@@ -254,12 +255,32 @@ def highlight_blocks(app: Any, document: Any) -> None:
     block["language"] = "default"
 
 
+def find_source(app: Any, module: str, name: str) -> str | None:
+  """Returns the private module whose source has a public class.
+
+  Args:
+    app: that builds the site.
+    module: full name of the module that the class says it is of.
+    name: of the class or of its attribute.
+  """
+  # The viewer of sources finds functions by itself.
+  first = name.partition(".")[0]
+  value = getattr(sys.modules.get(module), first, None)
+  if inspect.isclass(value):
+    for path, loaded in sorted(sys.modules.items()):
+      if path.startswith(f"{module}._") and vars(loaded).get(first) is value:
+        if re.search(rf"^class {first}\b", inspect.getsource(loaded), re.M):
+          return path
+  return None
+
+
 def setup(app: Any) -> None:
   """Adds formulas, and writes the reference before Sphinx reads the pages."""
   app.add_html_math_renderer(
     "mathml", (write_formula, None), (write_formula, None)
   )
   app.connect("doctree-read", highlight_blocks)
+  app.connect("viewcode-follow-imported", find_source)
   write_reference(HERE / "reference")
   # Before the extension that reads sections such as `Args:`.
   app.connect(

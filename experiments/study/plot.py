@@ -59,5 +59,5 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
     axes.grid(alpha=0.3, which="both")
   handles, labels = panels[0].get_legend_handles_labels()
   figure.legend(handles, labels, loc="outside right center")
-  figure.suptitle(f"{rows[0].experiment}: lower and further left is better")
+  figure.suptitle("Lower and further left is better")
   figures.save_figure(figure, path)

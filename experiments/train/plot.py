@@ -34,7 +34,7 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   axes.set_xlabel("bytes that one worker sends per step (logarithmic)")
   axes.set_ylabel(f"{metric.replace('_', ' ')}, {unit}")
   axes.set_title(
-    f"{rows[0].experiment}: {metric.replace('_', ' ')} against bytes\n"
+    f"{metric.replace('_', ' ').capitalize()} against bytes\n"
     "mean ± standard deviation over seeds"
   )
   axes.grid(alpha=0.3)
