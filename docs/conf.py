@@ -268,7 +268,7 @@ def find_source(app: Any, module: str, name: str) -> str | None:
   value = getattr(sys.modules.get(module), first, None)
   if inspect.isclass(value):
     for path, loaded in sorted(sys.modules.items()):
-      if path.startswith(f"{module}._") and vars(loaded).get(first) is value:
+      if path.startswith("jaxmotion.") and vars(loaded).get(first) is value:
         if re.search(rf"^class {first}\b", inspect.getsource(loaded), re.M):
           return path
   return None

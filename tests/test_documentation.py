@@ -249,3 +249,9 @@ def test_a_page_of_the_reference_lists_the_names_of_its_room(tmp_path):
   CONFIG["write_reference"](tmp_path)
   text = (tmp_path / "presets.rst").read_text().splitlines()
   assert {"   demo", "   power_sgd"} <= set(text)
+
+
+def test_a_public_class_links_to_the_file_that_defines_it():
+  found = CONFIG["find_source"](None, "jaxmotion.codecs", "feedback.encode")
+  assert found == "jaxmotion.codecs._combinators._feedback"
+  assert CONFIG["find_source"](None, "jaxmotion.codecs", "none") is None

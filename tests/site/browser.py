@@ -62,6 +62,11 @@ class Browser:
     self.requests = Requests()
     self.profile.setUrlRequestInterceptor(self.requests)
     self.page = Page(self.profile)
+    # Else Qt refuses what a file asks of the network before `Requests` sees it.
+    setting = QtWebEngineCore.QWebEngineSettings.WebAttribute
+    self.page.settings().setAttribute(
+      setting.LocalContentCanAccessRemoteUrls, True
+    )
     self.view = QtWebEngineWidgets.QWebEngineView()
     self.view.setPage(self.page)
     self.view.show()

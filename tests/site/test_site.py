@@ -20,8 +20,8 @@ pytestmark = [
 ]
 
 
-def ask_browser(pages=(), queries=()):
-  asked = {"site": str(SITE), "widths": WIDTHS}
+def ask_browser(pages=(), queries=(), site=SITE):
+  asked = {"site": str(site), "widths": WIDTHS}
   asked |= {"pages": list(pages), "queries": list(queries)}
   done = subprocess.run(
     [sys.executable, "-m", "tests.site.browser"],
@@ -41,6 +41,19 @@ def browser():
     ask_browser()
   except AssertionError as error:
     pytest.skip(f"no browser: {str(error).strip().splitlines()[0]}")
+
+
+def test_planted_faults_are_found(tmp_path):
+  (tmp_path / "bad.html").write_text(
+    "<div style='width: 500px'>wide</div><script>console.error('planted')"
+    "</script><img src='http://site.invalid/picture.png'>"
+  )
+  found = ask_browser(["bad.html", "none.html"], site=tmp_path)["problems"]
+  assert found["none.html"] == ["is not loaded"]
+  wide, *said = found["bad.html"]
+  assert wide.endswith("pixels wider than 390")
+  picture = "asks for http://site.invalid/picture.png"
+  assert said == ["console: planted", picture]
 
 
 # Sources are as many as all other pages.
