@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxmotion import core, transforms
 from jaxmotion.checkpoint import _layout
@@ -29,12 +30,15 @@ class Converter(NamedTuple):
   old_layout: _layout.Layout
   new_layout: _layout.Layout
   reset_memory: bool  # Whether error memory starts from zero.
+  # Old workers whose rows the state has, in the order of them; None: all.
+  living: Sequence[int] | None = None
 
   @property
   def keeps_all(self) -> bool:
     """Whether the state is kept as it is."""
     is_same = self.old_layout.workers == self.new_layout.workers
-    return is_same and self.old == self.like.made_for and not self.reset_memory
+    is_same &= self.old == self.like.made_for and self.living is None
+    return is_same and not self.reset_memory
 
   def check(self) -> None:
     """Raises if something would be lost that is still to be sent."""
@@ -74,6 +78,8 @@ class Converter(NamedTuple):
 
   def _convert_memory(self, memory: core.PerWorker) -> core.PerWorker:
     """Converts the memory of each shard of the model by itself."""
+    if self.living is not None:
+      memory = self._add_rows(memory)
     shards = math.prod(size for _, size in self.new_layout.model)
     # Rows of devices: shards of one worker follow one another.
     by_worker = jax.tree.map(
@@ -83,6 +89,20 @@ class Converter(NamedTuple):
     return core.PerWorker(
       jax.tree.map(lambda a: a.reshape(len(a) * shards, *a.shape[2:]), new)
     )
+
+  def _add_rows(self, memory: core.PerWorker) -> core.PerWorker:
+    """Returns memory with rows of zeros for the workers that are lost."""
+    # Where a worker keeps errors for all, places of rows have a meaning.
+    workers, living = self.old_layout.sizes, np.asarray(self.living)
+    old = core.count_devices(core.axis_names(self.old.axis_name), workers)
+
+    def add_rows(a: Any) -> Any:
+      if isinstance(a, core.Shared):
+        return a
+      return jnp.zeros((old, *a.shape[1:]), a.dtype).at[living].set(a)
+
+    is_shared = lambda node: isinstance(node, core.Shared)
+    return jax.tree.map(add_rows, memory, is_leaf=is_shared)
 
   def _convert_shard(self, states: PyTree) -> PyTree:
     """Returns codec states of today's workers, for one shard of the model."""
@@ -101,6 +121,7 @@ class Converter(NamedTuple):
       new.state_layout(after),
       op=new.op,
       reset_memory=self.reset_memory,
+      living=self.living,
     )
     return core.name_axes(states, core.split_axes(new.axis_name)[0])
 

@@ -7,7 +7,7 @@ layout. Averages of two and copies are exact but for one rounding.
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from jaxmotion import core, transforms
-from jaxmotion.checkpoint import _convert, _layout
+from jaxmotion.checkpoint import _convert, _layout, _living
 from jaxmotion.core import AxisName, PyTree
 from jaxmotion.transforms import extend
 
@@ -108,6 +108,7 @@ def _place_like(
   layout=core.instance(_layout.Layout, "what `describe_state` returned"),
   state=core.arrays,
   mesh=core.instance((Mesh, AbstractMesh), "a mesh of jax.sharding"),
+  lost=core.sequence("workers", core.integer(0, 2**31 - 1)),
   reset_memory=core.boolean,
   axis_name=core.worker_axes,
 )
@@ -120,6 +121,7 @@ def resize(
   *,
   axis_name: AxisName = "data",
   specs: PyTree | None = None,
+  lost: Sequence[int] = (),
   reset_memory: bool = False,
 ) -> PyTree:
   r"""Continues a state on another number of workers, or with another codec.
@@ -153,6 +155,11 @@ def resize(
     axis_name: the axis (or axes) of the workers.
     specs: how parameters are sharded over other axes, as `make_train_step`
       takes it; None: they are not.
+    lost: numbers of old workers whose rows are not read: what only they had is
+      lost. The others are mixed as a state of so many workers; as many new ones
+      keep what each remembers. Of processes that died, `state` may still be on
+      the old mesh. Then `mesh` must have the devices that live, in any order,
+      and each keeps its own row.
     reset_memory: whether error memory starts from zero, and what was still to
       be sent is lost. Everything else, such as moments, is kept.
 
@@ -163,6 +170,8 @@ def resize(
     TypeError: an argument of another type.
     ValueError: the layout is not that of this chain and these parameters. The
       state is not of the layout. Error memory has no place in the new codec.
+      `lost` names workers that are not there, or all, or a state of which each
+      worker holds a part, as of `sharded`.
 
   Example:
     >>> from jaxmotion import checkpoint, codecs, transforms
@@ -177,16 +186,24 @@ def resize(
   """
   today, saved = _trace_both(tx, params, layout, mesh, axis_name, specs)
   new_layout = _layout.make_layout(today, mesh, axis_name, specs)
+  state = _check_saved(state, saved)
+  names = core.axis_names(axis_name)
+  living = None
+  if lost:
+    old_specs = extend.Shardings(mesh, axis_name, specs).state(saved, params)
+    own = _living.find_own(saved, old_specs, names)
+    living = _living.find_living(state, own, layout, mesh, lost)
+    saved = _living.keep_shapes(saved, own, len(living))
   converters = [
-    _convert.Converter(old.made_for, like, layout, new_layout, reset_memory)
+    _convert.Converter(
+      *(old.made_for, like, layout, new_layout, reset_memory, living)
+    )
     for old, like in zip(
       extend.find_exchanges(saved), extend.find_exchanges(today), strict=True
     )
   ]
   for converter in converters:
     converter.check()
-  state = _check_saved(state, saved)
-  names = core.axis_names(axis_name)
   workers = core.count_devices(names, new_layout.sizes)
 
   def convert(state: PyTree) -> PyTree:
@@ -223,6 +240,8 @@ def resize(
     )
 
   if isinstance(mesh, AbstractMesh):
+    if living is not None:
+      state = _living.take_rows(state, own, living, saved)
     state = jax.tree.map(_forget_types, state)
     with core.without_context_mesh():
       return jax.jit(convert)(state)
@@ -232,7 +251,10 @@ def resize(
   old_specs = shardings.state(saved, params)
   like = _place_like(saved, old_specs, layout, plain, names)
   with core.without_context_mesh():
-    state = jax.device_put(state, jax.tree.map(lambda a: a.sharding, like))
+    if living is not None:
+      state = _living.take_rows(state, own, living, like)
+    else:
+      state = jax.device_put(state, jax.tree.map(lambda a: a.sharding, like))
     new_specs = shardings.state(jax.eval_shape(convert, state), params)
 
     def place(on: Mesh) -> PyTree:

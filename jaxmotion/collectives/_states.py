@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxmotion import codecs, core
@@ -178,11 +179,14 @@ def convert_states(
   *,
   op: str = "mean",
   reset_memory: bool = False,
+  living: Sequence[int] | None = None,
 ) -> PyTree:
   """Returns states of another layout that remember the same, for `resize`."""
   # states: of `all_reduce`. Their leaves have a leading axis of workers, and so
-  # do those of the result.
+  # do those of the result. living: workers whose memory is kept; None: all.
   memory = read_memory(states, x, source)
+  if living is not None:
+    memory = jax.tree.map(lambda rows: rows[np.asarray(living)], memory)
   new = write_memory(memory, x, target, op=op, reset_memory=reset_memory)
   before, after = (
     _plan_kept(partition(a.codec, _shard_likes(x, a.devices)), a)

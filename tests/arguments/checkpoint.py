@@ -37,7 +37,8 @@ CALLS = {
 }
 UNCALLED = {"checkpoint.extend.make_transformation": "it reads a layout"}
 ACCEPTED = {
+  ("checkpoint.resize", "lost"): {"empty": "nobody may be lost"},
   ("checkpoint.check_workers", "state"): dict.fromkeys(
     ("wrapped", "reshaped"), "any tree may hold per-worker state"
-  )
+  ),
 }
