@@ -455,6 +455,48 @@ def test_a_forged_contribution_is_left_out_and_named(data, clock, caplog):
   assert one.pending() == 1.0
 
 
+@pytest.mark.parametrize("name", ["island1", "island0"])
+def test_a_change_of_another_island_or_round_is_left_out(name, clock, caplog):
+  memory = obstore.store.MemoryStore()
+  one = Member(memory, 0)
+  one.train()
+  one.train()
+  data = one.store.read(Object("contribution", 0, "island0"))
+  # As that of another island, or of a later round before its island's own.
+  forged = Object("contribution", int(name == "island0"), name)
+  one.store.create(forged, data)
+  cycle(one, count=3)
+  one.train()
+  one.train()
+  cycle(one, count=3)
+  assert f"{forged.path} is refused: its" in caplog.text
+  # What it sent itself counts once.
+  clock.now += GRACE_S
+  for _ in range(4):
+    one.train()
+    cycle(one, count=3)
+  w = one.island.anchor["w"]
+  assert float(w[0]) + one.pending() == one.steps
+  assert not w[1:].any()
+
+
+@pytest.mark.parametrize("island", ["../evil", "a/b", "", None, 3])
+def test_a_commit_that_names_another_path_is_refused(island, clock):
+  one = Member(obstore.store.MemoryStore(), 0)
+  entry = dict(island=island, sha256="0" * 64)
+  header = dict(
+    kind="commit",
+    round=0,
+    anchor=checksum(one)[1],
+    accepted=[entry],
+    refused=[],
+  )
+  one.store.create(Object("commit", 0), _message.pack_message(header))
+  with pytest.raises(islands.MessageError, match="commit.00000000 is refused"):
+    cycle(one)
+  assert checksum(one)[0] == 0
+
+
 def test_a_change_that_is_not_finite_is_not_sent(clock, caplog):
   memory = obstore.store.MemoryStore()
   one = Member(memory, 0)
