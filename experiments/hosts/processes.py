@@ -26,6 +26,9 @@ _ROOT = Path(__file__).parents[2]
 _ENVIRONMENT = {
   "PYTHONUNBUFFERED": "1",
   "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+  # Hosts share cores: threads of PyTorch that spin would take those of another
+  # host. Then a step costs four times as much CPU time.
+  "OMP_WAIT_POLICY": "PASSIVE",
 }
 _START_S = 120.0  # To start all programs.
 _TAIL = 800  # Characters of a dead program's errors that are shown.

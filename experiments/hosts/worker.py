@@ -24,14 +24,15 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from experiments.hosts import links
 
+T = TypeVar("T")
 Reply = Callable[[dict[str, Any]], None]
 
-DRAIN_S = 0.1
-"""Seconds until the interface has counted the bytes in the sockets' buffers."""
+# Seconds until the interface has counted the bytes in the sockets' buffers.
+_DRAIN_S = 0.1
 
 OPTIMIZERS = {"sgd": 0.01, "adamw": 0.001}
 """Learning rate by name of the optimizer."""
@@ -165,24 +166,33 @@ def _time_steps(
 ) -> dict[str, Any]:
   """Times steps, of which those of one period are timed together."""
   periods = -(-count // period)
-  time.sleep(DRAIN_S)
-  before = links.count_sent(interface)
-  step_ms, loss, processed = [], 0.0, time.process_time()
-  for _ in range(periods):
-    begin = time.perf_counter()
-    for _ in range(period):
-      loss = step()
-    step_ms.append(1e3 * (time.perf_counter() - begin) / period)
-  process_ms = 1e3 * (time.process_time() - processed) / (periods * period)
-  time.sleep(DRAIN_S)
-  sent, packets = (
-    (b - a) / (periods * period)
-    for a, b in zip(before, links.count_sent(interface), strict=True)
-  )
+  step_ms: list[float] = []
+
+  def run() -> tuple[float, float]:
+    loss, processed = 0.0, time.process_time()
+    for _ in range(periods):
+      begin = time.perf_counter()
+      for _ in range(period):
+        loss = step()
+      step_ms.append(1e3 * (time.perf_counter() - begin) / period)
+    return loss, time.process_time() - processed
+
+  (loss, processed_s), sent, packets = count_run(interface, run)
+  steps = periods * period
   return {
     "step_ms": step_ms,
-    "process_ms": process_ms,
+    "process_ms": 1e3 * processed_s / steps,
     "loss": loss,
-    "bytes": sent,
-    "packets": packets,
+    "bytes": sent / steps,
+    "packets": packets / steps,
   }
+
+
+def count_run(interface: str, run: Callable[[], T]) -> tuple[T, int, int]:
+  """Runs a function; returns its result, and bytes and packets sent."""
+  time.sleep(_DRAIN_S)
+  before = links.count_sent(interface)
+  result = run()
+  time.sleep(_DRAIN_S)
+  sent, packets = links.count_sent(interface)
+  return result, sent - before[0], packets - before[1]

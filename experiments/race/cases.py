@@ -61,6 +61,9 @@ CASES = (*OURS, *PEERS)
 OVERLAPPED = ("delayed_int4_feedback", "streaming_diloco")
 """Cases that send while the next step computes."""
 
+ROUNDS = {"power_sgd": 2, "torch_powersgd4": 3}
+"""Sums of a step that wait for one another, of cases with more than one."""
+
 BASE_RATE = 1e-3
 """Learning rate that trials begin with, and that a case has without trials."""
 

@@ -36,9 +36,15 @@ def exchange_seconds(
   # `facts`: what the worker replied to the command to start.
   platform = make_platform(link)
   (axis,) = platform.axes
+  # Those of one kind are under way together, and so wait for one another once.
+  together: dict[str, float] = {}
+  for op, payload, count in facts["moves"]:
+    together[op] = together.get(op, 0.0) + count * payload
+  rounds = cases.ROUNDS.get(case, 1)
   sent = math.fsum(
-    count * perfmodel.collective_seconds(op, payload, _HOSTS, axis.link)
-    for op, payload, count in facts["moves"]
+    rounds
+    * perfmodel.collective_seconds(op, payload / rounds, _HOSTS, axis.link)
+    for op, payload in together.items()
   )
   name = undelayed_name(case)
   if name not in EXCHANGES:  # Codecs of others were not calibrated.

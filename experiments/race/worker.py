@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from experiments.hosts import links, worker
+from experiments.hosts import worker
 from experiments.train.decoder import Batch, Decoder, Shape
 
 _SCORED = 4  # Windows that are evaluated at a time.
@@ -116,20 +116,19 @@ def _time_steps(
   trainer: Trainer, begin: int, count: int, interface: str
 ) -> dict[str, Any]:
   """Takes steps; what they have under way at the end is in the time."""
+
+  def run() -> tuple[float, bool]:
+    start = time.perf_counter()
+    losses = [trainer.step(begin + i) for i in range(count)]
+    trainer.settle()
+    seconds = time.perf_counter() - start
+    return seconds, all(map(math.isfinite, losses))
+
   trainer.settle()
-  time.sleep(worker.DRAIN_S)
-  before = links.count_sent(interface)
-  start = time.perf_counter()
-  losses = [trainer.step(begin + i) for i in range(count)]
-  trainer.settle()
-  seconds = time.perf_counter() - start
-  time.sleep(worker.DRAIN_S)
-  sent, packets = (
-    b - a for a, b in zip(before, links.count_sent(interface), strict=True)
-  )
+  (seconds, finite), sent, packets = worker.count_run(interface, run)
   return {
     "seconds": seconds,
     "bytes": sent,
     "packets": packets,
-    "finite": all(map(math.isfinite, losses)),
+    "finite": finite,
   }

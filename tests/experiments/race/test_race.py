@@ -96,9 +96,14 @@ def test_the_predicted_sum_takes_its_bytes_and_two_round_trips():
   link = cases.Link("20mbit", 50.0)
   payload = 43e6
   facts = {"moves": [["all_reduce", payload, 1]], "share": 4}
-  seconds = predict.exchange_seconds("power_sgd", facts, {}, link)
+  seconds = predict.exchange_seconds("sharded_fp32", facts, {}, link)
   least = 8 * payload / 20e6 + 2 * 0.05
   assert 1 < 4 * seconds / least < 1.06
+  # Sums of one round wait for one another once; those of two rounds twice.
+  apart = facts | {"moves": [["all_reduce", payload / 8, 8]]}
+  assert seconds == predict.exchange_seconds("sharded_fp32", apart, {}, link)
+  twice = predict.exchange_seconds("power_sgd", facts, {}, link)
+  assert 4 * (twice - seconds) == pytest.approx(2 * 0.05, rel=0.01)
   # Codecs that were calibrated take time.
   params = Decoder(read_shape()).network.params
   whole = predict.exchange_seconds("int4_feedback", facts, params, link)
