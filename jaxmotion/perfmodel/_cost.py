@@ -191,6 +191,46 @@ def _count_program(
 ) -> Cost:
   """Returns the cost of a flat program."""
   # carried: number of results, the first ones, that a loop carries on.
+  sums, written, own_bytes = _count_kernels(program, loops, carried)
+  return Cost(
+    tuple(sums.kernels),
+    sums.totals,
+    tuple(written),
+    _find_peak(program, own_bytes),
+    dict(sums.unknown),
+  )
+
+
+def count_steps(program: _ops.CountedProgram) -> "_CostSum":
+  """Counts kernels and FLOPs of steps that a caller put together."""
+  # A while loop counts once.
+  return _count_kernels(program, _Loops(1, jax.default_backend()), 0)[0]
+
+
+def count_peak(program: _ops.CountedProgram) -> int:
+  """Returns the most bytes of steps without loops, put together by a caller."""
+  return _find_peak(program, {})
+
+
+def _find_peak(
+  program: _ops.CountedProgram, own_bytes: Mapping[Step, int]
+) -> int:
+  """Returns the most bytes that a program holds at once."""
+  # own_bytes: of loops and branches, what is in memory inside.
+  # Where no barrier forbids it, a compiler computes even costly elementwise
+  # results in the backward pass again, rather than keep them from the forward
+  # pass: it fuses them into their readers in both. So kernels are formed anew.
+  steps = _fusion.fuse_kernels(program, for_memory=True)
+  memory = _liveness.Liveness(program, steps)
+  for index, step in enumerate(steps):
+    memory.run_kernel(index, own_bytes.get(step.node, 0))
+  return memory.peak_bytes
+
+
+def _count_kernels(
+  program: _ops.CountedProgram, loops: _Loops, carried: int
+) -> tuple["_CostSum", list[int], dict[Step, int]]:
+  """Counts kernels, until which each result is written, and bytes inside."""
   sums = _CostSum()
   sums.unknown.update(program.guessed)
   for node in program.steps:
@@ -212,20 +252,7 @@ def _count_program(
   for index, kernel in _list_copies(program, carried):
     sums.add_kernel(kernel)
     written[index] = len(sums.kernels)
-  # Where no barrier forbids it, a compiler computes even costly elementwise
-  # results in the backward pass again, rather than keep them from the forward
-  # pass: it fuses them into their readers in both. So kernels are formed anew.
-  steps = _fusion.fuse_kernels(program, for_memory=True)
-  memory = _liveness.Liveness(program, steps)
-  for index, step in enumerate(steps):
-    memory.run_kernel(index, own_bytes.get(step.node, 0))
-  return Cost(
-    tuple(sums.kernels),
-    sums.totals,
-    tuple(written),
-    memory.peak_bytes,
-    dict(sums.unknown),
-  )
+  return sums, written, own_bytes
 
 
 def _list_copies(

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -86,11 +86,6 @@ def flatten_counted(
   # remade_inputs: positions of a loop body's inputs that are made inside.
   flat = program.flatten(jaxpr, calls="all", backend=backend)
   remade = frozenset(flat.inputs[i] for i in remade_inputs)
-  filled = (
-    step.outs[0]
-    for step in flat.steps
-    if step.name == "broadcast_in_dim" and not step.reads
-  )
   # Constants of inlined calls are no arrays of the caller's.
   own = list(flat.constants)[: len(program.open_jaxpr(jaxpr).constvars)]
   outputs = (v if isinstance(v, program.Value) else None for v in flat.outputs)
@@ -101,9 +96,35 @@ def flatten_counted(
     flat.guessed,
     program.has_barriers(jaxpr),
     remade,
-    remade.union(filled),
+    remade.union(_find_filled(flat.steps)),
     flat.sealed,
   )
+
+
+def join_steps(
+  inputs: Iterable[program.Value],
+  steps: Sequence[program.Step],
+  outputs: Iterable[program.Value],
+) -> CountedProgram:
+  """Returns steps of a flat program as a program of their own."""
+  filled = frozenset(_find_filled(steps))
+  return CountedProgram(
+    tuple(inputs),
+    tuple(steps),
+    tuple(outputs),
+    guessed=(),
+    has_barriers=False,
+    remade=frozenset(),
+    uniform=filled,
+    sealed=frozenset(),
+  )
+
+
+def _find_filled(steps: Iterable[program.Step]) -> Iterator[program.Value]:
+  """Yields arrays that are made of one constant."""
+  for step in steps:
+    if step.name == "broadcast_in_dim" and not step.reads:
+      yield step.outs[0]
 
 
 def kind_of(step: program.Step) -> str:

@@ -7,6 +7,7 @@ calls these functions thousands of times for one plan.
 import functools
 import itertools
 import math
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -140,6 +141,37 @@ def operation_seconds(step: program.Step, device: _platform.Device) -> float:
     rate = _MATMUL_SHARE * device.matmul_flops_per_s.get(kernel.dtype, rate)
   moved_s = kernel.bytes / device.memory_rate.bytes_per_s
   return device.kernel_s + max(kernel.flops / rate, moved_s)
+
+
+def predict_steps(
+  inputs: Iterable[program.Value],
+  steps: Sequence[program.Step],
+  outputs: Iterable[program.Value],
+  device: _platform.Device,
+) -> tuple[float, float]:
+  """Predicts seconds and FLOPs of steps that run as a program of their own."""
+  # inputs: values that are in memory before; outputs: values that are written.
+  sums = _cost.count_steps(_ops.join_steps(inputs, steps, outputs))
+  rated = device.matmul_flops_per_s
+  seconds = math.fsum(
+    kernel_seconds(
+      kernel
+      if kernel.kind not in _ops.MATMULS or kernel.dtype in rated
+      else kernel._replace(kind="elementwise"),
+      device,
+    )
+    for kernel in sums.kernels
+  )
+  return seconds, math.fsum(total.flops for total in sums.totals.values())
+
+
+def predict_peak(
+  inputs: Iterable[program.Value],
+  steps: Sequence[program.Step],
+  outputs: Iterable[program.Value],
+) -> int:
+  """Predicts the most bytes that steps without loops hold at once."""
+  return _cost.count_peak(_ops.join_steps(inputs, steps, outputs))
 
 
 def encode_seconds(

@@ -13,7 +13,9 @@ from jaxmotion.perfmodel._roofline import (
   kernel_curve as kernel_curve,
   kernel_seconds as kernel_seconds,
   operation_seconds as operation_seconds,
+  predict_peak as predict_peak,
   predict_ready_seconds as predict_ready_seconds,
+  predict_steps as predict_steps,
 )
 from jaxmotion.perfmodel._step import (
   fill_buckets as fill_buckets,

@@ -42,8 +42,7 @@ def compress_residuals(
   Without a codec nothing is rounded: the gradients are those of `fn`, bit for
   bit. Only where XLA fuses differently, it adds in another order. With a codec
   that rounds, masks and other results of comparisons are saved as bits where
-  they would otherwise be recomputed from rounded values alone. Masks of
-  products that are recomputed are saved, too, if all of them are small.
+  they would otherwise be recomputed from rounded values alone.
 
   Leaves of the arguments and of the result that are no arrays pass as they are.
 
@@ -144,7 +143,7 @@ def compress_residuals(
     bound = functools.partial(fn, **kwargs)
     given = _arguments.mark_static(args, tuple(positions))
     traced = _traced.trace_in_budget(bound, given, params, options)
-    choose.check_rules(codec, traced.residual_names())
+    choose.check_rules(codec, traced.residual_names)
     result, notes = traced(traced.given.take_arrays())
     return (result, notes.overflows) if count_overflows else result
 
@@ -196,7 +195,7 @@ def residuals_of(
 
   def trace(*arrays: Array) -> None:
     traced = _traced.trace_in_budget(fn, given.fill(arrays), params, options)
-    choose.check_rules(codec, traced.residual_names())
+    choose.check_rules(codec, traced.residual_names)
     saved.extend(traced.saved_residuals())
 
   jax.eval_shape(trace, *given.arrays)

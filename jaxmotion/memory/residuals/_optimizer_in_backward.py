@@ -160,7 +160,7 @@ class OptimizerInBackward:
         names += loop.passes.residual_names()
         loops.append((i, loop, residuals))
         x = y
-    choose.check_rules(self.codec, names)
+    choose.check_rules(self.codec, lambda: names)
     value, pullback = jax.vjp(lambda x: self.loss(x, *batch), x)
     _check_loss(value)
     (ct,) = pullback(jnp.ones_like(value))

@@ -121,13 +121,6 @@ class TracedFunction:
     scans = self._scans_with_budget(budget)
     return choose.count_device_bytes(self._list_residuals(selection, scans))
 
-  def keep_flows(self, keep: bool) -> None:
-    """Says whether later calls of `with_budget` may reuse flows of cuts."""
-    for chooser in self._choosers.values():
-      chooser.keep_flows(keep)
-    for scan in self._scans.values():
-      scan.body.keep_flows(keep)
-
   def _scans_with_budget(self, budget: float) -> "dict[Step, _ScanStep]":
     """Returns the loops with residuals for another budget."""
     own = math.inf if self._is_repeated else budget  # See `_prepare_scans`.
@@ -230,7 +223,7 @@ class TracedFunction:
       selection = (
         self.selection if narrower is chooser else narrower.choose(self._budget)
       )
-      if self._budget is None and not self._is_repeated:
+      if not self._is_repeated:
         selection = narrower.leave_plain(selection)
       self._narrower[wanted] = selection
     return self._narrower[wanted]
@@ -276,7 +269,6 @@ def trace_in_budget(
     return TracedFunction(fn, args, params, options, repeats=repeats)
   shared = options._replace(memory_budget=0.5)
   traced = TracedFunction(fn, args, params, shared, repeats=repeats)
-  traced.keep_flows(True)
   with_fraction = functools.cache(lambda n: traced.with_budget(n / _FRACTIONS))
   is_above = lambda n: with_fraction(n).count_bytes() > most
   seems_above = lambda n: traced.estimate_bytes(n / _FRACTIONS) > most
@@ -292,9 +284,7 @@ def trace_in_budget(
       "`memory_budget` must be at least the fewest bytes that the residuals "
       f"can have, {with_fraction(0).count_bytes()}, got {most!r}."
     )
-  largest = with_fraction(first - 1)
-  largest.keep_flows(False)
-  return largest
+  return with_fraction(first - 1)
 
 
 class _ScanStep(NamedTuple):

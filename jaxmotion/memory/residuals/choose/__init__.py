@@ -25,7 +25,7 @@ from jaxmotion.memory.residuals.choose._residual import (
   fullest_tile_fraction as fullest_tile_fraction,
 )
 from jaxmotion.memory.residuals.choose._selection import (
-  SMALL as SMALL,
   ResidualChooser as ResidualChooser,
   Selection as Selection,
 )
+from jaxmotion.memory.residuals.choose._trade import SMALL as SMALL

@@ -128,12 +128,14 @@ def make_choice(
 
 
 def check_rules(
-  codec: Action | ResidualRules | ResidualChoice, names: Iterable[str]
+  codec: Action | ResidualRules | ResidualChoice,
+  list_names: Callable[[], Iterable[str]],
 ) -> None:
   """Raises if a rule matches no residual, whether saved or recomputed."""
+  # Without rules, nothing is chosen for the names.
   if isinstance(codec, list | tuple):
     rules = core.PathRules(codec, "codec", "codec or action")
-    rules.require_use(names, "residual")
+    rules.require_use(list_names(), "residual")
 
 
 def _choose_by_rules(rules: ResidualRules) -> ResidualChoice:

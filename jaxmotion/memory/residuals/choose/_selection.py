@@ -15,10 +15,6 @@ from jaxmotion.memory.residuals.choose import (
 )
 from jaxmotion.program import Step, Value
 
-# An array this many times smaller than another is free to keep beside it: the
-# results of a loss, or the sums of a norm.
-SMALL = 8
-
 
 class Selection(NamedTuple):
   """The values that a function saves for its backward pass."""
@@ -82,7 +78,12 @@ class ResidualChooser:
     )
     self._reruns_loops = reruns_loops
     self._trade = _trade.Trade(
-      joint, self._live, self._table, options.device, reruns_loops
+      joint,
+      self._live,
+      self._table,
+      options.device,
+      reruns_loops,
+      has_budget=options.memory_budget is not None,
     )
     self._chosen: dict[int, Selection] = {}
 
@@ -95,18 +96,21 @@ class ResidualChooser:
 
   def leave_plain(self, selection: Selection) -> Selection:
     """Returns the selection, marked if the compiler alone holds no more."""
-    # Where the compiler holds no more than the cut, all values that the
-    # backward pass reads are kept for it. It chooses what it writes, as in
-    # plain training.
-    reads = self._trade.reads
+    # Between the two passes of a small loss, what a cut recomputes is still
+    # there: the last product has just read it. Then all values that the
+    # backward pass reads are kept for the compiler. It chooses what it writes,
+    # as in plain training. That is so if the results of the function are small
+    # and it has no loop.
+    trade = self._trade
     if (
       self._measure
       or self.matched_names
       or any(r.kept for r in selection.saved.values())
-      or not _gains_nothing(self.joint, reads, [*selection.saved])
+      or not trade.may_be_plain
+      or not trade.holds_more([*selection.saved])
     ):
       return selection
-    return selection._replace(plain=tuple(reads))
+    return selection._replace(plain=tuple(trade.reads))
 
   def without_gradients(self, wanted: Sequence[bool]) -> "ResidualChooser":
     """Returns the chooser for a backward pass of some of the gradients."""
@@ -126,10 +130,6 @@ class ResidualChooser:
     other._trade = self._trade.with_joint(other.joint)
     other._chosen = {}
     return other
-
-  def keep_flows(self, keep: bool) -> None:
-    """Keeps, or frees, what makes choices for other budgets fast."""
-    self._trade.keep_flows(keep)
 
   def _select(self, cut: _trade.Cut) -> Selection:
     """Returns what is saved, cached and measured for a cut."""
@@ -186,35 +186,3 @@ def _inputs_for_overflow(
   steps = joint.order.leading_to(unsure, known)
   used = {v for s in steps for v in s.reads} - known
   return [v for v in joint.inputs if v in used]
-
-
-def _gains_nothing(
-  joint: trace.JointProgram, reads: Sequence[Value], saved: Sequence[Value]
-) -> bool:
-  """Says whether a cut holds no fewer bytes than the compiler would."""
-  # Between the two passes of a small loss, what a cut recomputes is still
-  # there: the last product has just read it. That is so if the results of the
-  # function are small, it has no loop, and what the compiler holds is no more
-  # than the cut and what the last product reads. The compiler is taken to hold,
-  # of all that the backward pass reads, the results of expensive steps and the
-  # operands of products from which it follows. Inputs of the function are there
-  # in both cases.
-  if not all(hasattr(v.aval, "shape") for v in (*reads, *saved)):
-    return False
-  inputs = {*joint.inputs, *joint.program.constants}
-  steps = [
-    step
-    for step in joint.program.steps
-    if joint.backward.isdisjoint((*step.reads, *step.outs))
-  ]
-  if any(step.name in ("cond", "scan", "while") for step in steps):
-    return False
-  most = max((v.nbytes for v in reads), default=0)
-  results = [v for v in joint.outputs if isinstance(v, Value)]
-  if any(SMALL * v.nbytes > most for v in results):
-    return False
-  products = [s for s in steps if trace.is_product(s)]
-  last = trace.product_operands(products[-1:])
-  held = joint.find_held(reads, trace.product_operands(products)) - inputs
-  cut = {v.source for v in saved} - inputs
-  return trace.count_bytes(held) <= trace.count_bytes(cut | (last & held))

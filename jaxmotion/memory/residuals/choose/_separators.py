@@ -82,23 +82,22 @@ class _Split(NamedTuple):
 class Separators:
   """Choice of separators, for any set of saved values of a program."""
 
-  # Without a budget there are none: what is nearly free to compute again are
-  # short parts.
-  is_used = True
-
   def __init__(
     self,
     joint: trace.JointProgram,
     reads: Sequence[Value],
     live: Collection[Value],
     table: _residual.ResidualTable,
+    is_used: bool = True,
   ):
+    # is_used: whether any are added.
     self._joint, self._reads, self._table = joint, reads, table
+    self._is_used = is_used
     self._known, self._read = {*live, *joint.program.constants}, {*reads}
 
   def add_to(self, saved: Sequence[Value]) -> list[Value]:
     """Returns saved values and the separators that reduce memory."""
-    places = self._find_places(saved) if self.is_used else []
+    places = self._find_places(saved) if self._is_used else []
     whole = best = _find_split(places, math.inf) if places else None
     if whole is None or best is None:
       return list(saved)

@@ -1,11 +1,10 @@
 """Trades the bytes of saved values for the seconds of recomputing others."""
 
-import bisect
 import copy
 import functools
-import heapq
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence, Set as AbstractSet
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from jaxmotion import core, perfmodel, program
@@ -16,7 +15,11 @@ from jaxmotion.memory.residuals.choose import (
   _separators,
   _subsets,
 )
-from jaxmotion.perfmodel.extend import operation_seconds
+from jaxmotion.perfmodel.extend import (
+  operation_seconds,
+  predict_peak,
+  predict_steps,
+)
 from jaxmotion.program import Step, Value
 
 # Cost of saving a value that is to be recomputed: more than all residuals
@@ -27,23 +30,26 @@ _RECOMPUTE_COST = 1 << 90
 _FREE_FRACTION = 0.01
 # Cuts whose bytes differ by no more are taken to be equal.
 _EQUAL_FRACTION = 0.01
+# Times that differ by a smaller fraction are taken to be equal: predictions are
+# not finer.
+_EQUAL_TIME = 0.005
+_EQUAL_FLOPS = 0.001
+# An array this many times smaller than another is free to keep beside it: the
+# results of a loss, or the sums of a norm.
+SMALL = 8
 # An input without a gradient is mostly a batch, and in memory anyway: it is
 # saved rather than what follows from it, if that takes as many bytes: it counts
 # a 16th less.
 _GIVEN_DISCOUNT = 16
-# All subsets of so many values are priced between two cuts.
+# All subsets of so many large values are priced.
 _MOST_VALUES = 10
-# Masks are light if all of them take so many times fewer bytes than the largest
-# array that they compare: two masks of float32. Of seven blocks in a row, saved
-# masks let XLA recompute all blocks at once.
-_LIGHT = 16
+# Candidates are about this share of the fastest cut's bytes apart.
+_SHARES = 16
+# Programs of more steps are not predicted as a whole for each candidate: that
+# would take longer than to trace them.
+_MOST_STEPS = 1000
 # Seconds that a byte may cost, in steps of a factor of 1.5.
-_PRICES = tuple(1e-15 * 1.5**i for i in range(40))
-
-
-def _find_first(count: int, holds: Callable[[int], bool]) -> int:
-  """Returns the first number below `count` from which on a condition holds."""
-  return bisect.bisect_left(range(count), True, key=holds)
+_PRICES = (0.0, *(1e-15 * 1.5**i for i in range(40)))
 
 
 class Cut(NamedTuple):
@@ -53,16 +59,24 @@ class Cut(NamedTuple):
   rerun: list[Step]  # What the backward pass runs again.
   nbytes: int  # Encoded; fewer for inputs that are in memory anyway.
   seconds: float  # Of saving values and of recomputing the others.
-  separators: AbstractSet[Value]  # Those of `saved` that split what runs again.
+
+
+def _sort_key(cut: Cut) -> tuple[float, float]:
+  return cut.nbytes, cut.seconds
 
 
 class Trade:
-  """Choice of what to save, by minimum cuts over seconds and bytes.
+  """Choice of what to save, among candidates that minimum cuts give.
 
   Saving a value takes the time to write and read it. Recomputing it takes the
   time of the steps in between. A price of a byte, in seconds, makes both
   comparable with memory. At price 0 the cut is the fastest, and a higher price
-  never saves more bytes.
+  never saves more bytes. These cuts and sets between them are candidates.
+
+  Costs of single steps do not say what a compiler fuses. So both passes are
+  predicted as a whole for each candidate. From the fewest bytes on, a larger
+  candidate counts only if it takes less time and no more FLOPs than those
+  before it. So a larger budget never gives a slower step.
   """
 
   def __init__(
@@ -72,35 +86,33 @@ class Trade:
     table: _residual.ResidualTable,
     device: perfmodel.Device,
     reruns_loops: bool = False,
+    has_budget: bool = True,
   ):
     # live: inputs that stay in memory anyway; reruns_loops: whether a loop may
-    # run again as a whole.
-    self._live, self._table = live, table
-    self._reruns_loops, self._saves_loops = reruns_loops, True
+    # run again as a whole; has_budget: whether budgets will be asked for.
+    self._live, self._table, self._device = live, table, device
+    self._reruns_loops, self._has_budget = reruns_loops, has_budget
     self._move_s = 1 / device.memory_rate.bytes_per_s
     self._seconds = {
       id(step): operation_seconds(step, device) for step in joint.program.steps
     }
-    known_s = [s for s in self._seconds.values() if math.isfinite(s)]
-    self._free_s = _FREE_FRACTION * math.fsum(known_s)
-    self._keeps_flows = False
     self._begin(joint)
 
   def _begin(self, joint: trace.JointProgram) -> None:
     """Starts over, without cuts, for a program with other gradients."""
     self._joint = joint
     self.reads = _min_cut.values_read_by_backward(joint, self._live)
+    self._known = {*self._live, *joint.program.constants}
     pairs = zip(joint.inputs, joint.gradients, strict=True)
     self._given = {v for v, g in pairs if g is None and core.is_inexact(v.aval)}
-    for name in ("_graph", "_free", "_smallest", "_single", "_without_loops"):
-      vars(self).pop(name, None)
+    for name, attribute in vars(type(self)).items():
+      if isinstance(attribute, functools.cached_property):
+        vars(self).pop(name, None)
+    # Separators are for budgets: without one, what runs again are short parts.
     self._separators = _separators.Separators(
-      joint, self.reads, self._live, self._table
+      joint, self.reads, self._live, self._table, is_used=self._has_budget
     )
-    self._flows: dict[tuple[int, int], _min_cut.Flow] = {}
-    self._cuts: dict[tuple[int, int], Cut] = {}
-    self._subsets: dict[int, list[_subsets.Subset]] = {}
-    self._completed: dict[tuple[Value, ...], Cut | None] = {}
+    self._costs: dict[tuple[Value, ...], tuple[float, float]] = {}
 
   def with_joint(self, joint: trace.JointProgram) -> "Trade":
     """Returns the choice for the same program with other gradients."""
@@ -108,61 +120,163 @@ class Trade:
     other._begin(joint)
     return other
 
-  def keep_flows(self, keep: bool) -> None:
-    """Says whether to hold flows, from which other budgets' cuts start."""
-    self._keeps_flows = keep
-    if not keep:
-      self._flows.clear()
-      vars(self).pop("_graph", None)
-
   def choose_cut(self, budget: float | None) -> Cut:
     """Chooses the values to save."""
-    # Without a budget, the cut of the fewest bytes that takes at most 1 % of
-    # the function's own time more than the fastest one. With a budget, the
-    # fastest cut whose bytes are at most that fraction of the fastest one's.
-    # Separators are for budgets: without one, what runs again are short parts.
-    self._separators.is_used = budget is not None
-    cut = self._free if budget is None else self._choose_cut(budget)
-    self.keep_flows(self._keeps_flows)
-    return cut
+    # Without a budget, the cut of the fewest bytes that takes at most 1 % more
+    # time than the fastest one. With a budget, the fastest cut whose bytes are
+    # at most that fraction of the fastest one's.
+    if budget is None:
+      return self._free
+    if budget == 0:
+      return self._smallest
+    if budget == math.inf:
+      return self._single
+    return self._choose_within(self._fastest.nbytes * budget)
+
+  @functools.cached_property
+  def _fastest(self) -> Cut:
+    """The cut of budget 1, whose bytes budgets are shares of."""
+    return self._choose_within(math.inf)
+
+  def _choose_within(self, most_bytes: float) -> Cut:
+    """Returns the fastest cut of at most some bytes, else the smallest one."""
+    cuts = self._list_cuts(lambda c: c.nbytes <= most_bytes)
+    cuts = [c for c in cuts if c.nbytes <= most_bytes]
+    best = self._smallest
+    if not self._is_small:
+      # By the sum of steps, a larger cut is never slower.
+      found = map(self._complete, sorted(cuts, key=lambda c: c.seconds))
+      return next((c for c in found if c.nbytes <= most_bytes), best)
+    for cut in sorted(map(self._complete, cuts), key=_sort_key):
+      seconds, flops = self.predict(cut)
+      best_s, best_flops = self.predict(best)
+      is_faster = seconds <= (1 - _EQUAL_TIME) * best_s
+      is_better = is_faster and flops <= (1 + _EQUAL_FLOPS) * best_flops
+      if is_better and cut.nbytes <= most_bytes:
+        best = cut
+    return best
 
   @functools.cached_property
   def _free(self) -> Cut:
     """The choice without a budget."""
-    cut = self._choose_free(self._cut_at(-1).seconds + self._free_s)
-    masks = self._light_masks(cut)
-    return self._price([*cut.saved, *masks]) if masks else cut
+    slowest_s = self._hull[0].seconds + _FREE_FRACTION * self._total_s
+    cuts = [*self._hull, *self._list_next(lambda c: c.seconds <= slowest_s)]
+    most_s = (1 + _FREE_FRACTION) * min(self.predict(c)[0] for c in cuts)
+    cut = min((c for c in cuts if self.predict(c)[0] <= most_s), key=_sort_key)
+    return self._complete(cut)
 
-  def _light_masks(self, cut: Cut) -> list[Value]:
-    """Returns masks that would be computed again from products, if small."""
-    # The backward pass begins with the mask of a sum. To compute it again, all
-    # products that are added must be in memory at once, beside the cotangent.
-    # Saved, the mask lets it compute them again one after the other. A loop
-    # saves one mask an iteration, and has the products of one iteration in
-    # memory. So masks are saved only where all of them together are small.
-    steps = list(self._find_comparisons(cut))
-    masks = [v for step in steps for v in step.outs]
-    most = max((v.nbytes for s in steps for v in s.reads), default=0)
-    nbytes = sum(self._table.describe(v).encoded_bytes for v in masks)
-    is_light = _LIGHT * self._table.repeats * nbytes <= most
-    return masks if is_light else []
+  def _list_cuts(self, is_within: Callable[[Cut], bool]) -> list[Cut]:
+    """Returns candidates: the cuts at all prices, and those in between."""
+    # is_within: whether a cut keeps to a limit.
+    cuts = list(self._hull)
+    if len(self._large) <= _MOST_VALUES:
+      cuts += self._subsets
+    else:
+      cuts += self._list_next(is_within)
+    return cuts
 
-  def _find_comparisons(self, cut: Cut) -> Iterator[Step]:
-    """Yields steps that run again and compare products of rounded residuals."""
-    rounded = self._find_rounded(cut)
-    behind: set[Value] = set()
-    for step in cut.rerun:
-      reads_rounded = not rounded.isdisjoint(step.reads)
-      if not behind.isdisjoint(step.reads) or (
-        reads_rounded and trace.is_product(step)
-      ):
-        behind.update(step.outs)
-        if (
-          program.is_discontinuous(step.eqn) and step.outs[0].aval.dtype == bool
-        ):
-          yield step
-      elif reads_rounded:
-        rounded.update(step.outs)
+  def _list_next(self, is_within: Callable[[Cut], bool]) -> list[Cut]:
+    """Returns cuts of layers between two of the hull, next to a limit."""
+    # Equal layers have equal prices, so neighboring cuts may differ by one
+    # value of every layer. In between lie the cuts that save some of them.
+    cuts: list[Cut] = []
+    for faster, cut in itertools.pairwise(self._hull):
+      more = [v for v in faster.saved if v not in {*cut.saved}]
+      if is_within(faster) == is_within(cut) or len(more) <= _MOST_VALUES:
+        continue
+      gap = (faster.nbytes - cut.nbytes) / (self._hull[0].nbytes + 1)
+      count = min(len(more), math.ceil(_SHARES * gap))
+      cuts += (
+        self.price([*cut.saved, *more[: n * len(more) // count]])
+        for n in range(1, count)
+      )
+    return cuts
+
+  @property
+  def _is_small(self) -> bool:
+    """Whether both passes are predicted as a whole."""
+    return len(self._joint.program.steps) <= _MOST_STEPS
+
+  def predict(self, cut: Cut) -> tuple[float, float]:
+    """Predicts the seconds and FLOPs of both passes for a cut."""
+    key = tuple(cut.saved)
+    if key not in self._costs:
+      self._costs[key] = self._predict_passes(cut)
+    return self._costs[key]
+
+  def _predict_passes(self, cut: Cut) -> tuple[float, float]:
+    """Predicts both passes, or adds up steps where there are many."""
+    joint = self._joint
+    if not self._is_small:
+      return self._total_s + cut.seconds, 0.0
+    forward_s = self._forward_s
+    # Results of products are written in any case.
+    for value in cut.saved:
+      maker = joint.order.maker(value)
+      if self._is_coded(value):
+        # What reads the array reads it decoded: that pass counts there.
+        moved = 2 * self._count_bytes(value) + value.nbytes
+        forward_s += moved * self._move_s
+      elif maker is not None and not trace.is_product(maker):
+        forward_s += self._count_bytes(value) * self._move_s
+    seconds, flops = predict_steps(
+      [*self._known, *cut.saved, *joint.cotangents],
+      [*cut.rerun, *joint.backward_steps()],
+      [g for g in joint.gradients if isinstance(g, Value)],
+      self._device,
+    )
+    return forward_s + seconds, flops
+
+  @property
+  def may_be_plain(self) -> bool:
+    """Whether plain training of the function might hold no more than a cut."""
+    # Large results are for a caller whose own passes come in between.
+    joint = self._joint
+    shaped = [v for v in self.reads if hasattr(v.aval, "shape")]
+    results = [v for v in joint.outputs if isinstance(v, Value)]
+    most = max((v.nbytes for v in shaped), default=0)
+    return (
+      self._is_small
+      and len(shaped) == len(self.reads)
+      and all(SMALL * v.nbytes <= most for v in results)
+      and not any(s.name in program.LOOPS for s in joint.program.steps)
+    )
+
+  def holds_more(self, saved: Sequence[Value]) -> bool:
+    """Predicts whether to save values holds no fewer bytes than plain steps."""
+    joint, known = self._joint, {*saved, *self._known}
+    begin = [*joint.program.constants, *joint.inputs, *joint.cotangents]
+    gradients = [g for g in joint.gradients if isinstance(g, Value)]
+    results = [v for v in joint.outputs if isinstance(v, Value)] + gradients
+    plain = predict_peak(begin, joint.program.steps, results)
+    # What runs again does so just before it is read.
+    backward: list[Step] = []
+    for step in joint.backward_steps():
+      again = joint.order.leading_to(step.reads, {*known, *joint.backward})
+      backward += [*again, step]
+      known.update(v for one in again for v in one.outs)
+    begin = [*self._known, *saved, *joint.cotangents]
+    own = predict_peak(begin, backward, gradients)
+    return plain <= (1 + _EQUAL_FRACTION) * own
+
+  @functools.cached_property
+  def _total_s(self) -> float:
+    """Seconds of all steps, as if each were by itself."""
+    return math.fsum(filter(math.isfinite, self._seconds.values()))
+
+  @functools.cached_property
+  def _forward_s(self) -> float:
+    """Predicted seconds of the forward pass alone."""
+    joint = self._joint
+    outputs = [v for v in joint.outputs if isinstance(v, Value)]
+    begin = [*joint.program.constants, *joint.inputs]
+    steps = joint.order.leading_to(outputs, ())
+    return predict_steps(begin, steps, outputs, self._device)[0]
+
+  def _is_coded(self, value: Value) -> bool:
+    """Says whether a codec encodes a value if it is saved."""
+    has_shape = hasattr(value.aval, "shape")
+    return has_shape and self._table.describe(value).codec is not None
 
   def _find_discontinuous(self, cut: Cut) -> Iterator[Value]:
     """Yields results of discontinuous steps rerun on rounded residuals."""
@@ -171,7 +285,7 @@ class Trade:
     # say, is rerun between the rounded residual and the comparison, its results
     # are seldom exactly zero, and the mask may be recomputed.
     joint, rounded = self._joint, self._find_rounded(cut)
-    known = {*cut.saved, *self._live, *joint.program.constants}
+    known = {*cut.saved, *self._known}
     for step in cut.rerun:
       if program.is_discontinuous(step.eqn):
         before = joint.order.leading_to(step.reads, known)
@@ -185,111 +299,79 @@ class Trade:
     """Returns the saved values that a codec rounds."""
     return {v for v in cut.saved if self._table.describe(v).is_lossy}
 
-  def _choose_cut(self, budget: float) -> Cut:
-    """Returns the fastest cut within a fraction of the fastest one's bytes."""
-    if budget == 0:
-      return self._smallest
-    if budget == math.inf:
-      return self._single
-    most_bytes = self._cut_at(-1).nbytes * budget
-    cut = self._choose_small(most_bytes)
-    if (others := self._without_loops) is not None:
-      # The time that a loop takes may be worth more bytes than all matmuls'.
-      # A price then saves the loop or nothing, and in between lies the cut
-      # that runs the loop again and saves results of matmuls.
-      other = others._choose_small(most_bytes)
-      if other.nbytes <= most_bytes and other.seconds < cut.seconds:
-        return other
-    return cut
+  @functools.cached_property
+  def _graph(self) -> _min_cut.PricedGraph:
+    return self._make_graph()
 
   @functools.cached_property
-  def _without_loops(self) -> "Trade | None":
-    """The choice that saves no result of a loop; None if no loop may rerun."""
-    steps = self._joint.program.steps
-    may_rerun = self._reruns_loops and any(s.name == "scan" for s in steps)
-    if not (may_rerun and self._saves_loops):
-      return None
-    other = copy.copy(self)
-    other._saves_loops = False
-    other._begin(self._joint)
-    return other
+  def _hull(self) -> list[Cut]:
+    """The cuts at all prices of a byte, from the fastest to the smallest."""
+    cuts: dict[int, Cut] = {}
 
-  def _choose_free(self, most_s: float) -> Cut:
-    """Returns the cut of the fewest bytes that takes at most some seconds."""
-    first = _find_first(
-      len(_PRICES), lambda i: self._cut_at(i).seconds > most_s
-    )
-    # Equal layers have equal prices, so neighboring cuts may differ by one
-    # value of every layer. In between lie the cuts that save some of them.
-    if first == len(_PRICES) or not self._between(first):
-      return self._cut_at(first - 1)
-    most = len(self._between(first))
-    count = _find_first(
-      most + 1, lambda n: self._cut_at(first, n).seconds <= most_s
-    )
-    return self._cut_at(first, min(count, most))
+    def add(index: int, start: _min_cut.Flow | None) -> _min_cut.Flow:
+      """Adds the cut at a price; its search goes on from a lower one's flow."""
+      cuts[index], flow = self._find_cut(self._graph, _PRICES[index], start)
+      return flow
 
-  def _choose_small(self, most_bytes: float) -> Cut:
-    """Returns the fastest cut of at most some bytes, else the smallest one."""
-    if self._cut_at(-1).nbytes <= most_bytes:
-      return self._cut_at(-1)
-    first = self._find_price(most_bytes)
-    if first == len(_PRICES):
-      return self._smallest
-    count = _find_first(
-      len(self._between(first)) + 1,
-      lambda n: self._cut_at(first, n).nbytes > most_bytes,
-    )
-    priced = self._cut_at(first, count - 1)
-    # A faster cut of no more bytes may lie between two cuts.
-    for subset in reversed(self._find_subsets(first)):
-      is_within = subset.nbytes <= most_bytes
-      if is_within and subset.seconds < priced.seconds:
-        if (cut := self._complete(subset.saved)) is not None:
-          return cut
-    return priced
+    def fill(low: int, high: int, flow: _min_cut.Flow) -> None:
+      """Adds the cuts between two prices, unless they are nearly the same."""
+      gap = cuts[low].nbytes - cuts[high].nbytes
+      if high - low > 1 and 2 * _SHARES * gap > cuts[0].nbytes:
+        middle = (low + high) // 2
+        later = add(middle, flow)
+        fill(low, middle, flow)
+        fill(middle, high, later)
 
-  def _find_price(self, most_bytes: float) -> int:
-    """Returns the index of the lowest price whose cut has no more bytes."""
-    return _find_first(
-      len(_PRICES), lambda i: self._cut_at(i).nbytes <= most_bytes
-    )
+    last = len(_PRICES) - 1
+    flow = add(0, None)
+    add(last, flow)
+    fill(0, last, flow)
+    different = {tuple(cuts[i].saved): cuts[i] for i in sorted(cuts)}
+    return list(different.values())
 
-  def _find_subsets(self, index: int) -> list[_subsets.Subset]:
-    """Returns the best subsets of what the cuts around a price save."""
-    # Small values are in all of them: they matter little, and may be many.
-    if index not in self._subsets:
-      cuts = self._cut_at(index), self._cut_at(index - 1)
-      saved = self._separators.sort_values(v for c in cuts for v in c.saved)
-      must_save = {*self._joint.inputs}.union(*(cut.separators for cut in cuts))
-      large = heapq.nlargest(
-        _MOST_VALUES,
-        (v for v in saved if v not in must_save),
-        self._count_bytes,
-      )
-      may_rerun = {*self._graph.graph.steps}
-      candidates = [
+  @functools.cached_property
+  def _large(self) -> list[Value]:
+    """Values of some size that any cut of the hull saves, by their order."""
+    # Small values matter little, and may be many.
+    saved = dict.fromkeys(v for cut in self._hull for v in cut.saved)
+    most = max(map(self._count_bytes, saved), default=0)
+    return [
+      v
+      for v in self._separators.sort_values(saved)
+      if v not in self._joint.inputs and SMALL * self._count_bytes(v) >= most
+    ]
+
+  @functools.cached_property
+  def _subsets(self) -> list[Cut]:
+    """The best sets of large values, beside small ones and inputs."""
+    saved = self._separators.sort_values(
+      v for cut in self._hull for v in cut.saved
+    )
+    may_rerun = {*self._graph.graph.steps}
+    found = _subsets.find_subsets(
+      self._joint,
+      self.reads,
+      self._known,
+      [
         _subsets.Candidate(
-          v, self._count_bytes(v), self._save_seconds(v), v in large
+          v, self._count_bytes(v), self._save_seconds(v), v in self._large
         )
         for v in saved
-      ]
-      self._subsets[index] = _subsets.find_subsets(
-        self._joint,
-        self.reads,
-        {*self._live, *self._joint.program.constants},
-        candidates,
-        lambda s: self._rerun_seconds(s) if s in may_rerun else math.inf,
-      )
-    return self._subsets[index]
+      ],
+      lambda s: self._rerun_seconds(s) if s in may_rerun else math.inf,
+    )
+    # Of those of about the same bytes, the fastest, which is the last one.
+    step = self._hull[0].nbytes / _SHARES + 1
+    best = {int(one.nbytes / step): one for one in found}
+    return [self.price(one.saved) for one in best.values()]
 
-  def _complete(self, saved: list[Value]) -> Cut | None:
-    """Returns the cut that saves these values; None if masks would change."""
-    if (key := tuple(saved)) not in self._completed:
-      cut = self._price(saved)
-      changes = any(True for _ in self._find_discontinuous(cut))
-      self._completed[key] = None if changes else cut
-    return self._completed[key]
+  def _complete(self, cut: Cut) -> Cut:
+    """Returns a cut with separators, and without what nothing reads."""
+    cut = self.price(self._separators.add_to(cut.saved))
+    while new := [*self._find_discontinuous(cut)]:
+      cut = self.price([*cut.saved, *new])
+    used = {*self.reads, *(v for step in cut.rerun for v in step.reads)}
+    return self.price([v for v in cut.saved if v in used])
 
   @functools.cached_property
   def _smallest(self) -> Cut:
@@ -299,53 +381,24 @@ class Trade:
     # they are computed from as that has channels.
     cut, _ = self._find_cut(self._make_graph(may_rerun_unknown=True), 1.0)
     most_bytes = (1 + _EQUAL_FRACTION) * cut.nbytes
-    near = self._cut_at(min(self._find_price(most_bytes), len(_PRICES) - 1))
-    if near.nbytes <= most_bytes and near.seconds < cut.seconds:
-      cut = near
-    return self._price(self._separators.add_last(cut.saved))
+    near = [
+      c
+      for c in self._hull
+      if c.nbytes <= most_bytes and c.seconds < cut.seconds
+    ]
+    cut = near[0] if near else cut
+    return self.price(self._separators.add_last(self._complete(cut).saved))
 
   @functools.cached_property
   def _single(self) -> Cut:
     """The fastest cut that runs no matmul, convolution or the like again."""
-    return self._find_cut(self._make_graph(may_rerun_products=False), 0.0)[0]
-
-  @functools.cached_property
-  def _graph(self) -> _min_cut.PricedGraph:
-    return self._make_graph()
-
-  def _between(self, index: int) -> list[Value]:
-    """Returns what the next lower price saves beside the cut at a price."""
-    fewer = set(self._cut_at(index).saved)
-    return [v for v in self._cut_at(index - 1).saved if v not in fewer]
-
-  def _cut_at(self, index: int, count: int = 0) -> Cut:
-    """Returns the cheapest cut at a price of a byte."""
-    # count: values of `_between` that must be saved.
-    if (index, count) not in self._cuts:
-      must_save: Sequence[Value] = ()
-      if count:
-        must_save = self._between(index)
-        if count == len(must_save):
-          return self._cut_at(index - 1)
-        must_save = must_save[:count]
-      price_s = _PRICES[index] if index >= 0 else 0.0
-      # Costs grow with the price, and with what must be saved.
-      before = [
-        key
-        for key in self._flows
-        if key <= (index, count) and (key[1] == 0 or key[0] == index)
-      ]
-      start = self._flows[max(before)] if before else None
-      self._cuts[index, count], self._flows[index, count] = self._find_cut(
-        self._graph, price_s, must_save, start
-      )
-    return self._cuts[index, count]
+    graph = self._make_graph(may_rerun_products=False)
+    return self._complete(self._find_cut(graph, 0.0)[0])
 
   def _find_cut(
     self,
     graph: _min_cut.PricedGraph,
     byte_s: float,
-    must_save: Sequence[Value] = (),
     start: _min_cut.Flow | None = None,
   ) -> tuple[Cut, _min_cut.Flow]:
     """Finds the cheapest cut at a price of a byte."""
@@ -358,15 +411,14 @@ class Trade:
     # `must_keep`, which only grows, until there are no new ones.
     # byte_s: seconds that a byte may cost.
     # Returns the cut, and the flow of the first search for it.
-    must_keep = set(must_save)
+    must_keep: set[Value] = set()
     save_costs = graph.save_costs(byte_s)
     first: _min_cut.Flow | None = None
     while True:
       rerun_costs = graph.rerun_costs(must_keep)
       saved, start = graph.graph.find_cut(save_costs, rerun_costs, start)
       first = start if first is None else first
-      together = self._separators.add_to(saved)
-      cut = self._price(together, {*together} - {*saved})
+      cut = self.price(saved)
       new = {*self._find_discontinuous(cut)} - must_keep
       if not new:
         return cut, first
@@ -414,28 +466,22 @@ class Trade:
     """Returns what saving a value costs, at any price of a byte."""
     if not hasattr(value.aval, "shape"):
       return _min_cut.Saving(1, 0, 0.0)  # An abstract token.
-    maker = self._joint.order.maker(value)
-    is_of_loop = maker is not None and maker.name == "scan"
-    is_rerun = self._table.describe(value).recomputed or (
-      is_of_loop and not self._saves_loops
-    )
+    is_rerun = self._table.describe(value).recomputed
     return _min_cut.Saving(
       _RECOMPUTE_COST if is_rerun else None,
       self._count_bytes(value),
       self._save_seconds(value),
     )
 
-  def _price(
-    self, saved: list[Value], separators: AbstractSet[Value] = frozenset()
-  ) -> Cut:
+  def price(self, saved: Sequence[Value]) -> Cut:
     """Returns the cut that saves some values."""
-    joint = self._joint
-    known = {*saved, *self._live, *joint.program.constants}
-    rerun = joint.order.leading_to(self.reads, known)
+    saved = self._separators.sort_values(saved)
+    known = {*saved, *self._known}
+    rerun = self._joint.order.leading_to(self.reads, known)
     seconds = [*map(self._rerun_seconds, rerun)]
     seconds += map(self._save_seconds, saved)
     nbytes = sum(map(self._count_bytes, saved))
-    return Cut(saved, rerun, nbytes, math.fsum(seconds), separators)
+    return Cut(saved, rerun, nbytes, math.fsum(seconds))
 
   def _rerun_seconds(self, step: Step) -> float:
     """Returns the seconds of a step, 0 where nobody knows them."""
