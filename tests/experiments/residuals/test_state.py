@@ -6,8 +6,8 @@ import pytest
 
 from experiments import gpu_compile
 from experiments.common import records
-from experiments.state import __main__ as state_main, run
-from experiments.state.run import PACKINGS, list_programs
+from experiments.residuals import state
+from experiments.residuals.state import PACKINGS, list_programs
 
 WIDTH = 16
 
@@ -25,16 +25,16 @@ def test_the_order_in_which_state_comes_changes_no_bit():
       for case in (f"{name}_host", f"{name}_host_naive")
     )
     assert ours == naive
-  steps = {int(state.steps) for _, state in found.values()}
+  steps = {int(last.steps) for _, last in found.values()}
   assert steps == {2}
 
 
 def test_rows_say_that_nothing_ran(tmp_path, monkeypatch):
   if why := gpu_compile.explain_refusal():
     pytest.skip(why)
-  monkeypatch.setattr(run, "OPTIMIZERS", {"adam": optax.adam(1e-3)})
-  found = run.compile_all(8, 512, "H100")
-  records.write_rows(tmp_path / "rows", run.make_rows(found, 8, 512))
+  monkeypatch.setattr(state, "OPTIMIZERS", {"adam": optax.adam(1e-3)})
+  found = state.compile_all(8, 512, "H100")
+  records.write_rows(tmp_path / "rows", state.make_rows(found, 8, 512))
   found = {
     (row.case.rpartition("/")[2], row.metric): row
     for row in records.read_rows(tmp_path / "rows")
@@ -56,4 +56,4 @@ def test_without_the_compiler_it_says_why(monkeypatch):
   monkeypatch.setattr(gpu_compile, "explain_refusal", lambda: "no wheels")
   monkeypatch.setattr(gpu_compile, "stay_on_host", lambda: None)
   with pytest.raises(SystemExit, match="for a GPU: no wheels"):
-    state_main.main()
+    state.main()
