@@ -186,6 +186,14 @@ def resize(
   """
   today, saved = _trace_both(tx, params, layout, mesh, axis_name, specs)
   new_layout = _layout.make_layout(today, mesh, axis_name, specs)
+  converters = [
+    _convert.Converter(old.made_for, like, layout, new_layout, reset_memory)
+    for old, like in zip(
+      extend.find_exchanges(saved), extend.find_exchanges(today), strict=True
+    )
+  ]
+  for converter in converters:
+    converter.check()
   state = _check_saved(state, saved)
   names = core.axis_names(axis_name)
   living = None
@@ -194,16 +202,7 @@ def resize(
     own = _living.find_own(saved, old_specs, names)
     living = _living.find_living(state, own, layout, mesh, lost)
     saved = _living.keep_shapes(saved, own, len(living))
-  converters = [
-    _convert.Converter(
-      *(old.made_for, like, layout, new_layout, reset_memory, living)
-    )
-    for old, like in zip(
-      extend.find_exchanges(saved), extend.find_exchanges(today), strict=True
-    )
-  ]
-  for converter in converters:
-    converter.check()
+    converters = [one._replace(living=living) for one in converters]
   workers = core.count_devices(names, new_layout.sizes)
 
   def convert(state: PyTree) -> PyTree:

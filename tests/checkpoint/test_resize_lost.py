@@ -3,12 +3,13 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import jaxmotion
-from jaxmotion import checkpoint
+from jaxmotion import checkpoint, core, transforms
 from jaxmotion.collectives import extend as collective
 from tests.checkpoint.helpers import (
   abstract_mesh,
@@ -91,3 +92,27 @@ def test_workers_that_cannot_be_lost_are_refused():
   layout, like = describe(tx, PARAMS, 2)
   with pytest.raises(ValueError, match="`lost` must be empty for a state"):
     checkpoint.resize(tx, fill_randomly(like), PARAMS, layout, one, lost=[0])
+
+
+def test_the_living_keep_their_own_parameters():
+  tx = optax.chain(jaxmotion.exchange("data", method="gather"), optax.sgd(1.0))
+  scheme = jaxmotion.local_updates(optax.sgd(0.1), tx, every=4)
+  loss_fn = lambda params, batch: jnp.sum(params["w"] * batch.mean())
+
+  def start(workers):
+    return jaxmotion.make_train_step(loss_fn, scheme, mesh_of(workers))
+
+  params = {"w": np.zeros((3, 4), np.float32)}
+  init, step = start(3)
+  state, _ = step(init(params), np.arange(3, dtype=np.float32))
+  layout = checkpoint.describe_state(init, params, mesh_of(3))
+  found = checkpoint.resize(
+    start(2)[0], state.opt_state, params, layout, mesh_of(2), lost=[1]
+  )
+  before, after = (
+    np.asarray(jax.tree.leaves(own.params)[0])
+    for tree in (state.opt_state, found)
+    for own in core.find_nodes(tree, transforms.LocalState)
+  )
+  np.testing.assert_array_equal(before[np.array([0, 2])], after)
+  assert len(np.unique(before)) == 3
