@@ -63,13 +63,13 @@ def find_living(
   # Devices keep their rows, wherever they stand on the new mesh.
   places = rows[0].sharding.devices_indices_map(rows[0].shape)
   row_of = {d: index[0].start or 0 for d, index in places.items()}
-  assert isinstance(mesh, Mesh)
-  found = [row_of.get(d, -1) for d in mesh.devices.flat]
+  devices = list(mesh.devices.flat) if isinstance(mesh, Mesh) else []
+  found = [row_of.get(d, -1) for d in devices]
   if sorted(found) != living:
     raise ValueError(
       "`mesh` must have the devices of the workers that live, and no others, "
-      f"while `state` is on the old mesh, got {mesh.devices.tolist()}: resize "
-      "again to add workers."
+      f"while `state` is on the old mesh, got {devices}: resize again to add "
+      "workers."
     )
   return found
 
