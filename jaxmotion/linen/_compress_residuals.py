@@ -56,7 +56,7 @@ def compress_residuals(
     "memory_budget": memory_budget,
     "device": device,
   }
-  residuals.compress_residuals(target, **options)  # Checks.
+  residuals.compress_residuals(lift.pack, **options)  # Checks.
 
   def lift_compressed(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Lifts a function of a scope, as Flax lifts `remat`."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmotion import codecs
+from jaxmotion import codecs, memory
 from jaxmotion.linen import compress_residuals
 
 WRAPPERS = {
@@ -58,3 +58,8 @@ def test_statistics_and_dropout_advance_as_under_remat(name):
   for found, value in zip(results, expected, strict=True):
     for a, b in zip(found, value, strict=True):
       np.testing.assert_allclose(a, b, atol=tolerance)
+
+
+def test_the_wrapper_of_functions_names_the_one_of_modules():
+  with pytest.raises(TypeError, match=r"the class Dense.*`jaxmotion\.linen"):
+    memory.compress_residuals(nn.Dense)

@@ -90,7 +90,9 @@ def compress_residuals(
       `jax.checkpoint` does; of layers that are written out, also their inputs,
       so that they are recomputed one after the other. Inputs without a
       gradient count as 15/16 of their bytes. None recomputes what is nearly
-      free: what adds at most 1 % to the predicted time.
+      free: what adds at most 1 % to the predicted time. A function without
+      loops whose results are small is left plain where that is predicted to
+      hold no more.
     device: device whose times are predicted; None for an H100.
     count_overflows: whether to return `(result, overflows)`, the second being
       the number of residuals that exceeded their capacity, int32[]; 0 where
@@ -104,8 +106,8 @@ def compress_residuals(
     is a TypeError of JAX, second derivatives are a NotImplementedError.
 
   Raises:
-    TypeError: `codec` is none of these, or does not take an array that it was
-      chosen for.
+    TypeError: `fn` is a class; or `codec` is none of these, or does not take an
+      array that it was chosen for.
     ValueError: `fn` has side effects, or no gradient in reverse mode with
       respect to one of its floating-point arguments; `params` are not positions
       of arguments; a rule matches no residual; or a codec has state.
@@ -130,6 +132,11 @@ def compress_residuals(
     Engine*, 2018. Jain et al., *Gist: efficient data encoding for deep neural
     network training*, 2018. Chen et al., *ActNN*, 2021.
   """
+  if isinstance(fn, type):
+    raise TypeError(
+      f"`fn` must be a function of arrays, got the class {fn.__name__}. For a "
+      "module of Flax Linen there is `jaxmotion.linen.compress_residuals`."
+    )
   _arguments.check_params(params)
   options = choose.make_options(codec, memory_budget, device)
   positions: Any = static_argnums
