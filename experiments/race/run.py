@@ -5,14 +5,16 @@ import datetime
 import importlib.util
 import itertools
 import json
+import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import rich.console
-import rich.progress
 
 from experiments.common import records
+from experiments.common.loop import OnStep
+from experiments.common.progress import Display
 from experiments.common.records import Measured, Metrics, Row
 from experiments.hosts import links
 from experiments.hosts.processes import REPLY_S, HostError, HostGroup
@@ -101,39 +103,33 @@ def run_jobs(
   console: rich.console.Console,
 ) -> list[Row]:
   """Runs the jobs whose rows are not kept; writes rows after each."""
-  if importlib.util.find_spec("torch") is None:
-    console.print("PyTorch is not installed (extra `peers`): not measured.")
-    jobs = [job for job in jobs if not cases.is_peer(job.order.case)]
   todo = [job for job in jobs if job.name not in kept]
+  ours = [job for job in todo if not cases.is_peer(job.order.case)]
+  if len(ours) < len(todo) and importlib.util.find_spec("torch") is None:
+    console.print("PyTorch is not installed (extra `peers`): not measured.")
+    todo = ours
   decoder = Decoder(setting.shape)
   machine = f"{records.describe_machine()}, emulated links; "
   machine += records.describe_sources(("jaxmotion", "experiments"))
-  with _show_progress(console) as progress:
-    whole = progress.add_task("all runs", total=len(todo))
-    part = progress.add_task("", total=1)
+  steps = todo[0].order.steps if todo else 1
+  with Display(console, steps=steps, runs=len(todo)) as display:
     for link, group in itertools.groupby(todo, lambda job: job.link):
       with _open_hosts(link) as hosts:
         for job in group:
-          progress.reset(part, total=job.order.steps, description=job.name)
-
-          def on_step(done: int, loss: float, name: str = job.name) -> None:
-            text = f"{name}  loss {loss:.3f}"
-            progress.update(part, completed=done, description=text)
-
+          shown = f"{link} {job.order.case}", job.order.seed
+          on_step = display.begin_run(*shown)
           try:
             metrics = measure_run(hosts, job, setting.every, decoder, on_step)
           except HostError as error:
             console.print(f"{job.name}: not measured, {error}")
             continue
-          finally:
-            progress.advance(whole)
           kept[job.name] = records.make_rows(
             "race", {job.name: metrics}, machine=machine
           )
           records.write_rows(path, itertools.chain(*kept.values()))
-          loss, minutes = metrics["loss"].value, metrics["minutes"].value
-          shown = loss if isinstance(loss, str) else f"{loss:.3f}"
-          console.print(f"{job.name}: loss {shown} in {minutes:.2f} min")
+          loss = metrics["loss"].value
+          score = math.nan if loss == race_rows.DIVERGED else loss
+          display.end_run(*shown, score, metrics["step_ms"].value)
   return [row for own in kept.values() for row in own]
 
 
@@ -142,7 +138,7 @@ def measure_run(
   job: Job,
   every: int,
   decoder: Decoder,
-  on_step: Callable[[int, float], None],
+  on_step: OnStep,
 ) -> Metrics:
   """Trains a case from its start; evaluations are not in its time."""
   order = job.order
@@ -215,15 +211,3 @@ def _open_hosts(link: str) -> Iterator[Sequence[links.Host]]:
   rate, rtt_ms = cases.LINKS[link]
   with links.linked_hosts(2, rate, rtt_ms / 2) as hosts:
     yield hosts
-
-
-def _show_progress(console: rich.console.Console) -> rich.progress.Progress:
-  return rich.progress.Progress(
-    rich.progress.TextColumn("{task.description}"),
-    rich.progress.BarColumn(),
-    rich.progress.MofNCompleteColumn(),
-    rich.progress.TimeRemainingColumn(),
-    console=console,
-    transient=True,
-    disable=not console.is_terminal,
-  )
