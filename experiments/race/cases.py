@@ -92,10 +92,14 @@ def make_scheme(
   return exchange_with(mesh, "fp32" if is_alone(case) else case, tx)
 
 
-def peer_bytes(case: str, params: Any) -> float:
+def peer_bytes(case: str, params: Any, steps: int) -> float:
   """Returns the bytes of the sums of a case of PyTorch, mean of a step."""
   shapes = [leaf.shape for leaf in jax.tree.leaves(params)]
-  return sum(_peer_array_bytes(case, shape) for shape in shapes)
+  total = sum(_peer_array_bytes(case, shape) for shape in shapes)
+  if case != "torch_post_local":
+    return total
+  # Its first steps sum gradients, then each period sums parameters once.
+  return total * (EVERY + (steps - EVERY) / EVERY) / steps
 
 
 def _peer_array_bytes(case: str, shape: tuple[int, ...]) -> float:
@@ -105,8 +109,6 @@ def _peer_array_bytes(case: str, shape: tuple[int, ...]) -> float:
   match case:
     case "torch_fp16" | "torch_bf16":
       return 2 * size
-    case "torch_post_local":
-      return 4 * size / EVERY
     case "torch_powersgd4":
       factors = 4 * sum(shape)
       # It compresses what factors make half as large at least.

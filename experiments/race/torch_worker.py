@@ -87,7 +87,7 @@ class TorchTrainer:
       self.step(index)
     self.evaluate()
     params = self._start()
-    total = cases.peer_bytes(order.case, params)
+    total = cases.peer_bytes(order.case, params, order.steps)
     moves = [] if cases.is_alone(order.case) else [["all_reduce", total, 1]]
     self.facts = {"moves": moves, "share": 1}
 

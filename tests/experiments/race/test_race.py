@@ -1,5 +1,4 @@
 import contextlib
-import math
 
 import pytest
 
@@ -115,9 +114,10 @@ def test_the_predicted_sum_takes_its_bytes_and_two_round_trips():
 
 def test_bytes_of_peers_follow_from_the_shapes():
   params = Decoder(read_shape()).network.params
-  whole = cases.peer_bytes("torch_fp32", params)
+  whole = cases.peer_bytes("torch_fp32", params, 16)
   assert whole == 4 * Decoder(read_shape()).network.size
-  assert cases.peer_bytes("torch_fp16", params) == whole / 2
-  assert cases.peer_bytes("torch_post_local", params) == whole / cases.EVERY
-  assert whole / 16 < cases.peer_bytes("torch_powersgd4", params) < whole
-  assert math.isfinite(whole)
+  assert cases.peer_bytes("torch_fp16", params, 16) == whole / 2
+  # Eight steps of gradients, and parameters once.
+  local = cases.peer_bytes("torch_post_local", params, 16)
+  assert local == whole * 9 / 16
+  assert whole / 16 < cases.peer_bytes("torch_powersgd4", params, 16) < whole
