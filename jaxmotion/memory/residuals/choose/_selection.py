@@ -101,16 +101,14 @@ class ResidualChooser:
     # backward pass reads are kept for the compiler. It chooses what it writes,
     # as in plain training. That is so if the results of the function are small
     # and it has no loop.
-    trade = self._trade
     if (
       self._measure
       or self.matched_names
       or any(r.kept for r in selection.saved.values())
-      or not trade.may_be_plain
-      or not trade.holds_more([*selection.saved])
+      or not self._trade.holds_more([*selection.saved])
     ):
       return selection
-    return selection._replace(plain=tuple(trade.reads))
+    return selection._replace(plain=tuple(self._trade.reads))
 
   def without_gradients(self, wanted: Sequence[bool]) -> "ResidualChooser":
     """Returns the chooser for a backward pass of some of the gradients."""

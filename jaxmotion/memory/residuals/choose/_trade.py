@@ -96,6 +96,7 @@ class Trade:
     self._seconds = {
       id(step): operation_seconds(step, device) for step in joint.program.steps
     }
+    self._total_s = math.fsum(filter(math.isfinite, self._seconds.values()))
     self._begin(joint)
 
   def _begin(self, joint: trace.JointProgram) -> None:
@@ -212,13 +213,12 @@ class Trade:
     forward_s = self._forward_s
     # Results of products are written in any case.
     for value in cut.saved:
-      maker = joint.order.maker(value)
-      if self._is_coded(value):
+      maker, moved = joint.order.maker(value), self._count_bytes(value)
+      if moved and self._table.describe(value).codec is not None:
         # What reads the array reads it decoded: that pass counts there.
-        moved = 2 * self._count_bytes(value) + value.nbytes
-        forward_s += moved * self._move_s
+        forward_s += (2 * moved + value.nbytes) * self._move_s
       elif maker is not None and not trace.is_product(maker):
-        forward_s += self._count_bytes(value) * self._move_s
+        forward_s += moved * self._move_s
     seconds, flops = predict_steps(
       [*self._known, *cut.saved, *joint.cotangents],
       [*cut.rerun, *joint.backward_steps()],
@@ -227,28 +227,24 @@ class Trade:
     )
     return forward_s + seconds, flops
 
-  @property
-  def may_be_plain(self) -> bool:
-    """Whether plain training of the function might hold no more than a cut."""
-    # Large results are for a caller whose own passes come in between.
-    joint = self._joint
-    shaped = [v for v in self.reads if hasattr(v.aval, "shape")]
-    results = [v for v in joint.outputs if isinstance(v, Value)]
-    most = max((v.nbytes for v in shaped), default=0)
-    return (
-      self._is_small
-      and len(shaped) == len(self.reads)
-      and all(SMALL * v.nbytes <= most for v in results)
-      and not any(s.name in program.LOOPS for s in joint.program.steps)
-    )
-
   def holds_more(self, saved: Sequence[Value]) -> bool:
     """Predicts whether to save values holds no fewer bytes than plain steps."""
+    # False where that is not known. Large results are for a caller whose own
+    # passes come in between.
     joint, known = self._joint, {*saved, *self._known}
+    results = [v for v in joint.outputs if isinstance(v, Value)]
+    if (
+      not self._is_small
+      or not all(hasattr(v.aval, "shape") for v in self.reads)
+      or any(s.name in program.LOOPS for s in joint.program.steps)
+    ):
+      return False
+    most = max((v.nbytes for v in self.reads), default=0)
+    if any(SMALL * v.nbytes > most for v in results):
+      return False
     begin = [*joint.program.constants, *joint.inputs, *joint.cotangents]
     gradients = [g for g in joint.gradients if isinstance(g, Value)]
-    results = [v for v in joint.outputs if isinstance(v, Value)] + gradients
-    plain = predict_peak(begin, joint.program.steps, results)
+    plain = predict_peak(begin, joint.program.steps, results + gradients)
     # What runs again does so just before it is read.
     backward: list[Step] = []
     for step in joint.backward_steps():
@@ -260,11 +256,6 @@ class Trade:
     return plain <= (1 + _EQUAL_FRACTION) * own
 
   @functools.cached_property
-  def _total_s(self) -> float:
-    """Seconds of all steps, as if each were by itself."""
-    return math.fsum(filter(math.isfinite, self._seconds.values()))
-
-  @functools.cached_property
   def _forward_s(self) -> float:
     """Predicted seconds of the forward pass alone."""
     joint = self._joint
@@ -272,11 +263,6 @@ class Trade:
     begin = [*joint.program.constants, *joint.inputs]
     steps = joint.order.leading_to(outputs, ())
     return predict_steps(begin, steps, outputs, self._device)[0]
-
-  def _is_coded(self, value: Value) -> bool:
-    """Says whether a codec encodes a value if it is saved."""
-    has_shape = hasattr(value.aval, "shape")
-    return has_shape and self._table.describe(value).codec is not None
 
   def _find_discontinuous(self, cut: Cut) -> Iterator[Value]:
     """Yields results of discontinuous steps rerun on rounded residuals."""
@@ -308,23 +294,19 @@ class Trade:
     """The cuts at all prices of a byte, from the fastest to the smallest."""
     cuts: dict[int, Cut] = {}
 
-    def add(index: int, start: _min_cut.Flow | None) -> _min_cut.Flow:
-      """Adds the cut at a price; its search goes on from a lower one's flow."""
-      cuts[index], flow = self._find_cut(self._graph, _PRICES[index], start)
-      return flow
-
     def fill(low: int, high: int, flow: _min_cut.Flow) -> None:
       """Adds the cuts between two prices, unless they are nearly the same."""
       gap = cuts[low].nbytes - cuts[high].nbytes
       if high - low > 1 and 2 * _SHARES * gap > cuts[0].nbytes:
         middle = (low + high) // 2
-        later = add(middle, flow)
+        price_s = _PRICES[middle]
+        cuts[middle], later = self._find_cut(self._graph, price_s, flow)
         fill(low, middle, flow)
         fill(middle, high, later)
 
     last = len(_PRICES) - 1
-    flow = add(0, None)
-    add(last, flow)
+    cuts[0], flow = self._find_cut(self._graph, _PRICES[0])
+    cuts[last], _ = self._find_cut(self._graph, _PRICES[last], flow)
     fill(0, last, flow)
     different = {tuple(cuts[i].saved): cuts[i] for i in sorted(cuts)}
     return list(different.values())
