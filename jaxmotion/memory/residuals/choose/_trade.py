@@ -253,7 +253,9 @@ class Trade:
       known.update(v for one in again for v in one.outs)
     begin = [*self._known, *saved, *joint.cotangents]
     own = predict_peak(begin, backward, gradients)
-    return plain <= (1 + _EQUAL_FRACTION) * own
+    # Who asks for less memory gets the cut where both are equal.
+    margin = 0.0 if self._has_budget else _EQUAL_FRACTION
+    return plain < (1 + margin) * own
 
   @functools.cached_property
   def _forward_s(self) -> float:
