@@ -169,6 +169,12 @@ def list_byte_figures():
   adamw = read_values("hosts_2_1gbit_adamw")
   ratio = adamw["sharded_int4", "wire_ratio"]
   yield "docs/sharded.md", f"send {ratio:.1f} times fewer bytes than float32"
+  sharded = read_values("train_sharded_memory")
+  sent = [
+    sharded[f"hosts_{name}", "hosts"] for name in ("int8_int4_local", "float32")
+  ]
+  assert round(sent[1] / sent[0]) == 8
+  yield "docs/sharded.md", "bytes of float32 crossed between hosts"
   state = read_values("state_compiled")
   mib = state["adam/16x2048x2048/packed_host", "temp_bytes"] / 2**20
   yield "docs/state.md", f"that is {mib:.0f} MiB instead of 512"

@@ -32,7 +32,7 @@ import optax
 import rich.progress
 from absl import flags
 
-from experiments.common import list_flags, records, shared_flags
+from experiments.common import list_flags, records, shared_flags, signals
 from experiments.common.console import JobError, make_console
 from experiments.common.records import Measured
 from experiments.residuals import cases, control_group, limits, tables
@@ -134,8 +134,12 @@ def try_size(mode: str, shape: decoder.Shape, limit_bytes: int) -> Used:
     used_bytes, step_s = receiver.recv()
   except EOFError:
     used_bytes = step_s = None
-  process.join()
-  control_group.remove_group(f"{process.pid}")
+  except BaseException:
+    process.kill()
+    raise
+  finally:
+    process.join()
+    control_group.remove_group(f"{process.pid}")
   if used_bytes is None and process.exitcode != -signal.SIGKILL:
     raise JobError(f"The step of {mode} ended with {process.exitcode}.")
   return Used(compiled_bytes, used_bytes, step_s, limit_bytes)
@@ -234,6 +238,8 @@ def measure_case(mode: str, growing: str) -> records.Metrics:
 
 def main() -> None:
   """Measures all modes, prints the table and writes rows."""
+  # Groups are removed when their step ends, so SIGTERM must wait for that.
+  signals.exit_on_sigterm()
   if why := control_group.explain_refusal():
     raise JobError(f"Memory cannot be limited here: {why}.")
   columns = [*_GROWING.value, *([tables.LOSS_AFTER] if _STEPS.value else [])]

@@ -63,6 +63,8 @@ def _measure_exchange(
 
 def summary_table(rows: Sequence[Row]) -> Table:
   """Returns score, bytes and times, a line for each exchange."""
+  if rows[0].experiment == SHARDED_MEMORY:
+    return _memory_table(rows)
   found = tables.index_rows(rows)
   metric, unit = rows[0].metric, rows[0].unit
   digits = 2 if unit == "%" else 3
@@ -100,3 +102,28 @@ def summary_table(rows: Sequence[Row]) -> Table:
     caption="± is the standard deviation over the seeds. The last two"
     " columns are computed from the bytes, not measured.",
   )
+
+
+SHARDED_MEMORY = "train_sharded_memory"
+"""Name of the experiment of memory and bytes of sharded parameters."""
+
+
+def _memory_table(rows: Sequence[Row]) -> Table:
+  """Returns memory and bytes, a line for each way to shard parameters."""
+  metrics = {
+    "held": "held",
+    "temporary": "temporary",
+    "hosts": "between hosts",
+    "devices": "within a host",
+  }
+  found = tables.index_rows(rows)
+
+  def show(case: str, metric: str) -> str:
+    row = found.get((case, metric))
+    return "-" if row is None else f"{row.value:.3f}"
+
+  lines = [
+    (case, *(show(case, metric) for metric in metrics))
+    for case in dict.fromkeys(row.case for row in rows)
+  ]
+  return Table(("case", *metrics.values()), lines)

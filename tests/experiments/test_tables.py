@@ -36,6 +36,7 @@ PAGES_OF_ROWS = {
   "docs/benchmarks/links.md": ["planner_links"],
   "docs/benchmarks/fit_memory.md": ["planner_memory"],
   "docs/benchmarks/islands.md": ["islands_simulated", "islands_links"],
+  "docs/benchmarks/sharded.md": ["train_sharded_memory"],
   "docs/benchmarks/programs.md": [
     *("codecs_programs", "codecs_programs_h200", "codecs_launches"),
   ],
