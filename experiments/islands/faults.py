@@ -327,7 +327,7 @@ CASES: dict[str, tuple[Callable[..., Metrics], int, dict[str, int]]] = {
 """Function, number of faults and islands of each case."""
 
 _CASES = list_flags.define_names("cases", CASES, CASES, "Cases to measure.")
-_FAULTS = flags.DEFINE_integer("faults", None, "Faults of each case.", 1)
+_FAULTS = flags.DEFINE_integer("count", None, "Faults of each case.", 1)
 
 
 def measure_case(name: str, seed: int, faults: int | None = None) -> Metrics:

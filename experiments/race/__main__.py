@@ -16,6 +16,7 @@ minutes: few cases of a small model on one link. It needs root, or a kernel that
 gives users namespaces of their own; `--trials` does not.
 """
 
+import itertools
 import sys
 
 from absl import flags
@@ -24,7 +25,7 @@ from experiments.common import list_flags, names, records, shared_flags, signals
 from experiments.common.console import JobError, make_console
 from experiments.hosts import links
 from experiments.race import cases, rows as race_rows, run
-from experiments.train.decoder import Decoder
+from experiments.train.decoder import Decoder, Shape
 
 _QUICK = flags.DEFINE_bool("quick", False, "A race of few minutes.")
 _TRIALS = flags.DEFINE_bool("trials", False, "Try learning rates, no links.")
@@ -47,8 +48,20 @@ _STEPS = flags.DEFINE_integer(
 _EVERY = flags.DEFINE_integer(
   "eval_every", None, "Steps between evaluations.", 1, allow_override=True
 )
+
+
+def _parse_size(text: str) -> dict[str, int]:
+  """Returns the size of the model that an item changes."""
+  found = names.parse_options([text], Shape._fields, "--shape")
+  return {name: int(value) for name, value in found.items()}
+
+
 _SHAPE = list_flags.define_items(
-  "shape", (), str, "Sizes to change, as in layers=2,channels=256.", least=0
+  "shape",
+  (),
+  _parse_size,
+  "Sizes to change, as in layers=2,channels=256.",
+  least=0,
 )
 _JSON = shared_flags.define_rows()
 _PLOT = shared_flags.define_plot()
@@ -93,7 +106,7 @@ def main() -> None:
 def _read_setting() -> run.Setting:
   """Returns the setting that the flags change."""
   base = run.QUICK if _QUICK.value else run.Setting()
-  sizes = names.parse_options(_SHAPE.value, base.shape._fields, "--shape")
+  sizes = dict(itertools.chain(*(size.items() for size in _SHAPE.value)))
   steps = _STEPS.value
   setting = base._replace(
     links=_LINKS.value or base.links,
@@ -102,7 +115,7 @@ def _read_setting() -> run.Setting:
     steps=steps or base.steps,
     trial_steps=steps or base.trial_steps,
     every=_EVERY.value or base.every,
-    shape=base.shape._replace(**{k: int(v) for k, v in sizes.items()}),
+    shape=base.shape._replace(**sizes),
   )
   if setting.every % cases.EVERY:
     # Hosts that train apart have the same parameters then.

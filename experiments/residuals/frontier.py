@@ -19,8 +19,14 @@ from typing import NamedTuple
 
 from absl import flags
 
-from experiments.common import list_flags, shared_flags, tables as common
+from experiments.common import (
+  list_flags,
+  records,
+  shared_flags,
+  tables as common,
+)
 from experiments.common.console import make_console
+from experiments.common.records import Measured
 from experiments.models import losses
 from experiments.residuals import measure, networks, policies, tables
 
@@ -99,15 +105,22 @@ _MODELS = list_flags.define_items(
   "models", list(losses.TASKS), networks.check_model, "Models to predict."
 )
 _TARGET = measure.define_target()
+_JSON = shared_flags.define_rows()
 _POINTS = flags.DEFINE_bool("points", False, "Print every policy's figures.")
 
 
 def main() -> None:
   """Predicts all models, and prints a line of dents for each."""
-  lines = []
+  lines, found_dents = [], {}
   for text in _MODELS.value:
     points = predict_points(losses.parse_task(text), _TARGET.value)
-    lines.append((text, *map(str, count_dents(points))))
+    dents = count_dents(points)
+    found_dents[text] = {
+      name: Measured(count, "dents") for name, count in dents._asdict().items()
+    }
+    rows = records.make_rows("residuals_frontier", found_dents)
+    records.write_rows(_JSON.value, rows)
+    lines.append((text, *map(str, dents)))
     print(*lines[-1], flush=True)
     for name, found in points.items() if _POINTS.value else ():
       print(

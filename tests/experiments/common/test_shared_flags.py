@@ -143,7 +143,7 @@ WRONG = {
   },
   "experiments.residuals.compare": {
     "models": [
-      *("lstm", "gpt:layers", 'gpt:layers="a"', "gpt:layers=NaN"),
+      *("rnn9", "gpt:layers", 'gpt:layers="a"', "gpt:layers=NaN"),
       *("mlp_relu:kind=1", "resnet50:image=1"),
     ],
   },
