@@ -16,7 +16,6 @@ minutes: few cases of a small model on one link. It needs root, or a kernel that
 gives users namespaces of their own; `--trials` does not.
 """
 
-import itertools
 import sys
 
 from absl import flags
@@ -50,16 +49,16 @@ _EVERY = flags.DEFINE_integer(
 )
 
 
-def _parse_size(text: str) -> dict[str, int]:
-  """Returns the size of the model that an item changes."""
-  found = names.parse_options([text], Shape._fields, "--shape")
-  return {name: int(value) for name, value in found.items()}
+def _check_size(text: str) -> str:
+  """Returns an item that changes a size of the model."""
+  names.parse_options([text], Shape._fields, "--shape")
+  return text
 
 
 _SHAPE = list_flags.define_items(
   "shape",
   (),
-  _parse_size,
+  _check_size,
   "Sizes to change, as in layers=2,channels=256.",
   least=0,
 )
@@ -106,7 +105,7 @@ def main() -> None:
 def _read_setting() -> run.Setting:
   """Returns the setting that the flags change."""
   base = run.QUICK if _QUICK.value else run.Setting()
-  sizes = dict(itertools.chain(*(size.items() for size in _SHAPE.value)))
+  sizes = names.parse_options(_SHAPE.value, base.shape._fields, "--shape")
   steps = _STEPS.value
   setting = base._replace(
     links=_LINKS.value or base.links,
@@ -115,7 +114,7 @@ def _read_setting() -> run.Setting:
     steps=steps or base.steps,
     trial_steps=steps or base.trial_steps,
     every=_EVERY.value or base.every,
-    shape=base.shape._replace(**sizes),
+    shape=base.shape._replace(**{k: int(v) for k, v in sizes.items()}),
   )
   if setting.every % cases.EVERY:
     # Hosts that train apart have the same parameters then.
