@@ -28,6 +28,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import optax
 import rich.progress
 from absl import flags
@@ -97,7 +98,8 @@ def run_step(
   """Compiles a step, limits this process's memory, and runs the step twice."""
   model = decoder.Decoder(shape, stacked=True)
   init, step = make_step(mode, model, limit_bytes)
-  batch = model.make_batch(0, 0, 0, 1)
+  likes = model.network.batch(shape.batch)
+  batch = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), likes)
   state = jax.eval_shape(init)
   compiled: Any = jax.jit(step, donate_argnums=0).lower(state, batch).compile()
   make_state: Any = jax.jit(init).lower().compile()
