@@ -110,7 +110,7 @@ class Run:
       process.close()
 
   def close(self) -> None:
-    """Kills all islands."""
+    """Kills the processes of all islands."""
     for name in list(self.living):
       self.kill_island(name)
 

@@ -38,7 +38,7 @@ class Runs(NamedTuple):
 
   @property
   def seeds(self) -> int:
-    """Number of runs."""
+    """Number of runs of a case on a link."""
     return len(self.curves)
 
   def mean(self, metric: str) -> float | None:

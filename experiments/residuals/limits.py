@@ -14,7 +14,7 @@ from jaxmotion import memory, perfmodel, planner
 
 
 class HasBytes(Protocol):
-  """What knows the bytes that a device must hold."""
+  """Describes the memory of a program on a device."""
 
   @property
   def device_bytes(self) -> int:
