@@ -56,7 +56,7 @@ def find_living(
     for leaf, is_own in zip(
       jax.tree.leaves(state), jax.tree.leaves(own), strict=True
     )
-    if is_own and not _is_local(leaf)
+    if is_own and not core.is_local(leaf)
   ]
   if not rows:
     return living
@@ -72,11 +72,6 @@ def find_living(
       "workers."
     )
   return found
-
-
-def _is_local(x: Any) -> bool:
-  """Returns whether this process has a whole array."""
-  return not isinstance(x, jax.Array) or x.is_fully_addressable
 
 
 def keep_shapes(saved: PyTree, own: PyTree, count: int) -> PyTree:
@@ -96,7 +91,7 @@ def take_rows(
   """Returns a state with the rows of the living, placed like `likes`."""
 
   def take(x: Any, is_own: bool, like: jax.ShapeDtypeStruct) -> Any:
-    if _is_local(x):
+    if core.is_local(x):
       x = x[np.asarray(living)] if is_own else x
       return x if like.sharding is None else jax.device_put(x, like.sharding)
     shards = {

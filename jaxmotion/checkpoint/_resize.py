@@ -453,7 +453,7 @@ def _worker_rows(leaf: Any) -> Iterable[np.ndarray]:
   """Returns the rows of the workers that this process has."""
   if isinstance(leaf, jax.core.Tracer | jax.ShapeDtypeStruct):
     raise TypeError(f"`state` must have arrays with values, got {leaf!r:.200}.")
-  if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+  if core.is_local(leaf):
     return np.asarray(leaf)
   shards = {s.index[0].start or 0: s.data for s in leaf.addressable_shards}
   return np.concatenate([np.asarray(shards[i]) for i in sorted(shards)])

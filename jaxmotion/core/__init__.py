@@ -42,6 +42,7 @@ from jaxmotion.core._compat import (
   is_compiler_partitioned as is_compiler_partitioned,
   is_inexact as is_inexact,
   is_key as is_key,
+  is_local as is_local,
   is_varying as is_varying,
   jax_core as jax_core,
   list_platforms as list_platforms,

@@ -286,6 +286,15 @@ def assert_replicated(
   return jax.tree.map(lambda x: bind(x, axes=axes), tree)
 
 
+def is_local(x: Any) -> bool:
+  """Says whether this process has a whole array.
+
+  >>> is_local(jnp.ones(2)), is_local(1.0)
+  (True, True)
+  """
+  return not isinstance(x, jax.Array) or x.is_fully_addressable
+
+
 def is_inexact(x: Any) -> bool:
   """Says whether an array of this type has a gradient.
 

@@ -334,16 +334,13 @@ def join(
   return Island(outer_step, follower, every, delay, grace_s)
 
 
-def _is_local(x: Any) -> bool:
-  """Returns whether this process has a whole array."""
-  return not isinstance(x, jax.Array) or x.is_fully_addressable
-
-
 def _gather(tree: PyTree) -> PyTree:
   """Returns arrays that this process has whole."""
   return jax.tree.map(
     lambda x: (
-      x if _is_local(x) else multihost_utils.process_allgather(x, tiled=True)
+      x
+      if core.is_local(x)
+      else multihost_utils.process_allgather(x, tiled=True)
     ),
     tree,
   )
@@ -355,7 +352,7 @@ def _place_like(tree: PyTree, params: PyTree) -> PyTree:
   def place_leaf(x: Any, like: Any) -> Any:
     if not isinstance(like, jax.Array):
       return x
-    if _is_local(x) and not _is_local(like):
+    if core.is_local(x) and not core.is_local(like):
       # Each process has the same values, which `device_put` would compare.
       whole = np.asarray(x)
       return jax.make_array_from_callback(

@@ -77,7 +77,7 @@ def check_processes(
 
 def _describe_leaf(x: Any) -> str:
   """Returns dtype, shape and checksum of an array, or of any number."""
-  if isinstance(x, jax.Array) and not x.is_fully_addressable:
+  if not core.is_local(x):
     if not x.is_fully_replicated:
       return f"{x.dtype}{list(x.shape)}"
     x = x.addressable_data(0)
