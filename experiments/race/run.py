@@ -35,9 +35,9 @@ class Setting(NamedTuple):
   links: Sequence[str] = tuple(cases.LINKS)
   cases: Sequence[str] = cases.CASES
   seeds: int = 1  # Number of runs of each case.
-  steps: int = 400
+  steps: int = 192
   every: int = 16  # Steps between two evaluations.
-  trial_steps: int = 80
+  trial_steps: int = 40
   shape: Shape = Shape()
 
 
