@@ -11,6 +11,7 @@ is moto's, in memory. It needs root, or user namespaces.
 
 import contextlib
 import importlib.util
+import itertools
 import statistics
 import sys
 
@@ -39,6 +40,9 @@ _EVERY = flags.DEFINE_integer("every", 30, "Inner steps of a round.", 1)
 _DELAYS = list_flags.define_numbers(
   "delays", (20,), "Steps that go on after a change was sent.", low=0
 )
+_FRAGMENTS = list_flags.define_numbers(
+  "fragments", (1,), "Parts of the model, which are sent in turns.", low=1
+)
 _ROUNDS = flags.DEFINE_integer(
   "rounds", 3, "Rounds to measure.", 1, allow_override=True
 )
@@ -46,7 +50,13 @@ _JSON = shared_flags.define_rows()
 
 
 def measure_link(
-  rate: str, rtt_ms: float, delay: int, every: int, step_ms: int, rounds: int
+  rate: str,
+  rtt_ms: float,
+  delay: int,
+  fragments: int,
+  every: int,
+  step_ms: int,
+  rounds: int,
 ) -> Metrics:
   """Runs a server and two islands; returns the figures of an island."""
   with contextlib.ExitStack() as stack:
@@ -64,7 +74,7 @@ def measure_link(
     start(server, "moto.server", ["-H", server.address, "-p", str(_PORT)])
     arguments = [
       f"--server={server.address}:{_PORT}",
-      *(f"--every={every}", f"--delay={delay}"),
+      *(f"--every={every}", f"--delay={delay}", f"--fragments={fragments}"),
       *(f"--step_ms={step_ms}", f"--rounds={rounds}"),
     ]
     islands = []
@@ -101,16 +111,17 @@ def main() -> None:
   machine = f"{records.describe_machine()}, emulated links"
   cases: dict[str, Metrics] = {}
   setting = _EVERY.value, _STEP_MS.value, _ROUNDS.value
-  for name in _LINKS.value:
-    for delay in _DELAYS.value:
-      printer.print(f"{name}, delay {delay}")
-      try:
-        figures = measure_link(*LINKS[name], delay, *setting)
-      except (HostError, RuntimeError) as error:
-        raise JobError(str(error)) from error
-      cases[f"{name}/{delay}"] = figures
-      rows = records.make_rows("islands_links", cases, machine=machine)
-      records.write_rows(_JSON.value, rows)
+  for name, delay, fragments in itertools.product(
+    _LINKS.value, _DELAYS.value, _FRAGMENTS.value
+  ):
+    printer.print(f"{name}, delay {delay}, fragments {fragments}")
+    try:
+      figures = measure_link(*LINKS[name], delay, fragments, *setting)
+    except (HostError, RuntimeError) as error:
+      raise JobError(str(error)) from error
+    cases[f"{name}/{delay}/{fragments}"] = figures
+    rows = records.make_rows("islands_links", cases, machine=machine)
+    records.write_rows(_JSON.value, rows)
   printer.print(tables.summary_table(rows).to_console())
 
 

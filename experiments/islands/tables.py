@@ -38,7 +38,7 @@ def summary_table(rows: Sequence[Row]) -> tables.Table:
 
 
 def _make_link_table(rows: Sequence[Row]) -> tables.Table:
-  """Returns times and bytes, a line for each link and delay."""
+  """Returns times and bytes, a line for each link, delay and number."""
   found = tables.index_rows(rows)
   lines = []
   for case in dict.fromkeys(row.case for row in rows):
@@ -54,7 +54,7 @@ def _make_link_table(rows: Sequence[Row]) -> tables.Table:
     lines.append((*case.split("/"), *times, *megabytes))
   return tables.Table(
     (
-      *("link", "delay, steps", "utilization, %", "round, s"),
+      *("link", "delay, steps", "fragments", "utilization, %", "round, s"),
       *("MB sent a round", "MB predicted"),
     ),
     lines,

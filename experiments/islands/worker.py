@@ -61,7 +61,7 @@ def main() -> None:
   parser.add_argument("--server")
   parser.add_argument("--name")
   parser.add_argument("--interface")
-  for name in ("every", "delay", "step_ms", "rounds"):
+  for name in ("every", "delay", "fragments", "step_ms", "rounds"):
     parser.add_argument(f"--{name}", type=int)
   arguments = parser.parse_args()
   jax.config.update("jax_platforms", "cpu")
@@ -74,6 +74,7 @@ def main() -> None:
     optax.sgd(0.7),
     codec=codec,
     every=arguments.every,
+    fragments=arguments.fragments,
     delay=arguments.delay,
     name=arguments.name,
     quorum=2,

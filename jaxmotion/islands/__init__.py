@@ -9,7 +9,8 @@ Data flows like this::
 
 `_outer_step` has the arithmetic, as pure functions. `_message` has the bytes of
 objects, and `_store` their names. `_follower` decides rounds, in a thread, and
-`_job` tells the other processes of an island what it read.
+`_job` tells the other processes of an island what it read. `_fragment` sends
+and moves one part of the parameters, and `_island` has the calls of a trainer.
 
 The store has these objects:
 
@@ -21,6 +22,9 @@ commit.00000012            contributions that were accepted
 snapshot.00000012          anchor and outer state at the start of the round
 lease.00000012.NAME        sign of life of an island that takes part then
 ========================== ===================================================
+
+With several fragments, those of the second one begin with ``fragment.1/``, and
+so on. Each fragment has rounds of its own.
 
 Contributions, commits and snapshots are created once and never change: of
 several writers the store lets one win. A lease is written again and again.

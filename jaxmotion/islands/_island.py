@@ -1,41 +1,22 @@
 """Calls of a trainer: `join`, and `step` after each inner step."""
 
-import hashlib
-import logging
-import time
 import uuid
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.experimental import multihost_utils
 
 from jaxmotion import codecs, core
 from jaxmotion.core import PyTree
 from jaxmotion.islands import _store
-from jaxmotion.islands._follower import Follower, Rules, Sent
+from jaxmotion.islands._follower import Follower, Rules
+from jaxmotion.islands._fragment import Fragment, Schedule, gather
 from jaxmotion.islands._job import JobFollower
-from jaxmotion.islands._outer_step import (
-  Agreed,
-  Contribution,
-  OuterStep,
-  make_outer_step,
-  move_params,
-)
-
-_LOG = logging.getLogger("jaxmotion.islands")
-
-
-class _Flight(NamedTuple):
-  """A change that was sent, until its round is decided."""
-
-  sent: Sent
-  params: PyTree  # As they were when it was sent.
-  states: list[PyTree]  # Of the codec, if the change is accepted.
-  tokens: float
-  deadline_s: float  # Until when a step waits for the round.
+from jaxmotion.islands._outer_step import make_outer_step
+from jaxmotion.transforms.extend import Fragments, divide_leaves
 
 
 class Island:
@@ -59,35 +40,29 @@ class Island:
   """
 
   def __init__(
-    self,
-    outer_step: OuterStep,
-    follower: Follower | JobFollower,
-    every: int,
-    delay: int,
-    grace_s: float,
+    self, params: PyTree, divided: Fragments, fragments: list[Fragment]
   ):
-    """Makes an island whose follower has joined the run."""
-    self.name = follower.name
-    self._outer_step, self._follower = outer_step, follower
-    self._every, self._delay, self._grace_s = every, delay, grace_s
-    self._states = outer_step.init_states()
-    self._landed: Agreed = follower.read_agreed()[0]
-    self._flight: _Flight | None = None
-    self._steps, self._tokens = 0, 0.0  # Since the last change was sent.
+    """Makes an island whose followers have joined the run."""
+    self.name = fragments[0].follower.name
+    self._params_like = jax.tree.map(core.shape_dtype, params)
+    self._divided, self._fragments = divided, fragments
     self._is_started = False
 
   @property
   def round(self) -> int:
-    """Number of rounds that this island's parameters have seen."""
-    return self._landed.round
+    """Number of rounds that all of this island's parameters have seen."""
+    return min(fragment.landed.round for fragment in self._fragments)
 
   @property
   def anchor(self) -> PyTree:
     """The parameters on which the islands agreed last: evaluate and save them.
 
-    They have the same bits on all islands in the same round.
+    Each fragment has the same bits on all islands in the same round.
     """
-    return jax.tree.map(jnp.copy, self._landed.anchor)
+    whole = self._params_like
+    for fragment in self._fragments:
+      whole = self._divided.replace(whole, fragment.landed.anchor)
+    return jax.tree.map(jnp.copy, whole)
 
   def start(self) -> PyTree:
     """Begins to take part; returns the parameters to start with.
@@ -96,7 +71,8 @@ class Island:
     the first one, whatever it gave to `join`.
     """
     if not self._is_started:
-      self._follower.start()
+      for fragment in self._fragments:
+        fragment.follower.start()
       self._is_started = True
     return self.anchor
 
@@ -129,76 +105,33 @@ class Island:
         "`step` must come between `start`, whose parameters training begins "
         "with, and `stop`."
       )
-    if not core.same_shapes(params, self._outer_step.params_like):
+    if not core.same_shapes(params, self._params_like):
       raise ValueError(
         "`params` must be like those that `start` returned, got "
         f"{core.shape_strings(params)}."
       )
-    self._steps += 1
-    self._tokens += tokens
-    longest = self._every if self._flight is None else self._delay
-    # Processes of a job wait for one another in each look at the run.
-    if self._steps >= longest or isinstance(self._follower, Follower):
-      params = self._land(params)
-    if self._flight is None and self._steps >= self._every:
-      params = self._send(params)
-    if (flight := self._flight) is not None and self._steps >= self._delay:
-      wait_s = flight.deadline_s - time.monotonic()
-      self._follower.wait_round(flight.sent.round, wait_s)
-      params = self._land(params)
-    return params
+    moved, is_finite = params, True
+    for fragment, part in self._parts(params):
+      new = fragment.step(part, tokens)
+      is_finite &= new is not None
+      if new is not None:
+        moved = self._divided.replace(moved, new)
+    if not is_finite:
+      # The next step would carry what is not finite to the other fragments.
+      for fragment, part in self._parts(params):
+        moved = self._divided.replace(moved, fragment.drop_change(part))
+    return moved
+
+  def _parts(self, params: PyTree) -> Iterator[tuple[Fragment, PyTree]]:
+    """Iterates over the fragments and their parameters."""
+    for k, fragment in enumerate(self._fragments):
+      yield fragment, self._divided.mask(params, k)
 
   def stop(self) -> None:
     """Leaves the run; a change that was not sent yet is lost."""
     self._is_started = False
-    self._follower.stop()
-
-  def _land(self, params: PyTree) -> PyTree:
-    """Moves parameters to the newest anchor, if there is a newer one."""
-    agreed, refused_digest = self._follower.read_agreed()
-    if agreed.round == self._landed.round:
-      return params
-    base = self._landed.anchor
-    if (flight := self._flight) is not None:
-      if agreed.counted.get(self.name) == flight.sent.digest:
-        base, self._states = flight.params, flight.states
-      elif refused_digest == flight.sent.digest:
-        base = flight.params
-        _LOG.warning("%s: the run refused a change, which is lost", self.name)
-      else:
-        # The round was decided without it: it is a part of the next change.
-        self._tokens += flight.tokens
-        self._steps += self._every
-    self._landed, self._flight = agreed, None
-    return move_params(
-      _place_like(agreed.anchor, params), params, _place_like(base, params)
-    )
-
-  def _send(self, params: PyTree) -> PyTree:
-    """Sends the change since the anchor, unless it is not finite."""
-    agreed = self._landed
-    # XLA cannot divide all codecs over devices: one encodes.
-    whole = jax.device_put(_gather(params), jax.local_devices()[0])
-    payloads, states, is_finite = self._outer_step.encode(
-      agreed, whole, self._states, self.name
-    )
-    if not is_finite:
-      _LOG.warning("%s: begins at the anchor again: not finite", self.name)
-      self._steps, self._tokens = 0, 0.0
-      return jax.tree.map(jnp.copy, _place_like(agreed.anchor, params))
-    own = Contribution(self.name, self._tokens, jax.device_get(payloads))
-    data = self._outer_step.pack(agreed, own)
-    self._flight = _Flight(
-      Sent(agreed.round, data, hashlib.sha256(data).hexdigest()),
-      # The trainer may donate its own.
-      jax.tree.map(jnp.copy, params),
-      states,
-      self._tokens,
-      time.monotonic() + 2 * self._grace_s,
-    )
-    self._steps, self._tokens = 0, 0.0
-    self._follower.send(self._flight.sent)
-    return params
+    for fragment in self._fragments:
+      fragment.follower.stop()
 
 
 def _check_params(name: str, value: Any) -> Any:
@@ -219,6 +152,7 @@ def _check_params(name: str, value: Any) -> Any:
   params=_check_params,
   outer=core.instance(optax.GradientTransformation, "an optax transformation"),
   every=core.integer(1, 2**31 - 1),
+  fragments=core.integer(1, 2**31 - 1),
   delay=core.integer(0, 2**31 - 1),
   name=core.optional(_store.check_island),
   quorum=core.integer(1, 2**31 - 1),
@@ -232,6 +166,7 @@ def join(
   *,
   codec: codecs.Codec,
   every: int,
+  fragments: int = 1,
   delay: int = 0,
   name: str | None = None,
   quorum: int = 1,
@@ -277,8 +212,12 @@ def join(
       nesterov=True)`, the same on all islands, without an exchange.
     codec: codec of the changes, the same on all islands. Its error memory is
       this island's own, and keeps nothing of a change that was not accepted.
-    every: number of steps between two changes that are sent. It may differ
-      between islands.
+    every: number of steps between two changes of the same parameters that are
+      sent. It may differ between islands.
+    fragments: number of parts of the parameters, a divisor of `every`. Each has
+      rounds of its own. A part is sent every `every / fragments` steps, in
+      turns, so that the link is used evenly (streaming DiLoCo). The store gets
+      as many times more requests. All islands need the same number.
     delay: number of steps that go on after a change was sent before `step`
       waits for the round. With 0 it waits at once.
     name: name of the island, 1 to 64 letters, digits, `_` or `-`. None makes
@@ -287,7 +226,8 @@ def join(
     grace_s: seconds that a round with a quorum waits for other islands. An
       island that gave no sign for as long is not waited for. `step` waits for
       twice as long at most, then trains on.
-    max_norm: largest L2 norm of a change that is accepted; None has no limit.
+    max_norm: largest L2 norm of a change of a fragment that is accepted; None
+      has no limit.
 
   Returns:
     The island. `params = island.start()` has the parameters to begin with, and
@@ -297,7 +237,8 @@ def join(
     ImportError: obstore is missing: `pip install 'jaxmotion[islands]'`.
     TypeError: an argument of another type, such as a `codec` of none.
     ValueError: a `name` with other characters; a codec with rounds of its own,
-      or whose memory needs the mean; a run of another model or codec.
+      or whose memory needs the mean; a run of another model, codec or number of
+      fragments; `fragments` that no leaf fills or that do not divide `every`.
     StoreError: the store cannot be reached.
 
   Example:
@@ -316,48 +257,37 @@ def join(
     >>> island.stop()
 
   References:
-    Douillard et al., *DiLoCo*, arXiv 2311.08105, 2023.
+    Douillard et al., *DiLoCo*, arXiv 2311.08105, 2023; Douillard et al.,
+    *Streaming DiLoCo with overlapping communication*, arXiv 2501.18512, 2025.
   """
-  outer_step = make_outer_step(params, outer, codec, max_norm)
-  # On the host, so that the run is not bound to the trainer's devices.
-  anchor = jax.tree.map(np.asarray, _gather(params))
-  follower: Any = None
-  if jax.process_index() == 0:
-    # Beside the arrays, there is a header.
-    likes = outer_step.agreed_likes, outer_step.payload_likes
-    opened = _store.Store(store, core.tree_bytes(likes) + (1 << 20))
-    name, rules = name or uuid.uuid4().hex[:12], Rules(quorum, grace_s)
-    follower = Follower(opened, outer_step, name, rules)
-    follower.join_run(outer_step.agree(0, anchor, outer.init(anchor)))
-  if jax.process_count() > 1:
-    follower = JobFollower(follower, outer_step)
-  return Island(outer_step, follower, every, delay, grace_s)
+  if every % fragments:
+    raise ValueError(
+      f"`fragments` must divide `every`, {every}, got {fragments}."
+    )
+  # A rule that no leaf matches is an error in the whole tree only.
+  make_outer_step(params, outer, codec, max_norm)
+  divided = divide_leaves(params, fragments)
+  schedule = Schedule(every, delay, grace_s)
+  name = name or uuid.uuid4().hex[:12]
 
+  def join_fragment(k: int) -> Fragment:
+    part = divided.mask(params, k)
+    own = f"{k} of {fragments}" if fragments > 1 else None
+    outer_step = make_outer_step(part, outer, codec, max_norm, own)
+    # On the host, so that the run is not bound to the trainer's devices.
+    anchor = jax.tree.map(np.asarray, gather(part))
+    follower: Any = None
+    if jax.process_index() == 0:
+      # Beside the arrays, there is a header.
+      likes = outer_step.agreed_likes, outer_step.payload_likes
+      folder = f"fragment.{k}" if k else ""
+      opened = _store.Store(store, core.tree_bytes(likes) + (1 << 20), folder)
+      follower = Follower(opened, outer_step, name, Rules(quorum, grace_s))
+      follower.join_run(outer_step.agree(0, anchor, outer.init(anchor)))
+    if jax.process_count() > 1:
+      follower = JobFollower(follower, outer_step)
+    # In turns, as `local_updates` sends them.
+    first = (k + 1) * (every // fragments)
+    return Fragment(outer_step, follower, schedule, first)
 
-def _gather(tree: PyTree) -> PyTree:
-  """Returns arrays that this process has whole."""
-  return jax.tree.map(
-    lambda x: (
-      x
-      if core.is_local(x)
-      else multihost_utils.process_allgather(x, tiled=True)
-    ),
-    tree,
-  )
-
-
-def _place_like(tree: PyTree, params: PyTree) -> PyTree:
-  """Places arrays on the devices of parameters."""
-
-  def place_leaf(x: Any, like: Any) -> Any:
-    if not isinstance(like, jax.Array):
-      return x
-    if core.is_local(x) and not core.is_local(like):
-      # Each process has the same values, which `device_put` would compare.
-      whole = np.asarray(x)
-      return jax.make_array_from_callback(
-        whole.shape, like.sharding, lambda index: whole[index]
-      )
-    return jax.device_put(x, like.sharding)
-
-  return jax.tree.map(place_leaf, tree, params)
+  return Island(params, divided, [join_fragment(k) for k in range(fragments)])

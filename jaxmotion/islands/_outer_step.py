@@ -29,7 +29,7 @@ from jaxmotion.core import Array, PyTree
 from jaxmotion.islands import _message
 from jaxmotion.islands._message import MessageError
 
-# Compiled for each outer step, of which a process has one.
+# Compiled for each outer step, of which a process has one for each fragment.
 _compile = functools.partial(jax.jit, static_argnums=0)
 
 
@@ -67,6 +67,7 @@ class OuterStep:
     treedef: structure of the parameters.
     likes: shape and dtype of each leaf of the parameters.
     max_norm: largest L2 norm of a change that is accepted, or None.
+    fragment: number of the fragment, as text, or None of whole parameters.
   """
 
   codec: codecs.Codec
@@ -74,6 +75,7 @@ class OuterStep:
   treedef: Any
   likes: tuple[jax.ShapeDtypeStruct, ...]
   max_norm: float | None
+  fragment: str | None
 
   @functools.cached_property
   def params_like(self) -> PyTree:
@@ -109,7 +111,9 @@ class OuterStep:
   @functools.cached_property
   def config(self) -> dict[str, Any]:
     """Configuration of the codec, as the headers of objects have it."""
-    return self.codec.config()
+    # Islands that divide the model otherwise are told so.
+    own = {} if self.fragment is None else {"fragment": self.fragment}
+    return self.codec.config() | own
 
   def agree(self, round: int, anchor: PyTree, outer_state: PyTree) -> Agreed:
     """Returns what islands agree on in a round, with its checksum."""
@@ -240,13 +244,13 @@ def make_outer_step(
   outer: optax.GradientTransformation,
   codec: codecs.Codec,
   max_norm: float | None,
+  fragment: str | None = None,
 ) -> OuterStep:
   """Makes the outer step of parameters like these; raises for other codecs."""
   check_codec("codec", codec, trees=True, one_round=True)
   leaves, treedef = jax.tree.flatten(params)
-  step = OuterStep(
-    codec, outer, treedef, tuple(map(core.shape_dtype, leaves)), max_norm
-  )
+  likes = tuple(map(core.shape_dtype, leaves))
+  step = OuterStep(codec, outer, treedef, likes, max_norm, fragment)
   if any(plan.codec.needs_mean for plan in step.plans):
     raise ValueError(
       f"`codec` must be one whose memory needs no mean, got {codec!r}."

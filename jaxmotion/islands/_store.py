@@ -69,9 +69,10 @@ class Listing(NamedTuple):
 class Store:
   """Objects below one prefix of an object store, by way of obstore."""
 
-  def __init__(self, store: Any, max_bytes: int):
+  def __init__(self, store: Any, max_bytes: int, folder: str = ""):
     """Opens a URL or a folder; a store of obstore is taken as it is."""
-    # max_bytes: of the largest object of the run.
+    # max_bytes: of the largest object of the run. folder: below the prefix.
+    self._start = f"{folder}/" if folder else ""
     self._max_bytes = max_bytes
     self._obstore = import_obstore()
     kinds = str | pathlib.Path | self._obstore.store.ObjectStore
@@ -87,9 +88,10 @@ class Store:
     """Lists the objects of the run; other names are ignored."""
     marks = {}
     with self._named_errors("the list"):
-      for chunk in self._obstore.list(self._store):
+      for chunk in self._obstore.list(self._store, self._start or None):
         for meta in chunk:
-          if found := _OBJECT.fullmatch(meta["path"]):
+          path = meta["path"].removeprefix(self._start)
+          if found := _OBJECT.fullmatch(path):
             kind, number, own_kind, own_number, island = found.groups()
             key = Object(
               kind or own_kind, int(number or own_number), island or ""
@@ -100,7 +102,7 @@ class Store:
   def read(self, name: Object) -> bytes | None:
     """Returns the bytes of an object, or None if there is none."""
     with self._named_errors(name.path), contextlib.suppress(FileNotFoundError):
-      found = self._obstore.get(self._store, name.path)
+      found = self._obstore.get(self._store, self._start + name.path)
       if found.meta["size"] > self._max_bytes:
         raise MessageError(f"{name.path} is refused: it is too large")
       return bytes(found.bytes())
@@ -110,8 +112,9 @@ class Store:
     """Writes a new object; returns False if there is one already."""
     exists = self._obstore.exceptions.AlreadyExistsError
     with self._named_errors(name.path), contextlib.suppress(exists):
+      path = self._start + name.path
       self._obstore.put(
-        self._store, name.path, data, mode="create", use_multipart=False
+        self._store, path, data, mode="create", use_multipart=False
       )
       return True
     return False
@@ -119,7 +122,8 @@ class Store:
   def write(self, name: Object, data: bytes) -> None:
     """Writes an object, in place of one of that name."""
     with self._named_errors(name.path):
-      self._obstore.put(self._store, name.path, data, use_multipart=False)
+      path = self._start + name.path
+      self._obstore.put(self._store, path, data, use_multipart=False)
 
   def delete(self, names: Collection[Object]) -> None:
     """Deletes objects, of which some may be gone already."""
@@ -128,7 +132,8 @@ class Store:
       self._named_errors("a deletion"),
       contextlib.suppress(FileNotFoundError),
     ):
-      self._obstore.delete(self._store, [name.path for name in names])
+      paths = [self._start + name.path for name in names]
+      self._obstore.delete(self._store, paths)
 
   @contextlib.contextmanager
   def _named_errors(self, place: str) -> Iterator[None]:

@@ -11,6 +11,10 @@ from jaxmotion.transforms._init_state import (
   trace_state as trace_state,
 )
 from jaxmotion.transforms._model_axes import Shardings as Shardings
+from jaxmotion.transforms._schemes._fragments import (
+  Fragments as Fragments,
+  divide_leaves as divide_leaves,
+)
 from jaxmotion.transforms._schemes._weight_part import (
   GatherOptions as GatherOptions,
   GradientGuard as GradientGuard,

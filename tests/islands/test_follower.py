@@ -57,8 +57,8 @@ class Executor:
 class Store(_store.Store):
   """A store that counts, and whose operations a test makes fail."""
 
-  def __init__(self, store, max_bytes):
-    super().__init__(store, max_bytes)
+  def __init__(self, store, max_bytes, folder=""):
+    super().__init__(store, max_bytes, folder)
     self.plan = []  # What happens to the next operations.
     self.created = []
 
@@ -146,7 +146,7 @@ class Member:
 
   @property
   def follower(self):
-    return self.island._follower
+    return self.island._fragments[0].follower
 
   @property
   def store(self):
@@ -250,7 +250,9 @@ def test_rounds_go_on_whatever_stops_whenever(seed, clock):
   assert len({checksum(member) for member in members}) == 1
   assert set(records.commits) == set(range(checksum(members[0])[0]))
   for member in members:
-    member.island._every = 1 << 30  # Lands, and sends no more.
+    fragment = member.island._fragments[0]
+    # Lands, and sends no more.
+    fragment._schedule = fragment._schedule._replace(every=1 << 30)
     member.train()
     assert member.island.round == checksum(member)[0]
     # Whatever an island did was accepted once, or is still its own.
@@ -518,7 +520,7 @@ def test_error_memory_is_that_of_accepted_changes(clock):
   one.train()
   one.params["w"] = one.params["w"].at[5].add(0.5)
   one.train()
-  states = one.island._flight.states
+  states = one.island._fragments[0]._flight.states
   # The round passes without it.
   one.follower._land(
     compiled_step(codec, None).apply(one.follower.read_agreed()[0], [])
@@ -528,6 +530,6 @@ def test_error_memory_is_that_of_accepted_changes(clock):
   read = lambda state: plan.codec.read_memory(state, plan.like)["error"]
   assert float(read(states[0])[5]) == -0.5
   # It is sent again at once, as a part of the next change.
-  assert float(read(one.island._states[0])[5]) == 0.0
-  assert float(read(one.island._flight.states[0])[5]) == -0.5
-  assert one.island._flight.tokens == 3
+  assert float(read(one.island._fragments[0]._states[0])[5]) == 0.0
+  assert float(read(one.island._fragments[0]._flight.states[0])[5]) == -0.5
+  assert one.island._fragments[0]._flight.tokens == 3

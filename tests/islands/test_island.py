@@ -54,12 +54,15 @@ def loss_fn(params, batch):
   )
 
 
-def train_local(codec, workers, every, steps):
+def train_local(codec, workers, every, steps, fragments=1):
   """Returns the anchor of `local_updates` after each step."""
   mesh = jax.sharding.Mesh(jax.devices()[:workers], ("data",))
   exchange = jaxmotion.exchange("data", codec, method="gather")
   scheme = jaxmotion.local_updates(
-    optax.sgd(0.5), optax.chain(exchange, OUTER), every=every
+    optax.sgd(0.5),
+    optax.chain(exchange, OUTER),
+    every=every,
+    fragments=fragments,
   )
   init, step = jaxmotion.make_train_step(loss_fn, scheme, mesh)
   state, anchors = init(make_params()), []
@@ -106,11 +109,18 @@ def assert_same_bits(one, other):
     assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("name", CODECS)
-def test_islands_equal_local_updates_bit_for_bit(name, workers, tmp_path):
+@pytest.mark.parametrize(
+  "name, workers, fragments",
+  [
+    *((name, workers, 1) for name in CODECS for workers in (2, 3)),
+    *(("int4_feedback", 2, 3), ("buckets", 3, 3)),
+  ],
+)
+def test_islands_equal_local_updates_bit_for_bit(
+  name, workers, fragments, tmp_path
+):
   codec, every, steps = CODECS[name], 3, 12
-  expected = train_local(codec, workers, every, steps)
+  expected = train_local(codec, workers, every, steps, fragments)
   members = [
     islands.join(
       tmp_path,
@@ -118,6 +128,7 @@ def test_islands_equal_local_updates_bit_for_bit(name, workers, tmp_path):
       OUTER,
       codec=codec,
       every=every,
+      fragments=fragments,
       name=f"island{i}",
       quorum=workers,
       grace_s=100.0,
@@ -135,6 +146,41 @@ def test_islands_equal_local_updates_bit_for_bit(name, workers, tmp_path):
     one.stop()
   for anchors in found:
     assert_same_bits(anchors, expected)
+
+
+def test_islands_divide_the_model_alike(tmp_path):
+  options = dict(codec=CODECS["int8"], every=6)
+  params = {k: jnp.zeros(4) for k in "abcd"}
+  islands.join(tmp_path, params, OUTER, fragments=2, **options)
+  for fragments in (1, 3):
+    with pytest.raises(ValueError, match="its codec|arrays of this run"):
+      islands.join(tmp_path, params, OUTER, fragments=fragments, **options)
+  with pytest.raises(ValueError, match="`fragments` must divide `every`, 6"):
+    islands.join(tmp_path, params, OUTER, fragments=4, **options)
+  with pytest.raises(ValueError, match="`fragments` must each have a leaf"):
+    islands.join(tmp_path, params, OUTER, fragments=6, **options)
+
+
+def test_all_fragments_begin_again_when_one_is_not_finite(tmp_path):
+  params = {k: jnp.zeros(4) for k in "ab"}
+  codec, outer = codecs.identity(), optax.sgd(1.0)
+  island = islands.join(
+    tmp_path, params, outer, codec=codec, every=4, fragments=2
+  )
+  params = island.start()
+  for _ in range(4):
+    params = add_one(island, params)
+  anchor = island.anchor
+  assert [float(anchor[k][0]) for k in "ab"] == [2.0, 4.0]
+  # A gradient that is not finite spoils all parameters, and one is due.
+  params = island.step(jax.tree.map(lambda p: p + jnp.nan, params))
+  params = island.step(jax.tree.map(lambda p: p + jnp.nan, params))
+  assert_same_bits(params, anchor)
+  for _ in range(4):
+    params = add_one(island, params)
+  assert island.round == 2
+  assert np.isfinite([island.anchor[k] for k in "ab"]).all()
+  island.stop()
 
 
 class SlowStore(_store.Store):
@@ -166,7 +212,7 @@ def test_steps_go_on_beside_a_slow_store(monkeypatch, tmp_path):
   while island.round < 2:  # All is compiled.
     params = add_one(island, params)
     time.sleep(0.01)
-  island._follower._store.seconds = 0.5
+  island._fragments[0].follower._store.seconds = 0.5
   rounds, longest, started = set(), 0.0, time.monotonic()
   while time.monotonic() - started < 5:
     before = time.monotonic()
@@ -186,8 +232,8 @@ def test_a_step_waits_after_its_delay_and_not_before(monkeypatch, tmp_path):
   for _ in range(5):
     params = add_one(island, params)
     rounds.append(island.round)
-    if not island._follower._store.seconds:
-      island._follower._store.seconds = 1.0
+    if not island._fragments[0].follower._store.seconds:
+      island._fragments[0].follower._store.seconds = 1.0
   island.stop()
   # It sends in the second step, and waits in the third one after.
   assert rounds == [0, 0, 0, 0, 1]
@@ -204,7 +250,7 @@ def test_an_island_trains_on_while_the_store_is_away(
 ):
   island = join_slow(monkeypatch, tmp_path, grace_s=60.0)
   params = add_one(island, island.start())
-  store = island._follower._store
+  store = island._fragments[0].follower._store
   for _ in range(20):
     round, store.is_away = island.round, True
     started = time.monotonic()

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,11 @@ from jaxmotion import core, hosts, program
 from jaxmotion.collectives.extend import update_params
 from jaxmotion.core import Array, AxisName, PyTree
 from jaxmotion.transforms import _states
+from jaxmotion.transforms._schemes._fragments import (
+  Fragments,
+  Parts,
+  divide_leaves,
+)
 from jaxmotion.transforms._states import LocalState
 from jaxmotion.transforms._step import _local_work, _results, _scheme
 from jaxmotion.transforms._step._results import LocalWork, LossOptions
@@ -24,8 +29,6 @@ from jaxmotion.transforms._step._scheme import (
   Workers,
 )
 
-# (path, shape) of a leaf -> index of its fragment.
-Parts = Callable[[str, tuple[int, ...]], int]
 _OWN_STATE = core.instance(LocalState, "what `init` returned")
 
 
@@ -138,40 +141,6 @@ def local_updates(
   )
 
 
-class Fragments(NamedTuple):
-  """Division of the leaves of parameters into fragments (Streaming DiLoCo)."""
-
-  treedef: Any
-  owners: tuple[int, ...]  # Index of the fragment of each leaf.
-  number: int
-
-  def mask(self, tree: PyTree, index: int) -> PyTree:
-    """Returns a tree with `optax.MaskedNode` in place of other fragments."""
-    # Leaves keep their paths, by which rules choose codecs and masks choose
-    # optimizers.
-    if self.number == 1:
-      return tree
-    leaves = self.treedef.flatten_up_to(tree)
-    return self.treedef.unflatten(
-      [
-        x if owner == index else optax.MaskedNode()
-        for x, owner in zip(leaves, self.owners, strict=True)
-      ]
-    )
-
-  def replace(self, tree: PyTree, fragment: PyTree) -> PyTree:
-    """Returns the tree with the leaves of a fragment in their places."""
-    if self.number == 1:
-      return fragment
-    is_masked = lambda x: isinstance(x, optax.MaskedNode)
-    pairs = zip(
-      self.treedef.flatten_up_to(tree),
-      jax.tree.leaves(fragment, is_leaf=is_masked),
-      strict=True,
-    )
-    return self.treedef.unflatten([x if is_masked(y) else y for x, y in pairs])
-
-
 @dataclasses.dataclass(frozen=True)
 class LocalUpdates(Scheme):
   """Trains the replicas apart and exchanges their differences in rounds.
@@ -202,32 +171,7 @@ class LocalUpdates(Scheme):
 
   def divide(self, params: PyTree) -> Fragments:
     """Divides leaves of parameters into fragments, by `parts` or by size."""
-    named = core.named_leaves(params)
-    if not named:
-      raise ValueError(
-        f"`params` must hold at least one array, got {params!r:.200}."
-      )
-    if self.parts is None:
-      # Leaves are dealt out in turns, the largest one first. So fragments are
-      # of about equal size, and each has leaves of the first and last layers.
-      sizes = [jnp.size(leaf) for _, leaf in named]
-      order = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
-      ranks = {leaf: rank for rank, leaf in enumerate(order)}
-      owners = [ranks[i] % self.fragments for i in range(len(sizes))]
-    else:
-      owners = []
-      for path, leaf in named:
-        shape = tuple(jnp.shape(leaf))
-        owners.append(self.parts(path, shape))
-        name = f"parts({path!r}, {shape})"
-        core.integer(0, self.fragments - 1)(name, owners[-1])
-    if empty := sorted(set(range(self.fragments)) - set(owners)):
-      raise ValueError(
-        "`fragments` must each have a leaf of the parameters, got "
-        f"{self.fragments} for {len(named)} leaves, and none in {empty}: take "
-        "fewer, or choose by `parts`."
-      )
-    return Fragments(jax.tree.structure(params), tuple(owners), self.fragments)
+    return divide_leaves(params, self.fragments, self.parts)
 
   def init(self, workers: Workers, params: PyTree) -> LocalState:
     """Makes one worker's state before the first step, inside of a map."""
