@@ -14,22 +14,23 @@ _COLORS = 10
 def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   """Draws the first seed of every case over the minutes of training."""
   grouped = race_rows.group_runs(rows)
-  links = list(dict.fromkeys(link for link, _ in grouped))
-  names = list(dict.fromkeys(case for _, case in grouped))
+  links = list(dict.fromkeys(group.link for group in grouped))
+  lines = list(dict.fromkeys(group[1:] for group in grouped))
   figure = figures.make_figure(10, 3.2 * len(links) + 0.8)
   panels = figure.subplots(len(links), 1, sharey=True, squeeze=False)[:, 0]
   for axes, link in zip(panels, links, strict=True):
-    for i, case in enumerate(names):
-      if (link, case) not in grouped:
+    for i, (case, steps) in enumerate(lines):
+      if (link, case, steps) not in grouped:
         continue
-      points = grouped[link, case].curves[0][1:]  # A logarithm has no 0.
+      curve = grouped[race_rows.Group(link, case, steps)].curves[0]
+      points = curve[1:]  # A logarithm has no 0.
       axes.plot(
         [point.minutes for point in points],
         [point.loss for point in points],
         color=f"C{i % _COLORS}",
         linestyle="--" if cases.is_peer(case) else "-",
         linewidth=1.2,
-        label=case,
+        label=f"{case} {steps}",
       )
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
@@ -41,5 +42,5 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
     handles, labels = axes.get_legend_handles_labels()
     known |= dict(zip(labels, handles, strict=True))
   figure.legend(list(known.values()), list(known), loc="outside right center")
-  figure.suptitle("Loss over minutes; dashed lines are PyTorch's")
+  figure.suptitle("Loss over minutes, by case and steps; PyTorch's are dashed")
   figures.save_figure(figure, path)

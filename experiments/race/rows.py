@@ -30,6 +30,14 @@ Curve = Sequence[Point]
 """Evaluations of a run, the first before its first step."""
 
 
+class Group(NamedTuple):
+  """What runs have in common that differ in their seeds."""
+
+  link: str
+  case: str
+  steps: int
+
+
 class Runs(NamedTuple):
   """The runs of a case over a link, one for each seed."""
 
@@ -66,35 +74,39 @@ def best_rates(rows: Sequence[Row]) -> dict[str, float]:
   """Returns the rate of the trial with the least loss, by case."""
   found: dict[str, list[tuple[float, float]]] = {}
   for row in rows:
-    link, case, rate = row.case.split("/")
+    link, case, _, rate = row.case.split("/")
     if link == TRIAL and row.metric == "loss" and row.value != DIVERGED:
       found.setdefault(case, []).append((float(row.value), float(rate)))
   return {case: min(tried)[1] for case, tried in found.items()}
 
 
-def group_runs(rows: Sequence[Row]) -> dict[tuple[str, str], Runs]:
-  """Returns the runs by link and case, without trials."""
-  grouped: dict[tuple[str, str], Runs] = {}
+def group_runs(rows: Sequence[Row]) -> dict[Group, Runs]:
+  """Returns the runs of links in the order of the cases."""
+  grouped: dict[Group, Runs] = {}
   for row in rows:
-    link, case, _ = row.case.split("/")
+    link, case, steps, _ = row.case.split("/")
     if link == TRIAL:
       continue
-    runs = grouped.setdefault((link, case), Runs([], {}))
+    runs = grouped.setdefault(Group(link, case, int(steps)), Runs([], {}))
     if row.metric == "curve":
       runs.curves.append(read_curve(str(row.value)))
     elif not isinstance(row.value, str):
       runs.found.setdefault(row.metric, []).append(row.value)
-  return grouped
+  places = {name: i for i, name in enumerate((*cases.LINKS, *cases.CASES))}
+  order = lambda group: (places[group.link], places[group.case], group.steps)
+  return {group: grouped[group] for group in sorted(grouped, key=order)}
 
 
-def find_targets(grouped: Mapping[tuple[str, str], Runs]) -> list[float]:
+def find_targets(grouped: Mapping[Group, Runs]) -> list[float]:
   """Returns three losses that the fp32 baseline has on its way."""
   for baseline in _BASELINES:
+    found = [group for group in grouped if group.case == baseline]
+    steps = min((group.steps for group in found), default=0)
     curves = [
       curve
-      for (_, case), runs in grouped.items()
-      if case == baseline
-      for curve in runs.curves
+      for group in found
+      if group.steps == steps
+      for curve in grouped[group].curves
     ]
     if curves:
       # All links see the same losses, but for the order of sums.
@@ -121,20 +133,26 @@ def minutes_to(curve: Curve, loss: float) -> float | None:
 
 
 def predict_minutes(
-  grouped: Mapping[tuple[str, str], Runs], link: str, case: str
+  grouped: Mapping[Group, Runs], group: Group
 ) -> float | None:
   """Predicts minutes from the step of one host, and from the exchange."""
-  alone = grouped.get((link, cases.alone_name(case)))
-  exchange_ms = grouped[link, case].mean("exchange_ms_predicted")
-  if alone is None or exchange_ms is None:
+  alone = cases.alone_name(group.case)
+  step_ms = next(
+    (
+      runs.mean("step_ms")
+      for (link, case, _), runs in grouped.items()
+      if (link, case) == (group.link, alone)
+    ),
+    None,
+  )
+  exchange_ms = grouped[group].mean("exchange_ms_predicted")
+  if step_ms is None or exchange_ms is None:
     return None
-  step_ms = alone.mean("step_ms")
-  assert step_ms is not None
-  is_overlapped = case in cases.OVERLAPPED
+  is_overlapped = group.case in cases.OVERLAPPED
   step_ms = (
     max(step_ms, exchange_ms) if is_overlapped else step_ms + exchange_ms
   )
-  return step_ms * grouped[link, case].curves[0][-1].steps / 60e3
+  return step_ms * group.steps / 60e3
 
 
 def summary_table(rows: Sequence[Row]) -> Table:
@@ -142,24 +160,24 @@ def summary_table(rows: Sequence[Row]) -> Table:
   grouped = group_runs(rows)
   targets = find_targets(grouped)
   lines = []
-  for (link, case), runs in grouped.items():
+  for group, runs in grouped.items():
     sent = runs.mean("interface_bytes")
     reached = [
       [minutes_to(curve, target) for curve in runs.curves] for target in targets
     ]
     lines.append(
       (
-        f"{link} {case}",
+        " ".join(map(str, group)),
         _format_loss(runs),
         _format_number(runs.mean("minutes"), 2),
-        _format_number(predict_minutes(grouped, link, case), 2),
+        _format_number(predict_minutes(grouped, group), 2),
         *(_format_reached(minutes) for minutes in reached),
         "" if sent is None else f"{sent / 1e6:.3f}",
       )
     )
   return Table(
     (
-      *("link and case", "loss", "minutes", "predicted"),
+      *("link, case, steps", "loss", "minutes", "predicted"),
       *(f"to {target:.3f}" for target in targets),
       "MB a step",
     ),
@@ -175,7 +193,7 @@ def trial_table(rows: Sequence[Row]) -> Table:
   """Returns the losses of trials, a line for each case."""
   tried: dict[str, dict[str, str]] = {}
   for row in rows:
-    link, case, rate = row.case.split("/")
+    link, case, _, rate = row.case.split("/")
     if link == TRIAL and row.metric == "loss":
       loss = row.value if isinstance(row.value, str) else f"{row.value:.3f}"
       tried.setdefault(case, {})[rate] = loss

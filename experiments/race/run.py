@@ -64,8 +64,9 @@ class Job(NamedTuple):
   @property
   def name(self) -> str:
     """Name of the run in rows."""
-    last = f"{self.order.rate:.3g}" if self.link == "trial" else self.order.seed
-    return f"{self.link}/{self.order.case}/{last}"
+    order = self.order
+    last = f"{order.rate:.3g}" if self.link == "trial" else order.seed
+    return f"{self.link}/{order.case}/{order.steps}/{last}"
 
 
 def list_trials(setting: Setting) -> list[Job]:

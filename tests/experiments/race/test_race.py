@@ -31,31 +31,32 @@ def test_a_stopped_race_goes_on_and_all_cases_train_one_model(
   monkeypatch.setattr(run, "FACTORS", (3.0,))
   trials, said = run_main(race_main.main, trials=True, cases=["none"], **SMALL)
   assert "Loss of trials" in said
-  assert {row.case for row in trials} == {"trial/none/0.003"}
+  assert {row.case for row in trials} == {"trial/none/8/0.003"}
   first, _ = run_main(race_main.main, cases=["none", "fp32"], **SMALL)
   both = ["none", "fp32", "diloco"]
   rows, said = run_main(race_main.main, cases=both, plot=True, **SMALL)
   assert rows[: len(first)] == first, "it was trained again"
   assert "100mbit diloco" in said
   found = {(row.case, row.metric): row for row in rows}
-  assert found["100mbit/none/0", "rate"].value == 0.003
-  assert found["100mbit/fp32/0", "rate"].value == cases.BASE_RATE
+  assert found["100mbit/none/8/0", "rate"].value == 0.003
+  assert found["100mbit/fp32/8/0", "rate"].value == cases.BASE_RATE
 
   table = render_markdown(rows)
   assert table.count("\n") == 2 + len(both) - 1
-  sent = found["100mbit/fp32/0", "wire_bytes_predicted"].value
+  sent = found["100mbit/fp32/8/0", "wire_bytes_predicted"].value
   assert sent == 4 * Decoder(read_shape()).network.size
-  assert found["100mbit/diloco/0", "wire_bytes_predicted"].value < sent / 32
+  assert found["100mbit/diloco/8/0", "wire_bytes_predicted"].value < sent / 32
   # Hosts begin with the same parameters and share a batch.
-  curve = found["100mbit/fp32/0", "curve"].value.split("; ")
+  curve = found["100mbit/fp32/8/0", "curve"].value.split("; ")
   assert len(curve) == 2
   starts = {
-    found[f"100mbit/{case}/0", "curve"].value.split("; ")[0] for case in both
+    found[f"100mbit/{case}/8/0", "curve"].value.split("; ")[0] for case in both
   }
   assert len(starts) == 1
 
   with pytest.raises(JobError, match="Use another file, or --fresh"):
-    run_main(race_main.main, cases=["none"], **(SMALL | {"steps": 16}))
+    other = [*SMALL["shape"][:-1], "held_out=2"]
+    run_main(race_main.main, cases=["none"], **(SMALL | {"shape": other}))
 
 
 def read_shape():
@@ -69,9 +70,9 @@ def test_peers_train_the_same_model(run_main):
   chosen = ["torch_none", "torch_fp32", "torch_post_local", "none"]
   rows, _ = run_main(race_main.main, cases=chosen, **(SMALL | {"steps": 16}))
   found = {(row.case, row.metric): row.value for row in rows}
-  one = found["100mbit/none/0", "curve"].split("; ")
+  one = found["100mbit/none/16/0", "curve"].split("; ")
   for case in ("torch_none", "torch_fp32", "torch_post_local"):
-    curve = found[f"100mbit/{case}/0", "curve"].split("; ")
+    curve = found[f"100mbit/{case}/16/0", "curve"].split("; ")
     for steps, (a, b) in enumerate(zip(one, curve, strict=True)):
       if case == "torch_post_local" and steps == 2:
         continue

@@ -33,19 +33,27 @@ def test_a_loss_that_rises_again_was_reached():
 
 def test_targets_are_losses_of_the_baseline():
   late = [Point(0, 0.0, 6.0), Point(8, 0.1, 5.0), Point(16, 0.2, 4.0)]
-  runs = {"1gbit/fp32/0": run(), "1gbit/int4_feedback/0": run(late)}
+  runs = {"1gbit/fp32/16/0": run(), "1gbit/int4_feedback/16/0": run(late)}
   header, lines = lines_of(runs)
   assert header[4:7] == ("to 6.000", "to 4.000", "to 3.000")
-  assert lines["1gbit int4_feedback"][3:6] == ("0.00", "0.20", "-")
+  assert lines["1gbit int4_feedback 16"][3:6] == ("0.00", "0.20", "-")
   # DDP is the baseline where it has run.
-  header, _ = lines_of(runs | {"1gbit/torch_fp32/0": run(late)})
+  header, _ = lines_of(runs | {"1gbit/torch_fp32/16/0": run(late)})
   assert header[4:7] == ("to 6.000", "to 5.000", "to 4.000")
+
+
+def test_longer_runs_are_lines_of_their_own():
+  longer = [*CURVE, Point(24, 3.0, 2.5)]
+  runs = {"1gbit/fp32/24/0": run(longer), "1gbit/fp32/16/0": run()}
+  header, lines = lines_of(runs)
+  assert list(lines) == ["1gbit fp32 16", "1gbit fp32 24"]
+  assert header[6] == "to 3.000", "the target is that of the shorter run"
 
 
 def test_a_loss_counts_if_every_seed_reaches_it():
   short = [Point(0, 0.0, 6.0), Point(8, 1.0, 4.0), Point(16, 3.0, 3.5)]
-  _, lines = lines_of({"1gbit/fp32/0": run(), "1gbit/fp32/1": run(short)})
-  loss, minutes, _, *reached, _ = lines["1gbit fp32"]
+  _, lines = lines_of({"1gbit/fp32/16/0": run(), "1gbit/fp32/16/1": run(short)})
+  loss, minutes, _, *reached, _ = lines["1gbit fp32 16"]
   assert loss.startswith("3.250 ±") and minutes == "2.50"
   assert reached[0] == "0.00" and reached[2] == "-"
 
@@ -53,26 +61,27 @@ def test_a_loss_counts_if_every_seed_reaches_it():
 def test_the_prediction_is_one_host_and_the_exchange():
   sent = {"exchange_ms_predicted": 15e3, "interface_bytes": 2e6}
   runs = {
-    "1gbit/none/0": run(),
-    "1gbit/fp32/0": run(**sent),
-    "1gbit/delayed_int4_feedback/0": run(**sent),
-    "1gbit/torch_fp32/0": run(**sent),
+    "1gbit/none/16/0": run(),
+    "1gbit/fp32/16/0": run(**sent),
+    "1gbit/delayed_int4_feedback/16/0": run(**sent),
+    "1gbit/torch_fp32/16/0": run(**sent),
   }
   _, lines = lines_of(runs)
   # A step of one host takes 7.5 s.
-  assert lines["1gbit fp32"][2] == "6.00"
-  assert lines["1gbit delayed_int4_feedback"][2] == "4.00"
-  assert lines["1gbit torch_fp32"][2] == "", "no such host has run"
-  assert lines["1gbit fp32"][-1] == "2.000" and lines["1gbit none"][-1] == ""
+  assert lines["1gbit fp32 16"][2] == "6.00"
+  assert lines["1gbit delayed_int4_feedback 16"][2] == "4.00"
+  assert lines["1gbit torch_fp32 16"][2] == "", "no such host has run"
+  assert lines["1gbit fp32 16"][-1] == "2.000"
+  assert lines["1gbit none 16"][-1] == ""
 
 
 def test_a_case_takes_the_rate_of_its_best_trial():
   trials = {
-    "trial/int8/0.001": run(),
-    "trial/int8/0.003": run(loss=2.5),
-    "trial/int8/0.009": run(loss=race_rows.DIVERGED),
+    "trial/int8/16/0.001": run(),
+    "trial/int8/16/0.003": run(loss=2.5),
+    "trial/int8/16/0.009": run(loss=race_rows.DIVERGED),
   }
-  rows = make_rows("race", trials | {"1gbit/int8/0": run()})
+  rows = make_rows("race", trials | {"1gbit/int8/16/0": run()})
   assert race_rows.best_rates(rows) == {"int8": 0.003}
   table = race_rows.trial_table(rows)
   assert table.lines == [("int8", "3.000", "2.500", "diverged")]
@@ -81,6 +90,6 @@ def test_a_case_takes_the_rate_of_its_best_trial():
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_a_run_that_diverges_has_no_loss(seeds):
-  runs = {f"1gbit/fp32/{i}": run() for i in range(seeds)}
-  runs["1gbit/fp32/0"] = run(loss=race_rows.DIVERGED)
-  assert lines_of(runs)[1]["1gbit fp32"][0] == "diverged"
+  runs = {f"1gbit/fp32/16/{i}": run() for i in range(seeds)}
+  runs["1gbit/fp32/16/0"] = run(loss=race_rows.DIVERGED)
+  assert lines_of(runs)[1]["1gbit fp32 16"][0] == "diverged"
