@@ -9,6 +9,7 @@ from experiments import figures, history, tables
 from experiments.common import records
 from experiments.common.console import JobError
 from experiments.common.tables import Table
+from experiments.race import rows as race_rows
 from tests.paths import ROOT
 
 PAGES_OF_ROWS = {
@@ -36,6 +37,7 @@ PAGES_OF_ROWS = {
   "docs/benchmarks/links.md": ["planner_links"],
   "docs/benchmarks/fit_memory.md": ["planner_memory"],
   "docs/benchmarks/islands.md": ["islands_simulated", "islands_links"],
+  "docs/benchmarks/race.md": ["race"],
   "docs/benchmarks/sharded.md": ["train_sharded_memory"],
   "docs/benchmarks/programs.md": [
     *("codecs_programs", "codecs_programs_h200", "codecs_launches"),
@@ -113,6 +115,26 @@ def test_the_memory_that_is_saved_is_that_of_the_rows():
     return [f"{mib:,.0f}", f"{tflop:.2f}", f"{ms:.1f}"]
 
   check_table("benchmarks/residuals.md", header, both, find_cells)
+
+
+def test_the_minutes_of_the_race_are_those_of_the_rows():
+  rows = records.read_rows(ROOT / "docs" / "results" / "race.jsonl")
+  grouped = race_rows.group_runs(rows)
+  target = race_rows.find_targets(grouped)[-1]
+
+  def find_minutes(case, steps):
+    (curve,) = grouped["100mbit", case, int(steps)].curves
+    return race_rows.minutes_to(curve, target)
+
+  longest = find_minutes("torch_fp32", 192)
+  readme = (ROOT / "README.md").read_text()
+  header = "| case | minutes | of `torch_fp32` |"
+  for line in read_table("benchmarks/race.md", header):
+    minutes = find_minutes(*re.findall(r"`(\w+)`, (\d+) steps", line)[0])
+    share = longest / minutes
+    end = f"1/{share:.1f}" if share > 1 else "1"
+    assert line.endswith(f"| {minutes:.2f} | {end} |")
+    assert "240" not in line or end in readme
 
 
 @pytest.mark.parametrize(
