@@ -19,15 +19,15 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   figure = figures.make_figure(10, 3.2 * len(links) + 0.8)
   panels = figure.subplots(len(links), 1, sharey=True, squeeze=False)[:, 0]
   for axes, link in zip(panels, links, strict=True):
-    for i, (case, steps) in enumerate(lines):
-      if (link, case, steps) not in grouped:
+    for group, runs in grouped.items():
+      if group.link != link:
         continue
-      curve = grouped[race_rows.Group(link, case, steps)].curves[0]
-      points = curve[1:]  # A logarithm has no 0.
+      _, case, steps = group
+      points = runs.curves[0][1:]  # A logarithm has no 0.
       axes.plot(
         [point.minutes for point in points],
         [point.loss for point in points],
-        color=f"C{i % _COLORS}",
+        color=f"C{lines.index(group[1:]) % _COLORS}",
         linestyle="--" if cases.is_peer(case) else "-",
         linewidth=1.2,
         label=f"{case} {steps}",

@@ -31,7 +31,7 @@ Curve = Sequence[Point]
 
 
 class Group(NamedTuple):
-  """What runs have in common that differ in their seeds."""
+  """Names the link, case and steps of runs that differ in their seeds."""
 
   link: str
   case: str

@@ -264,8 +264,9 @@ def join(
     raise ValueError(
       f"`fragments` must divide `every`, {every}, got {fragments}."
     )
-  # A rule that no leaf matches is an error in the whole tree only.
-  make_outer_step(params, outer, codec, max_norm)
+  if fragments > 1:
+    # A rule that no leaf matches is an error in the whole tree only.
+    make_outer_step(params, outer, codec, max_norm)
   divided = divide_leaves(params, fragments)
   schedule = Schedule(every, delay, grace_s)
   name = name or uuid.uuid4().hex[:12]

@@ -102,7 +102,7 @@ class Store:
   def read(self, name: Object) -> bytes | None:
     """Returns the bytes of an object, or None if there is none."""
     with self._named_errors(name.path), contextlib.suppress(FileNotFoundError):
-      found = self._obstore.get(self._store, self._start + name.path)
+      found = self._obstore.get(self._store, self._path(name))
       if found.meta["size"] > self._max_bytes:
         raise MessageError(f"{name.path} is refused: it is too large")
       return bytes(found.bytes())
@@ -112,7 +112,7 @@ class Store:
     """Writes a new object; returns False if there is one already."""
     exists = self._obstore.exceptions.AlreadyExistsError
     with self._named_errors(name.path), contextlib.suppress(exists):
-      path = self._start + name.path
+      path = self._path(name)
       self._obstore.put(
         self._store, path, data, mode="create", use_multipart=False
       )
@@ -122,8 +122,9 @@ class Store:
   def write(self, name: Object, data: bytes) -> None:
     """Writes an object, in place of one of that name."""
     with self._named_errors(name.path):
-      path = self._start + name.path
-      self._obstore.put(self._store, path, data, use_multipart=False)
+      self._obstore.put(
+        self._store, self._path(name), data, use_multipart=False
+      )
 
   def delete(self, names: Collection[Object]) -> None:
     """Deletes objects, of which some may be gone already."""
@@ -132,8 +133,11 @@ class Store:
       self._named_errors("a deletion"),
       contextlib.suppress(FileNotFoundError),
     ):
-      paths = [self._start + name.path for name in names]
-      self._obstore.delete(self._store, paths)
+      self._obstore.delete(self._store, list(map(self._path, names)))
+
+  def _path(self, name: Object) -> str:
+    """Returns the path of an object below the store's prefix."""
+    return self._start + name.path
 
   @contextlib.contextmanager
   def _named_errors(self, place: str) -> Iterator[None]:
