@@ -9,9 +9,10 @@
   wire_ratio     bytes that fp32 sends, in those of the exchange;
   temp_ratio     temporaries of the compiled step, in those with fp32.
 
-The last two depend on no clock. `experiments.codecs` and `experiments.hosts`
-time encodings and steps, on a machine that does nothing else. A commit that is
-measured again replaces its rows.
+The last two depend on no clock. Cases that end with a number are of a network
+of so many arrays, all others of one of three. `experiments.codecs` and
+`experiments.hosts` time encodings and steps, on a machine that does nothing
+else. A commit that is measured again replaces its rows.
 """
 
 import datetime
@@ -52,7 +53,8 @@ _CODECS = {
   "topk1_feedback": codecs.feedback(codecs.topk(density=0.01)),
 }
 _COLUMNS = 6  # Commits in the table.
-_WIDTHS = (784, 512, 512, 10)
+_WIDTHS = {"": (784, 512, 512, 10), "_148": (128,) * 149}
+"""Widths of the layers, by the end of a case's name."""
 _WORKERS = 2
 
 Times = dict[str, list[float]]
@@ -69,13 +71,14 @@ def time_imports(repeats: int) -> Times:
   return seconds
 
 
-def measure_steps(repeats: int) -> tuple[Times, Times, Times, Times]:
+def measure_steps(
+  repeats: int, suffix: str
+) -> tuple[Times, Times, Times, Times]:
   """Returns seconds to trace and compile, and bytes sent and of temporaries."""
-  mesh = jax.make_mesh((_WORKERS,), ("data",))
-  batch = jax.ShapeDtypeStruct((64, _WIDTHS[0]), "float32")
+  mesh, widths = jax.make_mesh((_WORKERS,), ("data",)), _WIDTHS[suffix]
+  batch = jax.ShapeDtypeStruct((64, widths[0]), "float32")
   first = [
-    jax.ShapeDtypeStruct(pair, "float32")
-    for pair in itertools.pairwise(_WIDTHS)
+    jax.ShapeDtypeStruct(pair, "float32") for pair in itertools.pairwise(widths)
   ]
 
   def loss_fn(params: list[Any], x: Any) -> Any:
@@ -83,7 +86,10 @@ def measure_steps(repeats: int) -> tuple[Times, Times, Times, Times]:
       x = jax.nn.relu(x @ w)
     return jnp.mean(x)
 
-  cases = {"fp32": None, **_CODECS}
+  cases = {
+    f"{name}{suffix}": codec
+    for name, codec in ({"fp32": None} | _CODECS).items()
+  }
   trace_s: Times = {case: [] for case in cases}
   compile_s: Times = {case: [] for case in cases}
   sent, temporaries = dict(compile_s), dict(compile_s)
@@ -157,18 +163,18 @@ def main() -> None:
   if _JSON.value and os.path.exists(_JSON.value):
     known = records.read_rows(_JSON.value)
   repeats = _REPEATS.value
-  trace_s, compile_s, sent, temporaries = measure_steps(repeats)
-  saved = {case: [1 / v for v in values] for case, values in sent.items()}
-  rows = make_rows(
-    commit,
-    [
-      ("import_ratio", "optax", time_imports(repeats)),
-      ("trace_ratio", "fp32", trace_s),
-      ("compile_ratio", "fp32", compile_s),
-      ("wire_ratio", "fp32", saved),
-      ("temp_ratio", "fp32", temporaries),
-    ],
-  )
+  found = [("import_ratio", "optax", time_imports(repeats))]
+  for suffix in _WIDTHS:
+    trace_s, compile_s, sent, temporaries = measure_steps(repeats, suffix)
+    saved = {case: [1 / v for v in values] for case, values in sent.items()}
+    baseline = f"fp32{suffix}"
+    found += [
+      ("trace_ratio", baseline, trace_s),
+      ("compile_ratio", baseline, compile_s),
+      ("wire_ratio", baseline, saved),
+      ("temp_ratio", baseline, temporaries),
+    ]
+  rows = make_rows(commit, found)
   rows = [r for r in known if not r.experiment.endswith(f"_{commit}")] + rows
   console.make_console().print(summary_table(rows).to_console())
   records.write_rows(_JSON.value, rows)

@@ -76,11 +76,11 @@ def make_row(
   machine: str | None = None,
   version: str = jax.__version__,
 ) -> Row:
-  """Returns the row of a figure, of this machine unless another is given."""
+  """Returns the row of a figure, of this run unless a machine is given."""
   value, unit, noise = measured
   base = None if isinstance(baseline, str) else baseline
   ratio = value / base if base and not isinstance(value, str) else None
-  machine = describe_machine() if machine is None else machine
+  machine = describe_run() if machine is None else machine
   key = (experiment, case, metric, value, unit)
   return Row(*key, base, ratio, noise, machine, version)
 
@@ -94,7 +94,7 @@ def make_rows(
   version: str = jax.__version__,
 ) -> list[Row]:
   """Returns a row for each case and metric, beside those of a baseline."""
-  machine = describe_machine() if machine is None else machine
+  machine = describe_run() if machine is None else machine
   return [
     make_row(
       *(experiment, case, metric, measured),
@@ -185,6 +185,12 @@ def _parse_line(path: str | os.PathLike[str], number: int, line: str) -> dict:
 
 
 _ROOT = Path(__file__).parents[2]
+
+
+def describe_run(link: str = "") -> str:
+  """Returns the machine, the kind of its links, and the commit."""
+  sources = describe_sources(("jaxmotion", "experiments"))
+  return f"{describe_machine()}{link and ', '}{link}; {sources}"
 
 
 @functools.cache

@@ -32,10 +32,12 @@ def _start_job(address: str, processes: int, rank: int) -> None:
   jax.distributed.initialize(address, processes, rank)
 
 
-def _train(island: islands.Island, folder: pathlib.Path, rank: int) -> None:
+def _train(
+  island: islands.Island, folder: pathlib.Path, seed: int, rank: int
+) -> None:
   """Trains towards ones, with noisy gradients, until the end."""
   log = folder / f"{island.name}.{rank}"
-  rng = np.random.default_rng(zlib.crc32(island.name.encode()))
+  rng = np.random.default_rng([seed, zlib.crc32(island.name.encode())])
   # Rows over all processes of a job.
   mesh = jax.sharding.Mesh(jax.devices(), ("data",))
   rows = jax.sharding.NamedSharding(mesh, jax.P("data"))
@@ -74,6 +76,7 @@ def main() -> None:
   parser.add_argument("--server", help="of S3; by default, a folder")
   parser.add_argument("--name")
   parser.add_argument("--grace_s", type=float)
+  parser.add_argument("--seed", type=int)
   parser.add_argument("--coordinator")
   parser.add_argument("--processes", type=int)
   parser.add_argument("--rank", type=int)
@@ -94,7 +97,7 @@ def main() -> None:
     name=arguments.name,
     grace_s=arguments.grace_s,
   )
-  _train(island, arguments.folder, arguments.rank)
+  _train(island, arguments.folder, arguments.seed, arguments.rank)
   island.stop()
 
 

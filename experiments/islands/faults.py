@@ -46,9 +46,12 @@ _POLL_S = 0.02
 _PATIENCE_S = 240.0  # On a busy machine.
 _LAST_ROUNDS = 100  # Without faults, at the end of a case.
 _STEPS_AWAY = 20  # That each island makes while its store is away.
+_TRIES = 5  # To take a store away: islands delete old rounds, which frees disk.
 _DISK_BYTES = 1 << 20
 
-_SEED = flags.DEFINE_integer("seed", 0, "Seed of the faults.", 0)
+_SEEDS = flags.DEFINE_integer(
+  "seeds", 1, "Runs of each case.", 1, allow_override=True
+)
 _JSON = shared_flags.define_rows()
 
 
@@ -59,9 +62,10 @@ class NoDiskError(JobError):
 class Run:
   """Islands of one store, each a process or a job of several."""
 
-  def __init__(self, folder: Path, processes: int = 1, server: str = ""):
+  def __init__(self, folder: Path, seed: int, processes: int, server: str):
     self.folder, self.living = folder, dict[str, list[HostProcess]]()
     self.store, self._count = folder / "run", 0
+    self._seed = seed
     self._processes, self._server = processes, server
     # Grace: shorter than an outage, longer than a request that times out.
     self._grace_s = 4.0 if server else 1.0
@@ -79,7 +83,7 @@ class Run:
     arguments = [
       *(f"--name={name}", f"--folder={self.folder}"),
       *(f"--server={self._server}", f"--grace_s={self._grace_s}"),
-      f"--processes={self._processes}",
+      *(f"--seed={self._seed}", f"--processes={self._processes}"),
       f"--coordinator=127.0.0.1:{find_free_port()}",
     ]
     variables = {
@@ -201,12 +205,16 @@ class Run:
 
 @contextlib.contextmanager
 def _start_run(
-  islands: int, processes: int = 1, server: str = "", disk_bytes: int = 0
+  seed: int,
+  islands: int,
+  processes: int = 1,
+  server: str = "",
+  disk_bytes: int = 0,
 ) -> Iterator[Run]:
   """Starts islands, which end with the context, and waits for a round."""
   with contextlib.ExitStack() as stack:
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    run = Run(folder, processes, server)
+    run = Run(folder, seed, processes, server)
     if disk_bytes:
       mount = ["mount", "-t", "tmpfs", "-o", f"size={disk_bytes}", "none"]
       if subprocess.run([*mount, run.store], capture_output=True).returncode:
@@ -225,7 +233,7 @@ def kill_islands(
 ) -> Metrics:
   """Kills islands at random times, and starts others in their place."""
   rng, trained = random.Random(seed), 0
-  with _start_run(islands, processes) as run:
+  with _start_run(seed, islands, processes) as run:
     for _ in range(kills):
       before = run.newest_round()
       time.sleep(rng.uniform(0, 1))
@@ -241,19 +249,21 @@ def kill_islands(
   return {"of_islands_that_trained": Measured(trained, "kills"), **figures}
 
 
-def _train_alone(run: Run) -> None:
+def _train_alone(run: Run, take_away: Callable[[], None]) -> None:
   """Waits until each island has trained while its store was away."""
-  before = run.newest_round()
-  steps = {name: run.count_steps(name) for name in run.living}
-  run.wait_for(
-    lambda: all(
+  for _ in range(_TRIES):
+    take_away()
+    before = run.newest_round()
+    steps = {name: run.count_steps(name) for name in run.living}
+    has_trained = lambda steps=steps: all(
       run.count_steps(name) >= count + _STEPS_AWAY
       for name, count in steps.items()
     )
-  )
-  # What was sent before may have been decided.
-  if run.newest_round() > before + 1:
-    raise JobError("The store was not away.")
+    run.wait_for(has_trained)
+    # What was sent before may have been decided.
+    if run.newest_round() <= before + 1:
+      return
+  raise JobError("The store was not away.")
 
 
 def stop_server(outages: int, seed: int, *, islands: int = 3) -> Metrics:
@@ -262,11 +272,10 @@ def stop_server(outages: int, seed: int, *, islands: int = 3) -> Metrics:
   (host,) = links.loopback_hosts(1)
   server = HostProcess(host, "moto.server", ["-p", str(port)], "server")
   try:
-    with _start_run(islands, server=f"127.0.0.1:{port}") as run:
+    with _start_run(seed, islands, server=f"127.0.0.1:{port}") as run:
       for _ in range(outages):
         time.sleep(rng.uniform(0, 1))
-        os.kill(server.pid, signal.SIGSTOP)
-        _train_alone(run)
+        _train_alone(run, lambda: os.kill(server.pid, signal.SIGSTOP))
         os.kill(server.pid, signal.SIGCONT)
         run.wait_round(run.newest_round() + 2)
       return run.finish()
@@ -278,14 +287,18 @@ def stop_server(outages: int, seed: int, *, islands: int = 3) -> Metrics:
 def fill_disk(outages: int, seed: int, *, islands: int = 3) -> Metrics:
   """Fills the disk of the folder, and frees it, again and again."""
   rng = random.Random(seed)
-  with _start_run(islands, disk_bytes=_DISK_BYTES) as run:
-    for _ in range(outages):
-      time.sleep(rng.uniform(0, 1))
-      filling = run.store / "filling"
-      with contextlib.suppress(OSError), filling.open("wb", 0) as file:
+  with _start_run(seed, islands, disk_bytes=_DISK_BYTES) as run:
+    filling = run.store / "filling"
+
+    def fill() -> None:
+      """Appends to a file while there is room."""
+      with contextlib.suppress(OSError), filling.open("ab", 0) as file:
         while file.write(bytes(512)):
           pass
-      _train_alone(run)
+
+    for _ in range(outages):
+      time.sleep(rng.uniform(0, 1))
+      _train_alone(run, fill)
       filling.unlink()
       run.wait_round(run.newest_round() + 2)
     return run.finish()
@@ -294,7 +307,7 @@ def fill_disk(outages: int, seed: int, *, islands: int = 3) -> Metrics:
 def forge_changes(forgeries: int, seed: int, *, islands: int = 3) -> Metrics:
   """Puts changes of other islands and rounds, and parts, into the folder."""
   rng, refused = random.Random(seed), 0
-  with _start_run(islands) as run:
+  with _start_run(seed, islands) as run:
     for i in range(forgeries):
       victim = rng.choice(sorted(run.living))
       round = run.newest_round()
@@ -352,9 +365,10 @@ def main() -> None:
   signals.exit_on_sigterm()
   cases: dict[str, Metrics] = {}
   rows: Sequence[records.Row] = ()
-  for name in _CASES.value:
-    printer.print(name)
-    cases[name] = measure_case(name, _SEED.value, _FAULTS.value)
+  for name, seed in itertools.product(_CASES.value, range(_SEEDS.value)):
+    case = f"{name}/{seed}"
+    printer.print(case)
+    cases[case] = measure_case(name, seed, _FAULTS.value)
     rows = records.make_rows("islands_faults", cases)
     records.write_rows(_JSON.value, rows)
   printer.print(tables.summary_table(rows).to_console())

@@ -108,7 +108,7 @@ def main() -> None:
     raise JobError(f"Limited links cannot be made here: {why}.")
   # Namespaces are removed when their context is left, so SIGTERM must leave it.
   signals.exit_on_sigterm()
-  machine = f"{records.describe_machine()}, emulated links"
+  machine = records.describe_run("emulated links")
   cases: dict[str, Metrics] = {}
   setting = _EVERY.value, _STEP_MS.value, _ROUNDS.value
   for name, delay, fragments in itertools.product(

@@ -64,11 +64,11 @@ def _make_link_table(rows: Sequence[Row]) -> tables.Table:
 
 
 def _make_fault_table(rows: Sequence[Row]) -> tables.Table:
-  """Returns counts and the error at the end, a line for each kind of faults."""
+  """Returns counts and the error at the end, a line for each case and seed."""
   found = tables.index_rows(rows)
   lines = [
     (
-      case,
+      *case.split("/"),
       *(
         f"{found[case, metric].value:,}"
         for metric in ("faults", "islands", "processes", "rounds")
@@ -78,8 +78,9 @@ def _make_fault_table(rows: Sequence[Row]) -> tables.Table:
     for case in dict.fromkeys(row.case for row in rows)
   ]
   return tables.Table(
-    ("case", "faults", "islands", "processes", "rounds", "error"),
+    ("case", "seed", "faults", "islands", "processes", "rounds", "error"),
     lines,
     title=rows[0].machine,
     caption="The error of the anchor is 1 at the start.",
+    text_columns=(0, 1),
   )

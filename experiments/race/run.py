@@ -110,8 +110,7 @@ def run_jobs(
     console.print("PyTorch is not installed (extra `peers`): not measured.")
     todo = ours
   decoder = Decoder(setting.shape)
-  machine = f"{records.describe_machine()}, emulated links; "
-  machine += records.describe_sources(("jaxmotion", "experiments"))
+  machine = records.describe_run("emulated links")
   steps = todo[0].order.steps if todo else 1
   with Display(console, steps=steps, runs=len(todo)) as display:
     for link, group in itertools.groupby(todo, lambda job: job.link):

@@ -36,7 +36,9 @@ PAGES_OF_ROWS = {
   ],
   "docs/benchmarks/links.md": ["planner_links"],
   "docs/benchmarks/fit_memory.md": ["planner_memory"],
-  "docs/benchmarks/islands.md": ["islands_simulated", "islands_links"],
+  "docs/benchmarks/islands.md": [
+    *("islands_simulated", "islands_links", "islands_faults"),
+  ],
   "docs/benchmarks/race.md": ["race"],
   "docs/benchmarks/sharded.md": ["train_sharded_memory"],
   "docs/benchmarks/programs.md": [

@@ -73,22 +73,24 @@ class StockStep(NamedTuple):
   Attributes:
     name: "plain", or the call of `jax.checkpoint`.
     step_s: seconds of the step, predicted.
-    device_bytes: bytes of everything on the device; predicted, unless the step
-      was compiled.
+    device_bytes: bytes of everything on the device.
     fits: whether these are within the budget.
+    is_compiled: whether the compiler stated the bytes; else they are predicted.
   """
 
   name: str
   step_s: float
   device_bytes: int
   fits: bool
+  is_compiled: bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class MemoryPlan:
   """The way to save a function's residuals; `wrap` applies it.
 
-  All seconds are predicted, and so are all bytes but `compiled_bytes`.
+  All seconds are predicted, and so are all bytes but `compiled_bytes` and
+  those of some steps of `stock`.
 
   Args:
     recipe: how residuals are saved.
@@ -216,7 +218,8 @@ class MemoryPlan:
     return (
       f"The fastest of jax.checkpoint that fits, {stock.name}, takes "
       f"{_text.format_seconds(stock.step_s)}, {share:.3g} % more, and "
-      f"{_text.format_bytes(stock.device_bytes)}."
+      f"{_text.format_bytes(stock.device_bytes)}, "
+      f"{self.source if stock.is_compiled else 'predicted'}."
     )
 
 

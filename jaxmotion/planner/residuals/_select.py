@@ -48,6 +48,7 @@ def select_fastest(
     least_bytes = selector.find_least()
     source = source if selector.compiled else "predicted"
     raise _plan.BudgetTooSmallError(budget_bytes, least_bytes, source)
+  selector.check_stock()
   prices, recipe = search.prices, best.recipe
   compiled = selector.compiled.get(recipe)
   return _plan.MemoryPlan(
@@ -105,14 +106,31 @@ class Selector:
     every = self._search.candidates
     return int(min(c.device_bytes for c in every if not c.is_estimate))
 
+  def check_stock(self) -> None:
+    """Compiles the fastest stock steps until one fits."""
+    for c in self._find_stock() if self._measure is not None else ():
+      is_compiled = c.recipe in self.compiled
+      if self._expect_bytes(c) <= self._budget and (
+        is_compiled or self._search.is_over or self._fits(c)
+      ):
+        return
+
   def list_stock(self) -> Iterator[_plan.StockStep]:
     """Yields seconds and bytes of plain training, and of JAX's own policies."""
-    for c in self._search.candidates:
-      if c.recipe.kind in ("plain", "stock"):
-        expected = self._expect_bytes(c)
-        yield _plan.StockStep(
-          c.recipe.name, c.step_s, int(expected), expected <= self._budget
-        )
+    for c in self._find_stock():
+      expected = self._expect_bytes(c)
+      yield _plan.StockStep(
+        c.recipe.name,
+        c.step_s,
+        int(expected),
+        expected <= self._budget,
+        c.recipe in self.compiled,
+      )
+
+  def _find_stock(self) -> list[_search.Candidate]:
+    """Returns plain training and JAX's own policies, the fastest first."""
+    kinds = "plain", "stock"
+    return [c for c in self._search.candidates if c.recipe.kind in kinds]
 
   def _choose_next(
     self, best: _search.Candidate | None

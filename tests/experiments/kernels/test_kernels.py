@@ -48,10 +48,7 @@ def test_rows_hold_the_ratio_and_what_it_is_made_of(speeds, tmp_path):
   rows = records.read_rows(path)
   found = {(row.case, row.metric): row for row in rows}
   bandwidth = found["int8/64KiB/reference", "bandwidth"]
-  assert (bandwidth.unit, bandwidth.machine) == (
-    "GB/s",
-    records.describe_machine(),
-  )
+  assert (bandwidth.unit, bandwidth.machine) == ("GB/s", records.describe_run())
   (speed,) = (s for s in speeds if (s.op, s.case) == ("int8", "reference"))
   assert (bandwidth.value, bandwidth.baseline) == (speed.rate, speed.copy_rate)
   fraction = found["int8/64KiB/reference", "bandwidth_fraction"]

@@ -268,6 +268,27 @@ def test_a_plan_says_which_stock_policy_it_beats():
   assert texts == {True, False}
 
 
+def test_the_stock_policy_that_a_plan_names_is_compiled():
+  search = searched("conv")
+  trusted = (
+    _select.select_fastest(search, c.device_bytes, None)
+    for c in search.candidates
+  )
+  plan = next(p for p in trusted if "jax.checkpoint that fits" in str(p))
+  assert not plan.fastest_stock.is_compiled and "B, predicted." in str(plan)
+  measured = []
+
+  def measure(step, *args):
+    measured.append(predict_cost(step, *args).peak_bytes)
+    return measured[-1]
+
+  plan = _select.select_fastest(search, plan.budget_bytes, measure)
+  stock = plan.fastest_stock
+  assert stock.is_compiled and stock.name != plan.name
+  assert [stock.device_bytes] == measured[-1:]
+  assert "B, by `measure_memory`." in str(plan)
+
+
 def test_a_codec_fits_where_no_stock_policy_does():
   search = searched("wide", INT8)
   traced = [c for c in search.candidates if not c.is_estimate]
