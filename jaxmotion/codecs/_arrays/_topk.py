@@ -6,7 +6,6 @@ import math
 from typing import Any, ClassVar, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from jaxmotion import core, hosts, kernels
 from jaxmotion.codecs import _bases, _checks, _division, _laws
@@ -81,7 +80,7 @@ class SparseDivision(_division.Division):
 
 def _pack(values: Array, places: Array, block: int) -> Sparse:
   """Returns the payload of values and places, (k, blocks) each."""
-  words = pack.pack_flat(places.astype(jnp.uint32), _place_bits(block))
+  words = pack.pack_flat(places, _place_bits(block))
   return Sparse(values.reshape(-1), words)
 
 
@@ -89,7 +88,7 @@ def _unpack(payload: Sparse, block: int, k: int) -> tuple[Array, Array]:
   """Unpacks a payload to values and their places in a block, (k, blocks)."""
   size, bits = payload.values.size, _place_bits(block)
   dtype = next(f"uint{n}" for n in (8, 16, 32) if bits <= n)
-  unpack = lambda words: pack.unpack_flat(words, bits, size).astype(dtype)
+  unpack = lambda words: pack.unpack_flat(words, bits, size, dtype)
   if size >= _MIN_UNPACKED:
     # Every element of the array reads its place: XLA:CPU would unpack all of
     # them again, `block` times, and without vectors. Narrow places are read

@@ -22,7 +22,7 @@ def pack_flat(
   """Packs codes of any shape and number; zeros fill the last column.
 
   Args:
-    codes: uint32 of any shape, each below 2**bits.
+    codes: unsigned integers of any width and shape, each below 2**bits.
     bits: width of a code, 1 to 32.
     implementation: name of the only implementation to try; None chooses one.
 
@@ -34,7 +34,7 @@ def pack_flat(
     >>> pack_flat(jnp.array([1, 2, 3], jnp.uint32), 8).tolist()
     [[197121]]
   """
-  _checks.check_words("codes", codes, ("...",), 32)
+  _checks.check_words("codes", codes, ("...",))
   return _run(
     "pack_flat",
     codes,
@@ -44,14 +44,20 @@ def pack_flat(
 
 
 def unpack_flat(
-  words: Array, bits: int, size: int, *, implementation: str | None = None
+  words: Array,
+  bits: int,
+  size: int,
+  dtype: str = "uint32",
+  *,
+  implementation: str | None = None,
 ) -> Array:
-  """Returns the codes that `pack_flat` packed, as uint32[size].
+  """Returns the codes that `pack_flat` packed, as a vector of `size`.
 
   Args:
     words: uint32[rows, columns].
     bits: width of a code, 1 to 32.
     size: number of codes.
+    dtype: unsigned integers of at least so many bits, which are returned.
     implementation: name of the only implementation to try; None chooses one.
 
   Example:
@@ -63,5 +69,10 @@ def unpack_flat(
   _checks.check_words("words", words, (_reference.word_rows(bits), "..."), 32)
   core.integer(0, words.size * 32 // bits)("size", size)
   return _run(
-    "unpack_flat", words, implementation=implementation, bits=bits, size=size
+    "unpack_flat",
+    words,
+    implementation=implementation,
+    bits=bits,
+    size=size,
+    dtype=dtype,
   )

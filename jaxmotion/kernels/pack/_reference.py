@@ -182,12 +182,14 @@ def pack_flat(codes: Array, bits: int) -> Array:
   """Packs codes of any shape; zeros fill the last column."""
   count = num_planes(bits)
   flat = _block_layout.pad_to_multiple(codes.reshape(-1), count)
-  return _pack_fields(flat.reshape(count, -1), bits)
+  return _pack_fields(flat.reshape(count, -1).astype(jnp.uint32), bits)
 
 
-def unpack_flat(words: Array, bits: int, size: int) -> Array:
-  """Returns the first `size` codes of packed words, uint32[size]."""
-  return unpack(words, bits).reshape(-1)[:size]
+def unpack_flat(
+  words: Array, bits: int, size: int, dtype: str = "uint32"
+) -> Array:
+  """Returns the first `size` codes of packed words."""
+  return unpack(words, bits).reshape(-1)[:size].astype(dtype)
 
 
 def pack_tile(codes: Array, bits: int) -> list[Array]:
