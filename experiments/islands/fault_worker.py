@@ -32,12 +32,12 @@ def _start_job(address: str, processes: int, rank: int) -> None:
   jax.distributed.initialize(address, processes, rank)
 
 
-def _train(
-  island: islands.Island, folder: pathlib.Path, seed: int, rank: int
-) -> None:
+def _train(island: islands.Island, arguments: argparse.Namespace) -> None:
   """Trains towards ones, with noisy gradients, until the end."""
+  folder, rank = arguments.folder, arguments.rank
   log = folder / f"{island.name}.{rank}"
-  rng = np.random.default_rng([seed, zlib.crc32(island.name.encode())])
+  name = zlib.crc32(island.name.encode())
+  rng = np.random.default_rng([arguments.seed, name])
   # Rows over all processes of a job.
   mesh = jax.sharding.Mesh(jax.devices(), ("data",))
   rows = jax.sharding.NamedSharding(mesh, jax.P("data"))
@@ -50,7 +50,7 @@ def _train(
   params = jax.device_put(island.start(), rows)
   steps, last, final = 0, -1, math.inf
   while last < final:
-    time.sleep(0.005)
+    time.sleep(arguments.step_s)
     noise = jax.tree.map(
       lambda p: rng.normal(0, _NOISE, p.shape).astype(np.float32), _PARAMS
     )
@@ -77,6 +77,7 @@ def main() -> None:
   parser.add_argument("--name")
   parser.add_argument("--grace_s", type=float)
   parser.add_argument("--seed", type=int)
+  parser.add_argument("--step_s", type=float)
   parser.add_argument("--coordinator")
   parser.add_argument("--processes", type=int)
   parser.add_argument("--rank", type=int)
@@ -97,7 +98,7 @@ def main() -> None:
     name=arguments.name,
     grace_s=arguments.grace_s,
   )
-  _train(island, arguments.folder, arguments.seed, arguments.rank)
+  _train(island, arguments)
   island.stop()
 
 

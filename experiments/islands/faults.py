@@ -1,4 +1,4 @@
-"""Kills islands, and takes their store away, while they train.
+"""Kills, pauses and slows islands, and takes their store away.
 
   python -m experiments.islands.faults --json=results/islands_faults.jsonl
 
@@ -48,6 +48,8 @@ _LAST_ROUNDS = 100  # Without faults, at the end of a case.
 _STEPS_AWAY = 20  # That each island makes while its store is away.
 _TRIES = 5  # To take a store away: islands delete old rounds, which frees disk.
 _DISK_BYTES = 1 << 20
+_STEP_S, _SLOW_STEP_S = 0.005, 0.4
+_SLOW_ROUNDS = 20  # Of a slow island. The others wait for it, up to the grace.
 
 _SEEDS = flags.DEFINE_integer(
   "seeds", 1, "Runs of each case.", 1, allow_override=True
@@ -76,7 +78,7 @@ class Run:
     )
     self._tags: dict[str, str | None] = {}  # Of all objects so far.
 
-  def add_island(self) -> str:
+  def add_island(self, step_s: float = _STEP_S) -> str:
     """Starts an island; returns its name."""
     name = f"island{self._count}"
     self._count += 1
@@ -84,6 +86,7 @@ class Run:
       *(f"--name={name}", f"--folder={self.folder}"),
       *(f"--server={self._server}", f"--grace_s={self._grace_s}"),
       *(f"--seed={self._seed}", f"--processes={self._processes}"),
+      f"--step_s={step_s}",
       f"--coordinator=127.0.0.1:{find_free_port()}",
     ]
     variables = {
@@ -170,31 +173,31 @@ class Run:
     """Waits until every island has seen a round."""
     self.wait_for(lambda: min(map(self.last_round, self.living)) >= round)
 
-  def finish(self) -> Metrics:
-    """Trains on without faults; returns figures of the whole run."""
+  def finish(self, rounds: int = _LAST_ROUNDS) -> Metrics:
+    """Trains on for some rounds; returns figures of the whole run."""
     self.wait_round(0)
-    final = self.newest_round() + _LAST_ROUNDS
+    final = self.newest_round() + rounds
     part = self.folder / "part"
     part.write_text(str(final))
     part.rename(self.folder / "finish")
     ranks = [p for own in self.living.values() for p in own]
     self.wait_for(lambda: all(process.has_ended() for process in ranks))
-    rounds = collections.defaultdict(set)
+    anchors = collections.defaultdict(set)
     for i in range(self._count):
       for rank in range(self._processes):
         for seen in self._read_log(f"island{i}", rank):
-          rounds[seen["round"]].add((seen["anchor"], seen["error"]))
+          anchors[seen["round"]].add((seen["anchor"], seen["error"]))
     # A commit may be deleted before it is noted: where an island has landed on
     # it, it was there.
     commits = {f"commit.{round:08d}" for round in range(final)}
-    commits -= {f"commit.{round - 1:08d}" for round in rounds}
+    commits -= {f"commit.{round - 1:08d}" for round in anchors}
     if lost := commits - self._tags.keys():
       raise JobError(f"Commits were never there: {sorted(lost)}.")
-    if other := [round for round, seen in rounds.items() if len(seen) > 1]:
+    if other := [round for round, seen in anchors.items() if len(seen) > 1]:
       raise JobError(f"Anchors have other bits in the rounds {sorted(other)}.")
     if any(self.last_round(name) < final for name in self.living):
       raise JobError("An island ended before the last round.")
-    ((_, error),) = rounds[final]
+    ((_, error),) = anchors[final]
     return {
       "rounds": Measured(final, "rounds"),
       "islands": Measured(self._count, "islands"),
@@ -247,6 +250,30 @@ def kill_islands(
         run.wait_round(0)
     figures = run.finish()
   return {"of_islands_that_trained": Measured(trained, "kills"), **figures}
+
+
+def pause_islands(pauses: int, seed: int, *, islands: int = 4) -> Metrics:
+  """Stops islands until others have gone on, and lets them continue."""
+  rng = random.Random(seed)
+  with _start_run(seed, islands) as run:
+    for _ in range(pauses):
+      victim = rng.choice(sorted(run.living))
+      (process,) = run.living[victim]
+      os.kill(process.pid, signal.SIGSTOP)
+      # The first round may have its change already.
+      last = run.newest_round() + 2
+      run.wait_newest(last)
+      os.kill(process.pid, signal.SIGCONT)
+      run.wait_round(last + 1)
+    return run.finish()
+
+
+def add_slow_islands(slow: int, seed: int, *, islands: int = 3) -> Metrics:
+  """Adds islands whose steps take longer than a round."""
+  with _start_run(seed, islands) as run:
+    for _ in range(slow):
+      run.add_island(_SLOW_STEP_S)
+    return run.finish(_SLOW_ROUNDS)
 
 
 def _train_alone(run: Run, take_away: Callable[[], None]) -> None:
@@ -336,6 +363,8 @@ CASES: dict[str, tuple[Callable[..., Metrics], int, dict[str, int]]] = {
   "none": (kill_islands, 0, {}),
   "kills": (kill_islands, 100, {}),
   "job_kills": (kill_islands, 20, {"islands": 3, "processes": 2}),
+  "pauses": (pause_islands, 20, {}),
+  "slow": (add_slow_islands, 1, {}),
   "outages": (stop_server, 20, {}),
   "full_disk": (fill_disk, 20, {}),
   "forged": (forge_changes, 20, {}),
