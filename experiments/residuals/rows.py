@@ -53,7 +53,10 @@ def stamp_rows(
 ) -> list[records.Row]:
   """Returns rows that say which sources they were measured from."""
   stamp = _describe_stamp(mode)
-  return [row._replace(machine=f"{row.machine}; {stamp}") for row in rows]
+  return [
+    row._replace(machine=f"{drop_sources(row.machine)}; {stamp}")
+    for row in rows
+  ]
 
 
 def are_current(rows: Sequence[records.Row], mode: str | None) -> bool:

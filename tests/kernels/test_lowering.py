@@ -18,7 +18,7 @@ TILES = compact.NonZeros(words(2, 32), words(2, 500), words(2))
 OPS = {
   **{
     f"pack {bits} {size}": (pack.pack_flat, [words(size)], bits)
-    for bits, size in ((1, 32768), (3, 999), (8, 32768), (11, 32768))
+    for bits, size in ((1, 32768), (3, 999), (4, 32768), (11, 32768))
   },
   **{
     f"unpack {bits}": (pack.unpack_flat, [words(bits, 32)], bits, 999)
