@@ -94,7 +94,6 @@ def make_rows(
   version: str = jax.__version__,
 ) -> list[Row]:
   """Returns a row for each case and metric, beside those of a baseline."""
-  machine = describe_run() if machine is None else machine
   return [
     make_row(
       *(experiment, case, metric, measured),

@@ -108,11 +108,10 @@ class Selector:
 
   def check_stock(self) -> None:
     """Compiles the fastest stock steps until one fits."""
-    for c in self._find_stock() if self._measure is not None else ():
-      is_compiled = c.recipe in self.compiled
-      if self._expect_bytes(c) <= self._budget and (
-        is_compiled or self._search.is_over or self._fits(c)
-      ):
+    for c in self._find_stock():
+      is_known = c.recipe in self.compiled or self._search.is_over
+      may_fit = self._expect_bytes(c) <= self._budget
+      if may_fit and (is_known or self._fits(c)):
         return
 
   def list_stock(self) -> Iterator[_plan.StockStep]:
