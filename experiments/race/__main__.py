@@ -12,8 +12,9 @@ held-out text over the minutes that training took. Evaluations are not counted.
 `--trials` gives every case equally many short runs, whose best learning rates
 the race takes from the same file of rows. Rows are written after every run, and
 the same `--json` goes on where a stopped job has ended. `--quick` is a race of
-minutes: few cases of a small model on one link. It needs root, or a kernel that
-gives users namespaces of their own; `--trials` does not.
+minutes: few cases of a small model on one link. `--advise` trains nothing: it
+compares what `planner.advise` names with the rows of `--json`. The race needs
+root, or a kernel that gives users namespaces of their own.
 """
 
 import sys
@@ -23,11 +24,12 @@ from absl import flags
 from experiments.common import list_flags, names, records, shared_flags, signals
 from experiments.common.console import JobError, make_console
 from experiments.hosts import links
-from experiments.race import cases, rows as race_rows, run
+from experiments.race import cases, predict, rows as race_rows, run
 from experiments.train.decoder import Decoder, Shape
 
 _QUICK = flags.DEFINE_bool("quick", False, "A race of few minutes.")
 _TRIALS = flags.DEFINE_bool("trials", False, "Try learning rates, no links.")
+_ADVISE = flags.DEFINE_bool("advise", False, "Compare advice with --json.")
 _LINKS = list_flags.define_names(
   "links", (), cases.LINKS, "Links; all, or that of --quick.", least=0
 )
@@ -71,18 +73,24 @@ def main() -> None:
   """Runs trials or the race, prints the table, writes rows and plot."""
   setting = _read_setting()
   console = make_console()
+  kept = {} if _FRESH.value else records.read_cases(_JSON.value)
+  known = [row for own in kept.values() for row in own]
+  decoder = Decoder(setting.shape)
+  if _ADVISE.value:
+    advise = lambda link, alone_s: predict.advise_steps(
+      cases.LINKS[link], decoder, alone_s
+    )
+    console.print(race_rows.advice_table(known, advise).to_console())
+    return
   if not _TRIALS.value and (why := links.explain_refusal()):
     links.enter_user_namespace([sys.executable, *sys.orig_argv[1:]])
     raise JobError(f"Limited links cannot be made here: {why}.")
   # Namespaces are removed when their context is left, so SIGTERM must leave it.
   signals.exit_on_sigterm()
-  kept = {} if _FRESH.value else records.read_cases(_JSON.value)
-  known = [row for own in kept.values() for row in own]
   if _TRIALS.value:
     jobs = run.list_trials(setting)
   else:
     jobs = run.list_races(setting, known)
-  decoder = Decoder(setting.shape)
   for job in jobs:
     wanted = run.describe_job(job, decoder)
     for row in kept.get(job.name, ()):

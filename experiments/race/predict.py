@@ -1,14 +1,17 @@
-"""Predicted time of the exchange of a case over a link."""
+"""Predicted time of exchanges over a link, and of steps by `planner.advise`."""
 
 import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
 
+import optax
+
 from experiments.hosts import links
 from experiments.race import cases
 from experiments.train.cases import EXCHANGES, undelayed_name
-from jaxmotion import perfmodel
+from experiments.train.decoder import Decoder
+from jaxmotion import codecs, perfmodel, planner
 
 _HOSTS = 2
 _PACKET_BYTES = 1514  # Of Ethernet, with headers.
@@ -54,3 +57,38 @@ def exchange_seconds(
   )
   recoding = exchange.encode_s + exchange.recode_s + exchange.decode_s
   return sent / facts["share"] + recoding
+
+
+_ADVISED = {
+  "bf16": codecs.cast("bfloat16"),
+  "int8": codecs.uniform(bits=8),
+  "int4_feedback": codecs.feedback(codecs.uniform(bits=4)),
+  "sign_feedback": codecs.feedback(codecs.sign()),
+  "topk1_feedback": codecs.feedback(codecs.topk(density=0.01)),
+}
+"""Codec of all matrices, by case."""
+
+
+def advise_steps(
+  link: cases.Link, decoder: Decoder, alone_s: float
+) -> dict[str, float]:
+  """Returns the seconds of a step of cases, as `planner.advise` has them."""
+  # alone_s: seconds of the step of one host, which corrects the prediction.
+  network = decoder.network
+  plan = planner.advise(
+    network.loss,
+    network.params,
+    (decoder.make_batch(0, 0, 0, _HOSTS),),
+    make_platform(link),
+    candidates=tuple(_ADVISED.values()),
+    optimizer=optax.adamw(cases.BASE_RATE),
+  )
+  plan = planner.replan(plan, compute_s=alone_s)
+  steps = {"fp32": plan.uncompressed.total_s}
+  steps |= {case: plan.uniform_s[codec] for case, codec in _ADVISED.items()}
+  for name, step_s, *_ in plan.algorithms:
+    preset = name.partition("(")[0].removeprefix("presets.")
+    # A preset of every step is another case than local updates by it.
+    if preset in cases.LOCAL and "every=" in name and step_s is not None:
+      steps[preset] = step_s
+  return steps

@@ -2,7 +2,7 @@
 
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from experiments.common import records
@@ -137,14 +137,7 @@ def predict_minutes(
 ) -> float | None:
   """Predicts minutes from the step of one host, and from the exchange."""
   alone = cases.alone_name(group.case)
-  step_ms = next(
-    (
-      runs.mean("step_ms")
-      for (link, case, _), runs in grouped.items()
-      if (link, case) == (group.link, alone)
-    ),
-    None,
-  )
+  step_ms = _measured_ms(grouped, group.link).get(alone)
   exchange_ms = grouped[group].mean("exchange_ms_predicted")
   if step_ms is None or exchange_ms is None:
     return None
@@ -153,6 +146,50 @@ def predict_minutes(
     max(step_ms, exchange_ms) if is_overlapped else step_ms + exchange_ms
   )
   return step_ms * group.steps / 60e3
+
+
+def _measured_ms(grouped: Mapping[Group, Runs], link: str) -> dict[str, float]:
+  """Returns the milliseconds of a step on a link by case, of its first runs."""
+  found: dict[str, float] = {}
+  for group, runs in grouped.items():
+    step_ms = runs.mean("step_ms")
+    if group.link == link and step_ms is not None:
+      found.setdefault(group.case, step_ms)
+  return found
+
+
+def advice_table(
+  rows: Sequence[Row], advise: Callable[[str, float], Mapping[str, float]]
+) -> Table:
+  """Returns the fastest case that is advised and measured, by link."""
+  # advise: from a link and the seconds of one host's step to the seconds of a
+  # step with each case.
+  grouped = group_runs(rows)
+  lines = []
+  for link in dict.fromkeys(group.link for group in grouped):
+    measured = _measured_ms(grouped, link)
+    if (alone_ms := measured.get(cases.alone_name("fp32"))) is None:
+      continue
+    advised = advise(link, alone_ms / 1e3)
+    known = {case: ms for case, ms in measured.items() if case in advised}
+    if not known:
+      continue
+    first = min(known, key=advised.__getitem__)
+    fastest = min(known, key=known.__getitem__)
+    lines.append(
+      (
+        *(link, first, f"{1e3 * advised[first]:.0f}", f"{known[first]:.0f}"),
+        *(fastest, f"{known[fastest]:.0f}"),
+        f"{known[first] / known[fastest]:.2f}",
+      )
+    )
+  heads = "link", "advised", "predicted, ms", "measured, ms", "fastest"
+  return Table(
+    (*heads, "its step, ms", "ratio"),
+    lines,
+    title="The exchange that planner.advise names, and the fastest measured",
+    text_columns=(0, 1, 4),
+  )
 
 
 def summary_table(rows: Sequence[Row]) -> Table:

@@ -1,4 +1,5 @@
 import contextlib
+import re
 
 import pytest
 
@@ -53,6 +54,11 @@ def test_a_stopped_race_goes_on_and_all_cases_train_one_model(
     found[f"100mbit/{case}/8/0", "curve"].value.split("; ")[0] for case in both
   }
   assert len(starts) == 1
+
+  _, said = run_main(race_main.main, advise=True, **SMALL)
+  assert (
+    len(re.findall(r"100mbit.*(?:fp32|diloco).*(?:fp32|diloco)", said)) == 1
+  )
 
   with pytest.raises(JobError, match="Use another file, or --fresh"):
     other = [*SMALL["shape"][:-1], "held_out=2"]

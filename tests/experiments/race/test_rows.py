@@ -93,3 +93,26 @@ def test_a_run_that_diverges_has_no_loss(seeds):
   runs = {f"1gbit/fp32/16/{i}": run() for i in range(seeds)}
   runs["1gbit/fp32/16/0"] = run(loss=race_rows.DIVERGED)
   assert lines_of(runs)[1]["1gbit fp32 16"][0] == "diverged"
+
+
+def test_advice_is_beside_the_fastest_step_of_its_link():
+  runs = {
+    "1gbit/none/16/0": run(),
+    "1gbit/fp32/16/0": run(step_ms=9e3),
+    "1gbit/int8/16/0": run(step_ms=8e3),
+    "1gbit/topk1_feedback/16/0": run(step_ms=8.8e3),
+    "1gbit/power_sgd/16/0": run(step_ms=1.0),
+    "20mbit_rtt50ms/fp32/16/0": run(),
+  }
+  asked = []
+
+  def advise(*given):
+    asked.append(given)
+    return {"fp32": 9.0, "int8": 8.1, "topk1_feedback": 8.0, "bf16": 1.0}
+
+  table = race_rows.advice_table(make_rows("race", runs), advise)
+  # What was not measured, or not weighed, is neither.
+  assert [line[1:] for line in table.lines] == [
+    ("topk1_feedback", "8000", "8800", "int8", "8000", "1.10")
+  ]
+  assert asked == [("1gbit", 7.5)], "no host alone has run on the other link"
