@@ -104,6 +104,9 @@ def main() -> None:
     console.print(race_rows.trial_table(rows).to_console())
     return
   console.print(race_rows.summary_table(rows).to_console())
+  gains = race_rows.gain_table(rows)
+  if gains.lines:
+    console.print(gains.to_console())
   if _PLOT.value:
     from experiments.race.plot import save_plot  # Imports matplotlib.
 

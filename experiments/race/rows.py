@@ -97,24 +97,30 @@ def group_runs(rows: Sequence[Row]) -> dict[Group, Runs]:
   return {group: grouped[group] for group in sorted(grouped, key=order)}
 
 
+def find_baseline(grouped: Mapping[Group, Runs]) -> str:
+  """Returns the case that others are compared with."""
+  found = {group.case for group in grouped}
+  return next((case for case in _BASELINES if case in found), _BASELINES[-1])
+
+
 def find_targets(grouped: Mapping[Group, Runs]) -> list[float]:
   """Returns three losses that the fp32 baseline has on its way."""
-  for baseline in _BASELINES:
-    found = [group for group in grouped if group.case == baseline]
-    steps = min((group.steps for group in found), default=0)
-    curves = [
-      curve
-      for group in found
-      if group.steps == steps
-      for curve in grouped[group].curves
-    ]
-    if curves:
-      # All links see the same losses, but for the order of sums.
-      return [
-        statistics.fmean(_loss_at(curve, share) for curve in curves)
-        for share in _SHARES
-      ]
-  return []
+  baseline = find_baseline(grouped)
+  runs = [group for group in grouped if group.case == baseline]
+  # All links see the same losses, but for the order of sums.
+  steps = min((group.steps for group in runs), default=0)
+  curves = [
+    curve
+    for group in runs
+    if group.steps == steps
+    for curve in grouped[group].curves
+  ]
+  if not curves:
+    return []
+  return [
+    statistics.fmean(_loss_at(curve, share) for curve in curves)
+    for share in _SHARES
+  ]
 
 
 def _loss_at(curve: Curve, share: float) -> float:
@@ -223,6 +229,41 @@ def summary_table(rows: Sequence[Row]) -> Table:
     caption="Loss of held-out text, nats a byte, ± the standard deviation of"
     " seeds. Minutes of training, and those until a loss that the fp32 baseline"
     " has after a quarter, half and all of its steps; - is never. MB a host.",
+  )
+
+
+def gain_table(rows: Sequence[Row]) -> Table:
+  """Returns minutes to the last target, and gains, by case and link."""
+  # Of the longest runs alone: a schedule of more steps passes a loss earlier.
+  grouped = group_runs(rows)
+  baseline, targets = find_baseline(grouped), find_targets(grouped)
+  steps = max((group.steps for group in grouped), default=0)
+  found: dict[tuple[str, str], float] = {}
+  for (link, case, own_steps), runs in grouped.items():
+    reached = [
+      minutes_to(c, target) for target in targets[-1:] for c in runs.curves
+    ]
+    known = [minutes for minutes in reached if minutes is not None]
+    if own_steps == steps and known and len(known) == len(reached):
+      found[link, case] = statistics.fmean(known)
+  links = [link for link in cases.LINKS if (link, baseline) in found]
+  lines = []
+  for case in cases.CASES:
+    cells = []
+    for link in links:
+      minutes, most = found.get((link, case)), found[link, baseline]
+      cells += (
+        ["-", "-"]
+        if minutes is None
+        else [f"{minutes:.2f}", f"{most / minutes:.1f}"]
+      )
+    if set(cells) - {"-"}:
+      lines.append((f"`{case}`", *cells))
+  heads = itertools.chain(*((f"{link}, min", "gain") for link in links))
+  return Table(
+    ("case", *heads),
+    lines,
+    title=f"Minutes to {baseline}'s loss, times as fast; runs of {steps} steps",
   )
 
 

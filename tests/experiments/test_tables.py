@@ -13,7 +13,6 @@ from experiments.race import rows as race_rows
 from tests.paths import ROOT
 
 PAGES_OF_ROWS = {
-  "README.md": ["train_digits"],
   "docs/benchmarks/exchanges.md": [
     *("train_digits", "train_digits_adamw"),
     *("train_digits_sharded", "train_bytes_lm_sharded"),
@@ -119,24 +118,12 @@ def test_the_memory_that_is_saved_is_that_of_the_rows():
   check_table("benchmarks/residuals.md", header, both, find_cells)
 
 
-def test_the_minutes_of_the_race_are_those_of_the_rows():
+@pytest.mark.parametrize("page", ["README.md", "docs/benchmarks/race.md"])
+def test_the_gains_of_the_race_are_those_of_the_rows(page):
   rows = records.read_rows(ROOT / "docs" / "results" / "race.jsonl")
-  grouped = race_rows.group_runs(rows)
-  target = race_rows.find_targets(grouped)[-1]
-
-  def find_minutes(case, steps):
-    (curve,) = grouped["100mbit", case, int(steps)].curves
-    return race_rows.minutes_to(curve, target)
-
-  longest = find_minutes("torch_fp32", 192)
-  readme = (ROOT / "README.md").read_text()
-  header = "| case | minutes | of `torch_fp32` |"
-  for line in read_table("benchmarks/race.md", header):
-    minutes = find_minutes(*re.findall(r"`(\w+)`, (\d+) steps", line)[0])
-    share = longest / minutes
-    end = f"1/{share:.1f}" if share > 1 else "1"
-    assert line.endswith(f"| {minutes:.2f} | {end} |")
-    assert "240" not in line or end in readme
+  table = race_rows.gain_table(rows).to_markdown()
+  assert table.count("\n") > 4
+  assert table in (ROOT / page).read_text()
 
 
 @pytest.mark.parametrize(
@@ -160,6 +147,22 @@ def test_steps_on_a_gpu_are_those_of_the_rows(page):
     return [f"{ms:.1f}", f"{gb:.{1 if case.startswith('gpt') else 2}f}"]
 
   check_table(page, header, cases, find_cells)
+
+
+def test_the_memory_of_the_readme_is_that_of_the_rows():
+  values, readme = read_values("gpu"), (ROOT / "README.md").read_text()
+  cases = {
+    "plain": "plain",
+    "`jax.checkpoint` of each block": "jax_block",
+    "`compress_residuals`, lossless": "ours",
+    "the same in 4 bits": "ours_4bits",
+  }
+  for label, case in cases.items():
+    ms, nbytes = (
+      float(values[f"gpt/{case}", metric])
+      for metric in ("step_ms", "temp_bytes")
+    )
+    assert f"| {label} | {ms:.1f} | {nbytes / 1e9:.1f} |" in readme
 
 
 LINKS = (

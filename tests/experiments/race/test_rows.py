@@ -63,16 +63,36 @@ def test_the_prediction_is_one_host_and_the_exchange():
   runs = {
     "1gbit/none/16/0": run(),
     "1gbit/fp32/16/0": run(**sent),
-    "1gbit/delayed_int4_feedback/16/0": run(**sent),
+    "1gbit/streaming_diloco/16/0": run(**sent),
     "1gbit/torch_fp32/16/0": run(**sent),
   }
   _, lines = lines_of(runs)
   # A step of one host takes 7.5 s.
   assert lines["1gbit fp32 16"][2] == "6.00"
-  assert lines["1gbit delayed_int4_feedback 16"][2] == "4.00"
+  assert lines["1gbit streaming_diloco 16"][2] == "4.00"
   assert lines["1gbit torch_fp32 16"][2] == "", "no such host has run"
   assert lines["1gbit fp32 16"][-1] == "2.000"
   assert lines["1gbit none 16"][-1] == ""
+
+
+def test_gains_are_those_of_the_longest_runs():
+  longer = [*CURVE[:2], Point(24, 1.5, 3.0)]
+  runs = {
+    "1gbit/torch_fp32/16/0": run(),
+    "1gbit/torch_fp32/24/0": run(longer),
+    "1gbit/int8/24/0": run([Point(0, 0.0, 6.0), Point(24, 0.5, 3.0)]),
+    "1gbit/int4_feedback/16/0": run([Point(0, 0.0, 6.0), Point(16, 0.1, 3.0)]),
+    "1gbit/topk1_feedback/24/0": run([Point(0, 0.0, 6.0), Point(24, 2.0, 3.5)]),
+    "100mbit/int8/24/0": run(longer),
+  }
+  table = race_rows.gain_table(make_rows("race", runs))
+  assert table.header == ("case", "1gbit, min", "gain")
+  assert table.lines == [
+    ("`int8`", "0.50", "3.0"),
+    ("`torch_fp32`", "1.50", "1.0"),
+  ]
+  alone = make_rows("race", {"1gbit/none/8/0": run()})
+  assert not race_rows.gain_table(alone).lines
 
 
 def test_a_case_takes_the_rate_of_its_best_trial():
