@@ -59,7 +59,7 @@ CASES = (*OURS, *PEERS)
 """All cases by name."""
 
 OVERLAPPED = ("streaming_diloco",)
-"""Cases that send while the next step computes; CPU hosts wait for `delayed`."""
+"""Cases that send while the next step computes; for others hosts wait."""
 
 ROUNDS = {"power_sgd": 2, "torch_powersgd4": 3}
 """Sums of a step that wait for one another, of cases with more than one."""

@@ -97,6 +97,15 @@ def group_runs(rows: Sequence[Row]) -> dict[Group, Runs]:
   return {group: grouped[group] for group in sorted(grouped, key=order)}
 
 
+def select_longest(grouped: Mapping[Group, Runs]) -> dict[Group, Runs]:
+  """Returns the runs of most steps, which can be compared."""
+  # A schedule of more steps passes a loss earlier.
+  steps = max((group.steps for group in grouped), default=0)
+  return {
+    group: runs for group, runs in grouped.items() if group.steps == steps
+  }
+
+
 def find_baseline(grouped: Mapping[Group, Runs]) -> str:
   """Returns the case that others are compared with."""
   found = {group.case for group in grouped}
@@ -234,17 +243,16 @@ def summary_table(rows: Sequence[Row]) -> Table:
 
 def gain_table(rows: Sequence[Row]) -> Table:
   """Returns minutes to the last target, and gains, by case and link."""
-  # Of the longest runs alone: a schedule of more steps passes a loss earlier.
   grouped = group_runs(rows)
   baseline, targets = find_baseline(grouped), find_targets(grouped)
-  steps = max((group.steps for group in grouped), default=0)
+  longest = select_longest(grouped)
   found: dict[tuple[str, str], float] = {}
-  for (link, case, own_steps), runs in grouped.items():
+  for (link, case, _), runs in longest.items():
     reached = [
       minutes_to(c, target) for target in targets[-1:] for c in runs.curves
     ]
     known = [minutes for minutes in reached if minutes is not None]
-    if own_steps == steps and known and len(known) == len(reached):
+    if known and len(known) == len(reached):
       found[link, case] = statistics.fmean(known)
   links = [link for link in cases.LINKS if (link, baseline) in found]
   lines = []
@@ -263,7 +271,7 @@ def gain_table(rows: Sequence[Row]) -> Table:
   return Table(
     ("case", *heads),
     lines,
-    title=f"Minutes to {baseline}'s loss, times as fast; runs of {steps} steps",
+    title=f"Minutes to {baseline}'s loss, and times as fast; longest runs",
   )
 
 
