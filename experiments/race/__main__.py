@@ -73,6 +73,12 @@ def main() -> None:
   """Runs trials or the race, prints the table, writes rows and plot."""
   setting = _read_setting()
   console = make_console()
+  needs_links = not (_TRIALS.value or _ADVISE.value)
+  if needs_links and (why := links.explain_refusal()):
+    links.enter_user_namespace([sys.executable, *sys.orig_argv[1:]])
+    raise JobError(f"Limited links cannot be made here: {why}.")
+  # Namespaces are removed when their context is left, so SIGTERM must leave it.
+  signals.exit_on_sigterm()
   kept = {} if _FRESH.value else records.read_cases(_JSON.value)
   known = [row for own in kept.values() for row in own]
   decoder = Decoder(setting.shape)
@@ -82,11 +88,6 @@ def main() -> None:
     )
     console.print(race_rows.advice_table(known, advise).to_console())
     return
-  if not _TRIALS.value and (why := links.explain_refusal()):
-    links.enter_user_namespace([sys.executable, *sys.orig_argv[1:]])
-    raise JobError(f"Limited links cannot be made here: {why}.")
-  # Namespaces are removed when their context is left, so SIGTERM must leave it.
-  signals.exit_on_sigterm()
   if _TRIALS.value:
     jobs = run.list_trials(setting)
   else:

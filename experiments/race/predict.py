@@ -9,9 +9,9 @@ import optax
 
 from experiments.hosts import links
 from experiments.race import cases
-from experiments.train.cases import EXCHANGES, undelayed_name
+from experiments.train.cases import EXCHANGES, KERNEL_CODECS, undelayed_name
 from experiments.train.decoder import Decoder
-from jaxmotion import codecs, perfmodel, planner
+from jaxmotion import perfmodel, planner
 
 _HOSTS = 2
 _PACKET_BYTES = 1514  # Of Ethernet, with headers.
@@ -59,13 +59,7 @@ def exchange_seconds(
   return sent / facts["share"] + recoding
 
 
-_ADVISED = {
-  "bf16": codecs.cast("bfloat16"),
-  "int8": codecs.uniform(bits=8),
-  "int4_feedback": codecs.feedback(codecs.uniform(bits=4)),
-  "sign_feedback": codecs.feedback(codecs.sign()),
-  "topk1_feedback": codecs.feedback(codecs.topk(density=0.01)),
-}
+_ADVISED = {"bf16": EXCHANGES["bf16"]} | KERNEL_CODECS
 """Codec of all matrices, by case."""
 
 

@@ -147,6 +147,14 @@ def minutes_to(curve: Curve, loss: float) -> float | None:
   return None
 
 
+def _mean_minutes(runs: Runs, loss: float) -> float | None:
+  """Returns the mean minutes until a loss, None if a seed never has it."""
+  reached = [minutes_to(curve, loss) for curve in runs.curves]
+  known = [minutes for minutes in reached if minutes is not None]
+  # A mean over the seeds that reach it would flatter the case.
+  return statistics.fmean(known) if len(known) == len(reached) else None
+
+
 def predict_minutes(
   grouped: Mapping[Group, Runs], group: Group
 ) -> float | None:
@@ -214,16 +222,14 @@ def summary_table(rows: Sequence[Row]) -> Table:
   lines = []
   for group, runs in grouped.items():
     sent = runs.mean("interface_bytes")
-    reached = [
-      [minutes_to(curve, target) for curve in runs.curves] for target in targets
-    ]
+    reached = [_mean_minutes(runs, target) for target in targets]
     lines.append(
       (
         " ".join(map(str, group)),
         _format_loss(runs),
         _format_number(runs.mean("minutes"), 2),
         _format_number(predict_minutes(grouped, group), 2),
-        *(_format_reached(minutes) for minutes in reached),
+        *(_format_number(minutes, 2) or "-" for minutes in reached),
         "" if sent is None else f"{sent / 1e6:.3f}",
       )
     )
@@ -248,12 +254,9 @@ def gain_table(rows: Sequence[Row]) -> Table:
   longest = select_longest(grouped)
   found: dict[tuple[str, str], float] = {}
   for (link, case, _), runs in longest.items():
-    reached = [
-      minutes_to(c, target) for target in targets[-1:] for c in runs.curves
-    ]
-    known = [minutes for minutes in reached if minutes is not None]
-    if known and len(known) == len(reached):
-      found[link, case] = statistics.fmean(known)
+    for target in targets[-1:]:
+      if (minutes := _mean_minutes(runs, target)) is not None:
+        found[link, case] = minutes
   links = [link for link in cases.LINKS if (link, baseline) in found]
   lines = []
   for case in cases.CASES:
@@ -302,9 +305,3 @@ def _format_loss(runs: Runs) -> str:
 
 def _format_number(value: float | None, digits: int) -> str:
   return "" if value is None else f"{value:.{digits}f}"
-
-
-def _format_reached(minutes: Sequence[float | None]) -> str:
-  known = [m for m in minutes if m is not None]
-  # A mean over the seeds that reach it would flatter the case.
-  return f"{statistics.fmean(known):.2f}" if len(known) == len(minutes) else "-"

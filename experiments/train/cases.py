@@ -19,16 +19,18 @@ def _compress_kernels(codec: codecs.Codec) -> codecs.Codec:
   return codecs.rules(((_SMALL_LEAVES, codecs.identity()), (r".*", codec)))
 
 
+KERNEL_CODECS = {
+  "int8": codecs.uniform(bits=8),
+  "int4_feedback": codecs.feedback(codecs.uniform(bits=4)),
+  "topk1_feedback": codecs.feedback(codecs.topk(density=0.01)),
+  "sign_feedback": codecs.feedback(codecs.sign()),
+}
+"""Codec of all but small leaves, by name of the exchange."""
+
 EXCHANGES = {
   "fp32": codecs.identity(),
   "bf16": codecs.cast("bfloat16"),
-  "int8": _compress_kernels(codecs.uniform(bits=8)),
-  "int4_feedback": _compress_kernels(codecs.feedback(codecs.uniform(bits=4))),
-  "topk1_feedback": _compress_kernels(
-    codecs.feedback(codecs.topk(density=0.01))
-  ),
-  "sign_feedback": _compress_kernels(codecs.feedback(codecs.sign())),
-}
+} | {name: _compress_kernels(codec) for name, codec in KERNEL_CODECS.items()}
 """Codec by name of the exchange; fp32 is the baseline of the others."""
 
 
