@@ -12,6 +12,7 @@ CASES = {
   "threshold": codecs.threshold(value=1.0, capacity=0.9),
   "random_k": codecs.random_k(density=0.4, scaled=False),
   "topk_int8": codecs.chain(TOPK, codecs.uniform(bits=8)),
+  "tiles": codecs.chain(codecs.tiles(chunk=4), codecs.topk_columns(count=9)),
 }
 
 

@@ -74,12 +74,8 @@ class contributors(_bases.WrapperCodec):
     """Returns the mean over senders, times the number of workers."""
     total = self.codec.sum_decoded(payloads, like)
     wide = jax.ShapeDtypeStruct(like.shape, total.dtype)
-
-    def mark(payload: PyTree, like: ShapedLike) -> Array:
-      return mark_sent(self.codec, payload, like)
-
-    count = kernels.sum_decoded(mark, payloads, wide)
     workers = jax.tree.leaves(payloads)[0].shape[0]
+    count = mark_sent(self.codec, payloads, wide, workers)
     return jnp.where(count > 0, total * workers / jnp.maximum(count, 1), 0.0)
 
 
@@ -213,20 +209,36 @@ def selects_elements(codec: _codec.Codec) -> bool:
   return codec.laws.projects and not codec.linear
 
 
-def mark_sent(codec: _codec.Codec, payload: PyTree, like: ShapedLike) -> Array:
-  """Returns 1 at the elements that a payload holds, and 0 elsewhere."""
+def mark_sent(
+  codec: _codec.Codec,
+  payload: PyTree,
+  like: ShapedLike,
+  workers: int | None = None,
+) -> Array:
+  """Returns 1 at the elements that a payload holds, and 0 elsewhere.
+
+  Args:
+    codec: selects elements.
+    payload: its payload, or payloads with a leading axis of workers.
+    like: shape and dtype of the array that was encoded.
+    workers: number of payloads; their marks are added. None for one payload.
+  """
   # It decodes the payload with ones in place of its values.
   if isinstance(codec, _feedback.feedback):
-    return mark_sent(codec.codec, payload, like)
+    return mark_sent(codec.codec, payload, like, workers)
   if isinstance(codec, _chain.chain):
     heads, selection = _without_tiles(codec)
     likes = codec._input_likes(like)[: len(heads) + 1]
     outer, payload = _chain.unnest(payload, len(heads))
-    marks = mark_sent(selection, payload, likes[-1])
+    marks = mark_sent(selection, payload, likes[-1], workers)
     return _chain.decode_heads(heads, outer, marks, likes[:-1])
-  values = codec.payload_like(like).values
-  ones = jax.tree.map(lambda a: jnp.ones(a.shape, jnp.float32), values)
-  return codec.decode(payload._replace(values=ones), like)
+  lead = () if workers is None else (workers,)
+  ones = jax.tree.map(
+    lambda a: jnp.ones((*lead, *a.shape), jnp.float32),
+    codec.payload_like(like).values,
+  )
+  decode = codec.decode if workers is None else codec.sum_decoded
+  return decode(payload._replace(values=ones), like)
 
 
 def _without_tiles(

@@ -68,6 +68,8 @@ def topk_sum(
   """Scatters the selected values of several workers and adds them."""
 
   def add_up(payloads: tuple[Array, Array], like: ShapedLike) -> Array:
+    if payloads[0].shape[1] > _MAX_REDUCE and like.dtype == jnp.float32:
+      return _scatter_sum(payloads, like, planes)
     return _error_memory.sum_decoded(
       lambda payload, like: _scatter(payload, like, planes), payloads, like
     )
@@ -84,10 +86,7 @@ def _scatter(
   k, lanes = values.shape
   minor = like.shape[-1] if len(like.shape) > 1 else 1
   if k > _MAX_REDUCE:
-    dense = jnp.zeros((planes, lanes), jnp.float32)
-    rows = places.astype(jnp.uint32)
-    dense = dense.at[rows, jnp.arange(lanes)[None]].set(values)
-    return _block_layout.from_blocks(dense, like)
+    return _scatter_sum((values[None], places[None]), like, planes)
   # In rows of the array if lanes are whole rows: XLA:CPU then divides once a
   # row to find an element's plane, and else once an element.
   shape = (lanes // minor, minor) if minor and not lanes % minor else (lanes,)
@@ -101,6 +100,33 @@ def _scatter(
   for i in range(k):
     dense = jnp.where(plane == places[i, None], values[i, None], dense)
   return _block_layout.from_blocks(dense, like)
+
+
+def _scatter_sum(
+  payloads: tuple[Array, Array], like: ShapedLike, planes: int
+) -> Array:
+  """Adds the selected values of workers to zeros, one worker after another."""
+  values, places = payloads
+  workers, _, lanes = values.shape
+  lane = jnp.arange(lanes, dtype=jnp.uint32)[None]
+  # Columns of a matrix may be tiles: then a transpose follows, which copies
+  # whole rows of a tile if the elements of a column are side by side.
+  is_turned = like.shape == (planes, lanes)
+  turn = jnp.transpose if is_turned else jnp.asarray
+
+  def find_places(worker: Any) -> tuple[Array, Array]:
+    index = turn(places[worker].astype(jnp.uint32)), turn(lane)
+    return index[::-1] if is_turned else index
+
+  def add_worker(worker: Any, dense: Array) -> Array:
+    at = dense.at[find_places(worker)]
+    return at.add(turn(values[worker]), unique_indices=True)
+
+  shape = (lanes, planes) if is_turned else (planes, lanes)
+  dense = jnp.zeros(shape, jnp.float32)
+  dense = dense.at[find_places(0)].set(turn(values[0]))
+  dense = lax.fori_loop(1, workers, add_worker, dense)
+  return _block_layout.from_blocks(turn(dense), like)
 
 
 def _pad_flat(x: Array, size: int) -> Array:

@@ -99,14 +99,21 @@ def test_any_number_of_planes_is_compared(planes):
 
 
 @pytest.mark.parametrize("workers", [1, 17])
-def test_a_sum_is_that_of_what_each_worker_sent(workers):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+  ("shape", "k", "planes"), [((50,), 2, 8), ((20, 9), 9, 20), ((7, 9), 12, 16)]
+)
+def test_a_sum_is_that_of_what_each_worker_sent(
+  shape, k, planes, dtype, workers
+):
   rng = np.random.default_rng(3)
-  x = jnp.asarray(rng.normal(size=(workers, 50)), jnp.bfloat16)
-  values, places = jax.jit(jax.vmap(lambda row: topk_select(row, 2, 8)))(x)
-  scatter = jax.jit(jax.vmap(lambda v, p: topk_scatter(v, p, x[0], 8)))
-  total = np.zeros(50, np.float32)
+  x = jnp.asarray(rng.normal(size=(workers, *shape)), dtype)
+  select = jax.vmap(lambda row: topk_select(row, k, planes))
+  values, places = jax.jit(select)(x)
+  scatter = jax.jit(jax.vmap(lambda v, p: topk_scatter(v, p, x[0], planes)))
+  total = np.zeros(shape, np.float32)
   for sent in np.asarray(scatter(values, places), np.float32):
     total = total + sent
-  got = jax.jit(lambda v, p: topk_sum(v, p, x[0], 8))(values, places)
+  got = jax.jit(lambda v, p: topk_sum(v, p, x[0], planes))(values, places)
   assert got.dtype == jnp.float32
   np.testing.assert_array_equal(got, total)
