@@ -55,7 +55,8 @@ class Fragment:
     """Makes a fragment, which is sent first after a number of steps."""
     self._outer_step, self.follower = outer_step, follower
     self._schedule, self._name = schedule, follower.name
-    self._states = outer_step.init_states()
+    # Committed as its later states are, so that one program encodes all.
+    self._states = _place_whole(outer_step.init_states())
     self.landed: Agreed = follower.read_agreed()[0]
     self._flight: _Flight | None = None
     # Since the last change was sent.
@@ -109,10 +110,8 @@ class Fragment:
   def _send(self, params: PyTree) -> bool:
     """Sends the change since the anchor; returns False if it is not finite."""
     agreed = self.landed
-    # XLA cannot divide all codecs over devices: one encodes.
-    whole = jax.device_put(gather(params), jax.local_devices()[0])
     payloads, states, is_finite = self._outer_step.encode(
-      agreed, whole, self._states, self._name
+      agreed, _place_whole(gather(params)), self._states, self._name
     )
     if not is_finite:
       _LOG.warning("%s: begins at the anchor again: not finite", self._name)
@@ -145,11 +144,19 @@ def gather(tree: PyTree) -> PyTree:
   )
 
 
+def _place_whole(tree: PyTree) -> PyTree:
+  """Places arrays on the device that encodes."""
+  # XLA cannot divide all codecs over devices.
+  return jax.device_put(tree, jax.local_devices()[0])
+
+
 def _place_like(tree: PyTree, params: PyTree) -> PyTree:
   """Places arrays on the devices of parameters."""
 
   def place_leaf(x: Any, like: Any) -> Any:
-    if not isinstance(like, jax.Array):
+    # The trainer's step would be compiled again for arrays that are committed
+    # to a device, if its own were not.
+    if not isinstance(like, jax.Array) or not like.committed:
       return x
     if core.is_local(x) and not core.is_local(like):
       # Each process has the same values, which `device_put` would compare.

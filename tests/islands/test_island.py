@@ -15,6 +15,7 @@ import pytest
 import jaxmotion
 from jaxmotion import codecs, islands
 from jaxmotion.islands import _island, _store
+from tests.compilations import compilations
 from tests.paths import ROOT
 from tests.processes import environment
 
@@ -223,6 +224,25 @@ def test_steps_go_on_beside_a_slow_store(monkeypatch, tmp_path):
   island.stop()
   assert len(rounds) >= 3
   assert longest < 0.4, "a step waited for the store"
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_nothing_is_compiled_after_the_first_round(is_committed, tmp_path):
+  island = islands.join(
+    tmp_path, make_params(), OUTER, codec=CODECS["int4_feedback"], every=2
+  )
+  inner = jax.jit(lambda tree: jax.tree.map(lambda p: p * 0.9, tree))
+  params = island.start()
+  if is_committed:
+    params = jax.device_put(params, jax.devices()[0])
+  while island.round < 1:
+    params = island.step(inner(params))
+  before = compilations()
+  while island.round < 3:
+    params = island.step(inner(params))
+  island.stop()
+  assert compilations() == before
+  assert {p.committed for p in jax.tree.leaves(params)} == {is_committed}
 
 
 def test_a_step_waits_after_its_delay_and_not_before(monkeypatch, tmp_path):
