@@ -189,7 +189,7 @@ def list_byte_figures():
     sharded[f"hosts_{name}", "hosts"] for name in ("int8_int4_local", "float32")
   ]
   assert round(sent[1] / sent[0]) == 8
-  yield "docs/sharded.md", "bytes of float32 crossed between hosts"
+  yield "docs/sharded.md", "sent an eighth of float32's bytes between hosts"
   state = read_values("state_compiled")
   mib = state["adam/16x2048x2048/packed_host", "temp_bytes"] / 2**20
   yield "docs/state.md", f"that is {mib:.0f} MiB instead of 512"
