@@ -17,7 +17,7 @@ from experiments.hosts import links
 from jaxmotion import codecs, core, islands
 
 _PARAMS = {f"w{i}": (1000, 1000) for i in range(10)}
-_WARM_UP_ROUNDS = 1
+_WARM_UP_ROUNDS, _MORE_ROUNDS = 1, 3
 
 
 def open_bucket(address: str, timeout: str) -> obstore.store.S3Store:
@@ -81,23 +81,33 @@ def main() -> None:
   )
   move = jax.jit(lambda tree: jax.tree.map(lambda p: p + 1e-3, tree))
   params = island.start()
-  inner_s, begin, sent, first = 0.0, 0.0, 0, None
-  while first is None or island.round < first + arguments.rounds:
-    if first is None and island.round >= _WARM_UP_ROUNDS:
-      first, begin, inner_s = island.round, time.perf_counter(), 0.0
-      sent = _count_wire_bytes(arguments.interface)
+  # Between two steps that send, so that each fragment is sent equally often.
+  phase = arguments.every // arguments.fragments // 2
+  measured = arguments.rounds * arguments.every
+  count_bytes = lambda: _count_wire_bytes(arguments.interface)
+  inner_s, begin, sent, steps, first = 0.0, 0.0, 0, 0, None
+  report: dict[str, Any] = {}
+  # The other island begins in another round, and needs this one's changes.
+  while island.round < _WARM_UP_ROUNDS + arguments.rounds + _MORE_ROUNDS:
+    is_warm = island.round >= _WARM_UP_ROUNDS
+    if first is None and is_warm and steps % arguments.every == phase:
+      first, inner_s = steps, 0.0
+      begin, sent = time.perf_counter(), count_bytes()
+    if first is not None and steps == first + measured:
+      seconds = time.perf_counter() - begin
+      report = {
+        "utilization": inner_s / seconds,
+        "round_s": seconds / arguments.rounds,
+        "wire_bytes": (count_bytes() - sent) / arguments.rounds,
+      }
     start = time.perf_counter()
     time.sleep(arguments.step_ms / 1e3)
     params = jax.block_until_ready(move(params))
     inner_s += time.perf_counter() - start
     params = island.step(params)
-  seconds = time.perf_counter() - begin
-  sent = _count_wire_bytes(arguments.interface) - sent
+    steps += 1
   likes = [codec.payload_like(p) for p in jax.tree.leaves(params)]
-  report = {
-    "utilization": inner_s / seconds,
-    "round_s": seconds / arguments.rounds,
-    "wire_bytes": sent / arguments.rounds,
+  report |= {
     "predicted_bytes": core.tree_bytes(likes),
     "anchor": hash_arrays(island.anchor),
   }
