@@ -234,8 +234,12 @@ def _trace_whole(
 
 
 def _likes(variables: Sequence[Any]) -> list[Any]:
-  """Returns shapes and dtypes of a program's values."""
-  return [core.shape_dtype(v.aval) for v in variables]
+  """Returns shapes, dtypes and explicit shardings of a program's values."""
+  # The program was traced for these shardings, which its constants have.
+  return [
+    jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, sharding=v.aval.sharding)
+    for v in variables
+  ]
 
 
 def _custom_jvp(workers: Workers, step: Step, ins: Parts) -> list[Part]:

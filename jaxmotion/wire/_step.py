@@ -95,7 +95,9 @@ def step_bytes(
     # A function that is jitted already may have static arguments.
     core.arrays("args", args)
     fn = jax.jit(fn)
-  jaxpr = fn.trace(*args).jaxpr
+  traced: Any = fn.trace(*args)
+  # Stages of `nnx.jit` hold those of JAX.
+  jaxpr = getattr(traced, "traced", traced).jaxpr
   context = _Context({}, branch, while_trips)
   return _ledger.Ledger(tuple(_count_moves(jaxpr, None, context)))
 

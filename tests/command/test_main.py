@@ -1,5 +1,6 @@
 """What the command line prints, and how it ends."""
 
+import dataclasses
 import json
 import os
 import re
@@ -80,6 +81,19 @@ def test_advise_says_what_to_write_and_reduces_within_hosts_first(
   _, out, _ = run(capsys, "advise", model, "--platform=h100_cluster")
   axes = "jaxmotion.HostAxes(hosts='host', devices='device')"
   assert f"jaxmotion.exchange({axes}, " in out.splitlines()[-1]
+
+
+def test_advise_does_not_name_an_exchange_that_does_not_fit(
+  capsys, model, tmp_path, no_table
+):
+  platform = perfmodel.builtin_platform("ethernet_1gbit")
+  device = dataclasses.replace(platform.device, memory_bytes=1e6)
+  path = tmp_path / "small.json"
+  small = dataclasses.replace(platform, device=device, sources={})
+  perfmodel.save_platform(small, path)
+  _, out, _ = run(capsys, "advise", model, f"--platform={path}")
+  assert "None fits." in out
+  assert out.splitlines()[-1].startswith("The exchange alone does not fit")
 
 
 def test_fit_says_how_to_meet_the_budget(capsys, model):

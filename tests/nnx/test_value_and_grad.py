@@ -50,6 +50,8 @@ def train(value_and_grad, tx, wrt):
     for _ in range(3):
       results = step(model, optimizer, x)
     compiled = step.lower(model, optimizer, x).compile()
+    sent = wire.step_bytes(step, model, optimizer, x).total_bytes
+  assert sent <= wire.compiled_bytes(compiled).total_bytes
   return (nnx.state(model), results), compiled
 
 

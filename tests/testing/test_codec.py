@@ -106,6 +106,9 @@ def test_a_codec_with_all_properties_passes():
   check_codec(plain_for_test(), X)
   check_codec(rounds_down(), X)
   check_codec(off_by_a_bit(), X)
+  laws = Laws(contraction=1.0, bounds_memory=True)
+  exact = lacking("exact", encode=keep(lambda x: x + 0), laws=laws)
+  check_codec(codecs.feedback(exact()), X)
   check_unbiased(plain_for_test(), X, samples=4)
 
 
@@ -138,7 +141,7 @@ def test_many_arrays_are_checked_in_one_program():
 @pytest.mark.parametrize(
   ("codec", "message"),
   [
-    (words_of_int32(), "has a payload of int32"),
+    (words_of_int32(), "has a payload of int32, not of unsigned integers"),
     (more_than_said(), "has 48 bytes, not 24"),
     (other_dtype(), r"decodes float32\[12\] to bfloat16\[12\]"),
     (other_shape(), r"decodes float32\[12\] to float32\[1,12\]"),

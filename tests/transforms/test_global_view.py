@@ -217,6 +217,18 @@ def test_a_loss_may_reshard_along_the_workers_axis():
   np.testing.assert_allclose(g.mean(0), wanted, rtol=1e-6)
 
 
+@pytest.mark.parametrize("activate", [jax.nn.relu, jax.nn.silu, jax.nn.softmax])
+def test_explicit_axes_take_functions_with_derivatives_of_their_own(activate):
+  mesh = MESHES["explicit"]
+  loss = lambda w, x: jnp.mean(activate(x @ w - 0.1) ** 2)
+  w = put(mesh, jnp.asarray(RNG.normal(size=(6, 8)), "float32"))
+  x = put(mesh, jnp.asarray(RNG.normal(size=(8, 6)), "float32"), "data")
+  with jax.set_mesh(mesh):
+    g = jax.jit(lambda w, x: jaxmotion.grad(loss)(w, x).value)(w, x)
+    wanted = jax.grad(loss)(w, x)
+  np.testing.assert_allclose(g.mean(0), wanted, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("shape, names", [((4,), "d"), ((4, 2), "dm")])
 def test_explicit_axes_take_a_batch_that_is_not_divided(shape, names):
   mesh = jax.make_mesh(

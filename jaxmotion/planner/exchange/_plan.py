@@ -126,10 +126,11 @@ class ExchangePlan:
       rows.append((path, name, method, *sent, f"{error:.2g}", reason))
     head = [self.reason]
     if refusal := self.problem.explain_memory(self.step.memory_bytes):
-      head.append(
-        f"It does not fit: it {refusal}. `jaxmotion.sharded` divides the "
-        "optimizer between workers, `jaxmotion.fully_sharded` all."
+      fitting = [c.name for c in self.algorithms if c.is_offered]
+      best = (
+        f"The fastest that fits is `{fitting[0]}`" if fitting else "None fits"
       )
+      head.append(f"It does not fit: it {refusal}. {best}.")
     rarer = _algorithms.weigh_period(self.problem, self.step)
     if rarer.step_s is not None and rarer.step_s < _MUCH * self.step.total_s:
       head.append(

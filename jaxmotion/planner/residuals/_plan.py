@@ -23,15 +23,21 @@ class BudgetTooSmallError(ValueError):
     ...
     jaxmotion.planner.BudgetTooSmallError: `budget_bytes` must be at least \
 2 MB (2000000 bytes, compiled for cpu), got 1 MB. Raise the budget, shrink \
-`batch`, or allow more `options`.
+`batch`, or allow more `options`. With `measure_memory=None`, bytes are those \
+predicted for `platform`.
   """
 
   def __init__(self, budget_bytes: float, least_bytes: int, source: str):
     size = _text.format_bytes
+    hint = ""
+    if source.startswith("compiled"):
+      hint = (
+        " With `measure_memory=None`, bytes are those predicted for `platform`."
+      )
     super().__init__(
       f"`budget_bytes` must be at least {size(least_bytes)} ({least_bytes} "
       f"bytes, {source}), got {size(budget_bytes)}. Raise the budget, shrink "
-      "`batch`, or allow more `options`."
+      f"`batch`, or allow more `options`.{hint}"
     )
     self.budget_bytes, self.least_bytes = budget_bytes, least_bytes
 
