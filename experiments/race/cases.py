@@ -58,8 +58,9 @@ PEERS = (
 CASES = (*OURS, *PEERS)
 """All cases by name."""
 
-OVERLAPPED = ("streaming_diloco",)
-"""Cases that send while the next step computes; for others hosts wait."""
+OVERLAPPED = {"streaming_diloco": 0.5}
+"""Share of its steps beside which a case sends; for others hosts wait."""
+# It sends a fragment after every second step, and lands it a step later.
 
 ROUNDS = {"power_sgd": 2, "torch_powersgd4": 3}
 """Sums of a step that wait for one another, of cases with more than one."""

@@ -164,10 +164,8 @@ def predict_minutes(
   exchange_ms = grouped[group].mean("exchange_ms_predicted")
   if step_ms is None or exchange_ms is None:
     return None
-  is_overlapped = group.case in cases.OVERLAPPED
-  step_ms = (
-    max(step_ms, exchange_ms) if is_overlapped else step_ms + exchange_ms
-  )
+  hidden_ms = cases.OVERLAPPED.get(group.case, 0.0) * step_ms
+  step_ms += max(0.0, exchange_ms - hidden_ms)
   return step_ms * group.steps / 60e3
 
 
