@@ -16,7 +16,6 @@ from experiments.codecs import tables as codecs
 from experiments.common import records
 from experiments.common.records import Row
 from experiments.common.tables import Table
-from experiments.gpu import jobs as gpu
 from experiments.hetero import rows as hetero
 from experiments.hosts import rows as hosts
 from experiments.islands import tables as islands
@@ -31,7 +30,7 @@ from experiments.weights import rows as weights
 _SUMMARIES: dict[str, Callable[[Sequence[Row]], Table]] = {
   "activations": activations.summary_table,
   "codecs": codecs.summary_table,
-  "gpu": gpu.summary_table,
+  "gpu": residuals.steps_table,
   "hetero": hetero.summary_table,
   "history": history.summary_table,
   "hosts": hosts.summary_table,

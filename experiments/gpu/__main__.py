@@ -4,7 +4,7 @@
 
 Jobs, each in processes of its own, one after another:
   transfers   rates of the link to the host, and of packed weights over it;
-  plans_X     step time and peak memory of model X under plans of residuals;
+  steps_X     step time and peak memory of model X under policies of saving;
   check       every implementation of every op, on all arrays;
   speed       every op beside a device copy, XLA, torch and torchao, in the time
               that is left.

@@ -19,10 +19,17 @@ SECONDS = "job_seconds"
 _FAILED, _NO_TIME = "failed", "not measured"
 _MIN_SECONDS = 5.0
 
+_MODELS = (
+  *("gpt", "resnet50", "llama", "encoder_decoder", "vision:layers=3"),
+  *("convnext:blocks=1", "graph:layers=3", "ssm", "unet", "lstm"),
+)
+_STEPS = {f"steps_{model.split(':')[0]}": model for model in _MODELS}
 JOBS = {
   "transfers": ("experiments.gpu.transfers",),
-  "plans_gpt": ("experiments.gpu.plans", "--model=gpt"),
-  "plans_resnet50": ("experiments.gpu.plans", "--model=resnet50"),
+  **{
+    name: ("experiments.residuals.steps", f"--model={model}")
+    for name, model in _STEPS.items()
+  },
   "check": ("experiments.kernels", "--only=check"),
   "speed": ("experiments.kernels", "--only=time"),
 }
@@ -30,14 +37,16 @@ JOBS = {
 _SMALL_FLAGS = {
   "check": ("--only=check", "--ops=int8"),
   "transfers": ("--max_bytes=65536", "--repeats=2"),
-  "plans_gpt": ("--model=mlp_gelu:blocks=2:width=8:rows=4", "--repeats=2"),
-  "plans_resnet50": ("--model=mlp_relu:blocks=2:width=8:rows=4", "--repeats=2"),
+  **{
+    name: ("--model=mlp_gelu:blocks=2:width=8:rows=4", "--repeats=2")
+    for name in _STEPS
+  },
   "speed": ("--only=time", "--ops=int8", "--max_bytes=65536", "--repeats=2"),
 }
 """Flags of each job's small form."""
 _TAKES_SECONDS = ("speed",)
 # Tracing keeps one core of a process busy: the ops are dealt to processes.
-_CHECKS = 4
+_CHECKS = 12
 
 
 def read_known(path: pathlib.Path) -> list[records.Row]:
@@ -152,15 +161,3 @@ def jobs_table(rows: Sequence[records.Row]) -> tables.Table:
     if row.metric == SECONDS
   ]
   return tables.Table(("job", "seconds", "rows"), lines, text_columns=(0, 1))
-
-
-def summary_table(rows: Sequence[records.Row]) -> tables.Table:
-  """Returns what plans and transfers measured, a line for each row."""
-  lines = []
-  for row in rows:
-    if row.experiment.startswith(("gpu_plans", "gpu_transfers")):
-      value = row.value if isinstance(row.value, str) else f"{row.value:,.4g}"
-      lines.append((row.case, row.metric, value, row.unit))
-  return tables.Table(
-    ("case", "metric", "value", "unit"), lines, text_columns=(0, 1, 3)
-  )

@@ -56,14 +56,13 @@ from typing import Any, NamedTuple
 
 import jax
 from absl import flags
-from jax.extend import core as jax_core
 
 from experiments import gpu_compile
 from experiments.common import console, list_flags, records, shared_flags
 from experiments.common.console import JobError, make_console
 from experiments.common.records import describe_sources, read_cases
 from experiments.models import losses
-from experiments.residuals import cases, measure, networks, policies, tables
+from experiments.residuals import measure, networks, policies, tables
 from experiments.residuals.measure import add_ratios
 from experiments.residuals.policies import (
   Policy,
@@ -122,11 +121,11 @@ def measure_policy(policy: policies.Policy, target: str) -> Figures:
     trace_s.append(traced_at - begin)
   compiled = measure.lower_traced(traced, target).compile()
   compiled_at = measure.processor_seconds()
-  flops, step_ms = _predict_traced(traced, step, target)
+  predicted = measure.predict_traced(traced, step, 0, target)
   return Figures(
     compiled.memory_analysis().temp_size_in_bytes,
-    flops,
-    step_ms,
+    predicted.flops,
+    1e3 * predicted.step_s,
     min(trace_s),
     compiled_at - traced_at,
   )
@@ -138,21 +137,10 @@ def predict_again(
   """Predicts the step of a policy again, without compiling it."""
   step = policy.build_step()
   traced = measure.trace_step(step, target)
-  flops, step_ms = _predict_traced(traced, step, target)
-  return found._replace(flops=flops, step_ms_predicted=step_ms)
-
-
-def _predict_traced(
-  traced: Any, step: cases.StepProgram, target: str
-) -> tuple[float, float]:
-  """Returns FLOPs and milliseconds of a step."""
-  # It is not traced once more: that takes seconds for large steps.
-  flat = [
-    jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jax.tree.leaves(step.args)
-  ]
-  again = cases.StepProgram(jax_core.jaxpr_as_fun(traced.jaxpr), tuple(flat))
-  prediction = measure.predict_figures(again, 0, target)
-  return prediction.flops, 1e3 * prediction.step_s
+  predicted = measure.predict_traced(traced, step, 0, target)
+  return found._replace(
+    flops=predicted.flops, step_ms_predicted=1e3 * predicted.step_s
+  )
 
 
 def describe_stamp(

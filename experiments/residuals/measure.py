@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from absl import flags
+from jax.extend import core as jax_core
 
 from experiments import gpu_compile, models
 from experiments.common import records
@@ -141,6 +142,18 @@ def predict_figures(
   )
   step_s = compute_s + (sum(waits) if host_bytes else 0.0)
   return PredictedStep(cost.flops, cost.bytes, step_s, cost.peak_bytes)
+
+
+def predict_traced(
+  traced: Any, step: cases.StepProgram, host_bytes: int, target: str
+) -> PredictedStep:
+  """Predicts the figures of a step that is traced already."""
+  # It is not traced once more: that takes seconds for large steps.
+  flat = [
+    jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jax.tree.leaves(step.args)
+  ]
+  again = cases.StepProgram(jax_core.jaxpr_as_fun(traced.jaxpr), tuple(flat))
+  return predict_figures(again, host_bytes, target)
 
 
 class Measured(NamedTuple):

@@ -91,9 +91,14 @@ def list_policies(make_task: MakeTask) -> list[Policy]:
   found += [make_budget(task, share) for share in _BUDGETS]
   for bits in (8, 4):
     codec = codecs.uniform(bits=bits, block=64)
-    build = functools.partial(_build_ours, task, codec=codec)
-    found.append(Policy(f"ours_{bits}bits", build))
+    found.append(make_coded(task, f"{bits}bits", codec))
   return found
+
+
+def make_coded(task: losses.Task, name: str, codec: Any) -> Policy:
+  """Returns the policy of residuals that a codec encodes."""
+  build = functools.partial(_build_ours, task, codec=codec)
+  return Policy(f"ours_{name}", build)
 
 
 def make_budget(

@@ -220,6 +220,8 @@ def summary_table(rows: Sequence[records.Row]) -> tables.Table:
     return accuracy_table(rows)
   if rows[0].experiment == RESIDENT:
     return resident_table(rows)
+  if rows[0].experiment == STEPS:
+    return steps_table(rows)
   if "values_equal" in metrics:
     return equality_table(rows)
   return memory_table(rows)
@@ -371,6 +373,43 @@ def comparison_table(rows: Sequence[records.Row]) -> tables.Table:
     title="Beside the published figures",
     text_columns=(0, 1, 3, 4),
   )
+
+
+STEPS = "residuals_steps"
+"""Name of the experiment of steps that run on a device."""
+
+RUN = {
+  "plain": "plain",
+  "jax_block_nothing": "`jax.checkpoint`",
+  "jax_block_no_batch": "`no_batch`",
+  "ours": "lossless",
+  "ours_budget_0": "budget 0",
+  "ours_8bits": "8 bits",
+  "ours_4bits": "4 bits",
+}
+"""Policies whose steps are run, and their heads in the table."""
+
+
+def steps_table(rows: Sequence[records.Row]) -> tables.Table:
+  """Returns step times, predictions and temporaries, by model and policy."""
+  found = tables.index_rows(rows)
+  cases = [case for case, metric in found if metric == "step_ms_predicted"]
+  models = dict.fromkeys(case.rpartition("/")[0] for case in cases)
+  parts = {
+    "ms": ("step_ms", 1.0),
+    "predicted, ms": ("step_ms_predicted", 1.0),
+    "GB": ("temp_bytes", 1e9),
+  }
+  lines = []
+  for model in models:
+    for label, (metric, unit) in parts.items():
+      values = [found[f"{model}/{policy}", metric].value for policy in RUN]
+      cells = [
+        "-" if isinstance(value, str) else f"{value / unit:.4g}"
+        for value in values
+      ]
+      lines.append((f"{model}: {label}", *cells))
+  return tables.Table(("model", *RUN.values()), lines)
 
 
 RESIDENT = "residuals_resident"

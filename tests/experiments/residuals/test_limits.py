@@ -4,7 +4,7 @@ import pytest
 import rich.console
 
 from experiments.common.progress import Display
-from experiments.residuals import limits, measure, streamed, tables, training
+from experiments.residuals import accuracy, limits, measure, streamed, tables
 from experiments.residuals.networks import NetworkSpec
 
 
@@ -80,17 +80,17 @@ def test_the_papers_deepest_is_one_of_the_depths():
 
 
 def test_rows_have_accuracies_and_errors_beside_plain_training(monkeypatch):
-  monkeypatch.setitem(training.NETWORKS, "tiny", {"width": 0.25, "repeats": 1})
+  monkeypatch.setitem(accuracy.NETWORKS, "tiny", {"width": 0.25, "repeats": 1})
   options = {"steps": 2, "batch": 64, "seeds": 1, "image": 32}
   console = rich.console.Console(file=io.StringIO())
   with Display(console, steps=2, runs=2) as display:
     results = [
-      training.train_network("tiny", case, **options, display=display)
+      accuracy.train_network("tiny", case, **options, display=display)
       for case in ("fp32", "int8")
     ]
   assert results[0].error == [0.0]
   assert 0 < results[1].error[0] < 0.05
-  made = training.make_rows(results)
+  made = accuracy.make_rows(results)
   assert {r.experiment for r in made} == {"residuals_accuracy_tiny"}
   (row,) = [r for r in made if r.case == "int8" and r.metric == "test_accuracy"]
   assert row.baseline == results[0].accuracy[0]
