@@ -237,9 +237,12 @@ def _count_kernels(
     sums.add_step(node)
   kernels_until: dict[Value, int] = {}
   own_bytes: dict[Step, int] = {}
-  for step in _fusion.fuse_kernels(program):
+  steps = _fusion.fuse_kernels(program)
+  for step in steps:
     inner = _count_inner(step.node, loops, program.uniform)
     own_bytes[step.node] = sum(one.own_bytes for one in inner)
+    for stack in _list_stacks(step.node):
+      sums.add_kernel(_move_bytes(stack, stack.nbytes))  # Filled with zeros.
     for one in inner:
       sums.add_inner(one.cost, one.times)
     if not inner:
@@ -249,27 +252,48 @@ def _count_kernels(
   written = [
     kernels_until.get(v.source, 0) if v else 0 for v in program.outputs
   ]
-  for index, kernel in _list_copies(program, carried):
-    sums.add_kernel(kernel)
+  for index in _list_copies(program, carried, steps):
+    value = program.outputs[index]
+    assert value is not None
+    sums.add_kernel(_move_bytes(value, 2 * value.nbytes))  # Read and written.
     written[index] = len(sums.kernels)
   return sums, written, own_bytes
 
 
+def _list_stacks(node: Step) -> Sequence[Value]:
+  """Returns the results of a loop that stack those of its iterations."""
+  if node.name != "scan":
+    return ()
+  _, _, carried = core.scan_parts(node.params)
+  return node.outs[carried:]
+
+
+def _move_bytes(value: Value, nbytes: float) -> _fusion.Kernel:
+  """Returns a kernel that moves bytes of an array, and computes nothing."""
+  return _fusion.Kernel("data_movement", value.dtype, 0.0, float(nbytes))
+
+
 def _list_copies(
-  program: _ops.CountedProgram, carried: int
-) -> Iterator[tuple[int, _fusion.Kernel]]:
-  """Yields the copies for results that are views of arrays in memory."""
+  program: _ops.CountedProgram,
+  carried: int,
+  steps: Sequence[_fusion.KernelStep],
+) -> Iterator[int]:
+  """Yields the positions of results that are copied into their buffers."""
   # carried: how many results a loop carries on, which may stay where they are.
   # Every other result has a buffer of its own: a view of an argument is copied,
-  # and so is what is returned twice.
-  in_memory = set(program.inputs)
+  # and so is what is returned twice. What a loop stacks is written to its place
+  # in the stack by the kernel that makes it, if nothing else reads it and that
+  # is no matmul.
+  in_memory = {*program.inputs, *(v for step in steps for v in step.reads)}
+  for step in steps:
+    if not _ops.is_fusible(step.node):
+      in_memory.update(step.node.outs)
   for i, value in enumerate(program.outputs):
     if value is None:
       continue
     viewed = value.source in program.inputs and value is not value.source
     if viewed or (i >= carried and value.source in in_memory):
-      moved = 2.0 * value.nbytes  # Read and written.
-      yield i, _fusion.Kernel("data_movement", value.dtype, 0.0, moved)
+      yield i
     in_memory.add(value.source)
 
 
@@ -294,11 +318,7 @@ def _count_inner(
   carried = [len(p.outputs) for p in programs]
   times = [1.0] * len(programs)
   if node.name == "scan":
-    # A stacked output has one more dimension outside the loop than inside.
-    inside = [() if v is None else v.shape for v in programs[0].outputs]
-    carried = [
-      sum(a == v.shape for a, v in zip(inside, node.outs, strict=True))
-    ]
+    carried = [len(node.outs) - len(_list_stacks(node))]
     times = [node.params["length"]]
   elif node.name == "while":
     trips = loops.find_trips(node)

@@ -373,6 +373,27 @@ def test_the_peak_is_what_lives_at_once_also_in_a_loop():
   assert predict_cost(double, array(50, 10)).peak_bytes >= F32 * (3 * rows + 10)
 
 
+def test_a_loop_fills_its_stacks_and_copies_what_no_kernel_writes_there():
+  carry, rows = array(64, 64), array(10, 64, 64)
+  stack = F32 * rows.size
+
+  def count_stacks(body):
+    run = lambda carry, rows: lax.scan(body, carry, rows)
+    return predict_cost(run, carry, rows).bytes / stack
+
+  # A row is read, its sine is written to the stack of zeros.
+  assert count_stacks(lambda c, row: (c, jnp.sin(row))) == 3
+  # A product reads two arrays and writes one, which is copied.
+  assert count_stacks(lambda c, row: (c, row @ c)) == 6
+
+  # The sine is written for the product that reads it, and copied, too.
+  def multiply(c, row):
+    sine = jnp.sin(row)
+    return sine @ c, sine
+
+  assert count_stacks(multiply) == 8
+
+
 def test_constants_outside_of_a_loop_are_made_inside():
   """JAX moves them out of bodies; compilers move them in again."""
 

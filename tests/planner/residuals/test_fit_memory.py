@@ -38,6 +38,13 @@ def mlp(params, x):
   return jnp.mean(lax.scan(layer, x, params)[0] ** 2)
 
 
+def flat_mlp(params, x):
+  """The same without a loop, whose stacks make plain steps slow."""
+  for a, b in zip(params["a"], params["b"], strict=True):
+    x = x + jnp.tanh(x @ a) @ b
+  return jnp.mean(x**2)
+
+
 def conv(params, x):
   def layer(h, p):
     dims = ("NHWC", "HWIO", "NHWC")
@@ -62,6 +69,11 @@ def attention(params, x):
 
 MODELS = {
   "mlp": (mlp, {"a": like(8, 32, 64), "b": like(8, 64, 32)}, like(128, 32)),
+  "flat": (
+    flat_mlp,
+    {"a": like(8, 32, 64), "b": like(8, 64, 32)},
+    like(128, 32),
+  ),
   # The inputs of its layers take more memory than its parameters.
   "wide": (mlp, {"a": like(8, 32, 64), "b": like(8, 64, 32)}, like(4096, 32)),
   "conv": (
@@ -246,8 +258,8 @@ def test_a_cpu_compiles_nothing_without_loops():
 
 
 def test_nothing_is_changed_where_the_plain_step_fits():
-  plan = _select.select_fastest(searched("mlp"), 1e12, None)
-  fn = MODELS["mlp"][0]
+  plan = _select.select_fastest(searched("flat"), 1e12, None)
+  fn = MODELS["flat"][0]
   assert plan.name == "plain" and plan.wrap(fn) is fn
   assert plan.added_s == 0 and plan.fastest_stock.name == "plain"
   assert "no other is faster" in str(plan)
@@ -339,11 +351,12 @@ def test_the_function_is_traced_a_few_times_only():
   plan = fit(counted, 1e9, lines, measure_memory=measure)
   assert count <= 8 <= len(lines)
   compiled = [line for line in lines if "compiling" in line]
-  assert compiled == ["compiling: plain"] and plan.compiled_bytes is not None
+  assert compiled == [f"compiling: {plan.name}"]
+  assert plan.compiled_bytes is not None
 
 
 def test_another_budget_of_a_function_prices_no_plan_again():
-  fn = lambda params, x: mlp(params, x)
+  fn = lambda params, x: flat_mlp(params, x)
   state_bytes = tree_bytes(MODELS["mlp"][1])
 
   def fit_again(budget, **options):
@@ -351,15 +364,15 @@ def test_another_budget_of_a_function_prices_no_plan_again():
     plan = fit(fn, budget, lines, **options)
     return plan, sum(line.startswith("predicted: ") for line in lines)
 
-  found = map(fit_again, (6e5, 1.1e6, 6e5))
+  found = map(fit_again, (5e5, 1.1e6, 5e5))
   (tight, priced), (loose, more), (again, rest) = found
-  assert priced >= 8 and more == rest == 0
+  assert priced >= 5 and more == rest == 0
   assert (tight.name, tight.step_s) == (again.name, again.step_s)
   assert tight.name != loose.name == "plain"
   # With an optimizer, prices have other bytes.
   momentum = optax.sgd(0.1, 0.9)
-  other, priced = fit_again(6e5 + state_bytes, optimizer=momentum)
-  assert priced >= 8 and other.state_bytes == state_bytes
+  other, priced = fit_again(5e5 + state_bytes, optimizer=momentum)
+  assert priced >= 5 and other.state_bytes == state_bytes
 
 
 def test_a_time_limit_ends_the_search():
@@ -379,7 +392,7 @@ def test_a_time_limit_ends_the_search():
 
 def test_other_results_and_optimizer_state_have_their_place():
   def with_aux(params, x):
-    loss = mlp(params, x)
+    loss = flat_mlp(params, x)
     return loss, {"loss": loss, "count": jnp.zeros((), "int32")}
 
   _, params, x = MODELS["mlp"]
