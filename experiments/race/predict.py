@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -81,8 +82,7 @@ def advise_steps(
   steps = {"fp32": plan.uncompressed.total_s}
   steps |= {case: plan.uniform_s[codec] for case, codec in _ADVISED.items()}
   for name, step_s, *_ in plan.algorithms:
-    preset = name.partition("(")[0].removeprefix("presets.")
-    # A preset of every step is another case than local updates by it.
-    if preset in cases.LOCAL and "every=" in name and step_s is not None:
-      steps[preset] = step_s
+    preset = re.search(r"presets\.(\w+)", name)
+    if preset and preset[1] in cases.LOCAL and step_s is not None:
+      steps[preset[1]] = step_s
   return steps

@@ -16,6 +16,8 @@ from jaxmotion.core import Array, AxisName, PyTree
 
 _Preset = TypeVar("_Preset", bound=Callable[..., Any])
 
+NOTE_APART = "Workers train apart for {every} steps: compare the loss."
+
 
 class Facts(NamedTuple):
   """Facts that the planner must know of a preset, its attribute `facts`."""
@@ -26,13 +28,17 @@ class Facts(NamedTuple):
   # What it assumes, by the planner's name for it. The planner adds what breaks
   # the assumption to these words.
   assumes: Mapping[str, str]
+  # Whether it is the outer optimizer of `local_updates`.
+  is_outer: bool
 
 
-def note_facts(note: str, **assumes: str) -> Callable[[_Preset], _Preset]:
+def note_facts(
+  note: str, *, is_outer: bool = False, **assumes: str
+) -> Callable[[_Preset], _Preset]:
   """Makes a decorator that says what the planner must know of a preset."""
 
   def decorate(preset: _Preset) -> _Preset:
-    preset.facts = Facts(note, assumes)  # type: ignore[attr-defined]
+    preset.facts = Facts(note, assumes, is_outer)  # type: ignore[attr-defined]
     return preset
 
   return decorate

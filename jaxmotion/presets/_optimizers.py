@@ -11,7 +11,11 @@ from jax import lax
 
 from jaxmotion import codecs, core, hosts, transforms
 from jaxmotion.core import Array, AxisName, PyTree
-from jaxmotion.presets._exchanges import guard_nonfinite, note_facts
+from jaxmotion.presets._exchanges import (
+  NOTE_APART,
+  guard_nonfinite,
+  note_facts,
+)
 
 _NOTE_TUNED = "Replaces the optimizer; its learning rate has to be tuned."
 _FACTOR = core.number(0, 1, open_high=True)
@@ -317,7 +321,7 @@ def signum(
   return _chain_parts(parts, axis_name, learning_rate, weight_decay, nonfinite)
 
 
-@note_facts(f"{_NOTE_TUNED} It is meant as the outer one of `local_updates`.")
+@note_facts(NOTE_APART, is_outer=True)
 @core.declare(**RATES)
 def sparse_loco(
   axis_name: AxisName,

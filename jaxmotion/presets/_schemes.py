@@ -10,16 +10,15 @@ import optax
 
 from jaxmotion import codecs, core, transforms
 from jaxmotion.core import AxisName, PyTree
-from jaxmotion.presets._exchanges import note_facts
+from jaxmotion.presets._exchanges import NOTE_APART, note_facts
 from jaxmotion.presets._optimizers import RATES
 from jaxmotion.transforms import extend
 
 _INT2 = codecs.feedback(codecs.uniform(bits=2))
 _INT4 = codecs.feedback(codecs.chain(codecs.rotate(), codecs.uniform(bits=4)))
-_NOTE_APART = "Workers train apart for {every} steps: compare the loss."
 
 
-@note_facts(_NOTE_APART)
+@note_facts(NOTE_APART)
 def diloco(
   inner: optax.GradientTransformation,
   *,
@@ -56,7 +55,7 @@ def diloco(
   return transforms.local_updates(inner, outer, every=every, **options)
 
 
-@note_facts(_NOTE_APART)
+@note_facts(NOTE_APART)
 def streaming_diloco(
   inner: optax.GradientTransformation,
   *,
@@ -103,7 +102,7 @@ def streaming_diloco(
 
 
 @note_facts(
-  f"Replaces the optimizer by Muon. {_NOTE_APART}",
+  f"Replaces the optimizer by Muon. {NOTE_APART}",
   matrices="It assumes matrices, which it orthogonalizes",
   no_lookups="It orthogonalizes every matrix, which is wrong for a table",
 )

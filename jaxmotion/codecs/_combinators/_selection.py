@@ -75,7 +75,7 @@ class contributors(_bases.WrapperCodec):
     total = self.codec.sum_decoded(payloads, like)
     wide = jax.ShapeDtypeStruct(like.shape, total.dtype)
     workers = jax.tree.leaves(payloads)[0].shape[0]
-    count = mark_sent(self.codec, payloads, wide, workers)
+    count = mark_sent(self.codec, payloads, wide)
     return jnp.where(count > 0, total * workers / jnp.maximum(count, 1), 0.0)
 
 
@@ -209,35 +209,28 @@ def selects_elements(codec: _codec.Codec) -> bool:
   return codec.laws.projects and not codec.linear
 
 
-def mark_sent(
-  codec: _codec.Codec,
-  payload: PyTree,
-  like: ShapedLike,
-  workers: int | None = None,
-) -> Array:
-  """Returns 1 at the elements that a payload holds, and 0 elsewhere.
-
-  Args:
-    codec: selects elements.
-    payload: its payload, or payloads with a leading axis of workers.
-    like: shape and dtype of the array that was encoded.
-    workers: number of payloads; their marks are added. None for one payload.
-  """
-  # It decodes the payload with ones in place of its values.
+def mark_sent(codec: _codec.Codec, payload: PyTree, like: ShapedLike) -> Array:
+  """Returns 1 at the elements that a payload holds, and 0 elsewhere."""
+  # Marks of payloads with a leading axis of workers are added. The payload is
+  # decoded with ones in place of its values.
   if isinstance(codec, _feedback.feedback):
-    return mark_sent(codec.codec, payload, like, workers)
+    return mark_sent(codec.codec, payload, like)
   if isinstance(codec, _chain.chain):
     heads, selection = _without_tiles(codec)
     likes = codec._input_likes(like)[: len(heads) + 1]
     outer, payload = _chain.unnest(payload, len(heads))
-    marks = mark_sent(selection, payload, likes[-1], workers)
+    marks = mark_sent(selection, payload, likes[-1])
     return _chain.decode_heads(heads, outer, marks, likes[:-1])
-  lead = () if workers is None else (workers,)
-  ones = jax.tree.map(
-    lambda a: jnp.ones((*lead, *a.shape), jnp.float32),
-    codec.payload_like(like).values,
+  own = codec.payload_like(like)
+  # A codec behind this one may have encoded the values, but not the places.
+  sent, one = (
+    jax.tree.leaves(p._replace(values=()))[0].shape for p in (payload, own)
   )
-  decode = codec.decode if workers is None else codec.sum_decoded
+  lead = sent[: len(sent) - len(one)]
+  ones = jax.tree.map(
+    lambda a: jnp.ones((*lead, *a.shape), jnp.float32), own.values
+  )
+  decode = codec.sum_decoded if lead else codec.decode
   return decode(payload._replace(values=ones), like)
 
 

@@ -195,7 +195,7 @@ class _Pricing:
           moves = self._trace_distinct(make())
           yield self._price_division(shown, *moves, facts.note)
         else:
-          yield self._weigh_exchange(shown, make, facts.note)
+          yield self._weigh_exchange(shown, make, facts)
 
   def weigh_sharded(self) -> Iterator[AlgorithmChoice]:
     """Yields what workers divide at full precision: an optimizer, or all."""
@@ -261,9 +261,9 @@ class _Pricing:
     self,
     name: str,
     make: Callable[[], optax.GradientTransformation],
-    note: str,
+    facts: Any,
   ) -> AlgorithmChoice:
-    """Prices a transformation that exchanges in every step."""
+    """Prices a transformation that exchanges whenever it is called."""
     axes = self.mesh.axis_names
     try:
       leaves = self.problem.distinct_leaves
@@ -281,8 +281,11 @@ class _Pricing:
     if step.wire_bytes >= self.uncompressed.wire_bytes:
       note = "It sends no fewer bytes: the tensors are small, or no matrices."
       return _refuse(name, note)
+    if facts.is_outer:
+      name = f"local_updates(..., {name}, every={{every}})"
+      return weigh_period(self.problem, step, name, facts.note)
     sent, needed = step.axis_bytes, step.memory_bytes
-    return _offer(self.problem, name, step.total_s, sent, needed, note)
+    return _offer(self.problem, name, step.total_s, sent, needed, facts.note)
 
   @functools.cached_property
   def _sharded(self) -> _Moves | Exception:

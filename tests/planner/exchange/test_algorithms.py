@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import re
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +66,16 @@ def test_the_fastest_is_first_what_is_refused_last_and_hosts_are_known():
     assert find(plan.algorithms, f"presets.{name}").is_offered
 
 
+def test_an_outer_optimizer_is_offered_inside_local_updates():
+  table = plan_on_ethernet().algorithms
+  choice = find(table, "presets.sparse_loco(")
+  assert choice.is_offered and choice.name.startswith("local_updates(..., ")
+  rarer = find(table, "local_updates(..., every=")
+  every = re.search(r"every=(\d+)", choice.name)[1]
+  assert f"apart for {every} steps" in choice.note
+  assert choice.axis_bytes["data"] < rarer.axis_bytes["data"]
+
+
 def test_a_plan_prints_every_choice_and_reason():
   plan = plan_on_ethernet()
   assert plan.is_compressed and plan.reason.startswith("Compress 2 of 2")
@@ -80,7 +91,7 @@ def test_a_plan_prints_every_choice_and_reason():
 
 def test_a_rare_exchange_is_named_where_it_pays_and_fits(monkeypatch):
   plan = plan_on_ethernet()
-  local = find(plan.algorithms, "local_updates")
+  local = find(plan.algorithms, "local_updates(..., every=")
   every = int(local.name.rpartition("=")[2].rstrip(")"))
   assert local.axis_bytes == {"data": plan.step.wire_bytes / every}
   assert "A rarer exchange beats a smaller one: local_updates" in str(plan)
@@ -102,7 +113,7 @@ def test_a_rare_exchange_is_named_where_it_pays_and_fits(monkeypatch):
   # It keeps an anchor and a momentum, which do not fit here.
   small = dataclasses.replace(ETHERNET.device, memory_bytes=4e6)
   plan = plan_on(32, device=small)
-  assert "of memory" in refusal(plan, "local_updates")
+  assert "of memory" in refusal(plan, "local_updates(..., every=")
   assert "not offered" in str(plan.algorithms)
 
 
