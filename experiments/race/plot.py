@@ -23,7 +23,7 @@ def save_plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
       if group.link != link:
         continue
       case = group.case
-      points = runs.curves[0][1:]  # A logarithm has no 0.
+      points = runs.curves[min(runs.curves)][1:]  # A logarithm has no 0.
       axes.plot(
         [point.minutes for point in points],
         [point.loss for point in points],

@@ -1,6 +1,7 @@
 """Rows of the race, and the table of minutes to a loss."""
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -41,7 +42,7 @@ class Group(NamedTuple):
 class Runs(NamedTuple):
   """The runs of a case over a link, one for each seed."""
 
-  curves: list[Curve]
+  curves: dict[int, Curve]  # By seed.
   found: dict[str, list[float]]  # Values of metrics that are numbers.
 
   @property
@@ -84,12 +85,12 @@ def group_runs(rows: Sequence[Row]) -> dict[Group, Runs]:
   """Returns the runs of links in the order of the cases."""
   grouped: dict[Group, Runs] = {}
   for row in rows:
-    link, case, steps, _ = row.case.split("/")
+    link, case, steps, seed = row.case.split("/")
     if link == TRIAL:
       continue
-    runs = grouped.setdefault(Group(link, case, int(steps)), Runs([], {}))
+    runs = grouped.setdefault(Group(link, case, int(steps)), Runs({}, {}))
     if row.metric == "curve":
-      runs.curves.append(read_curve(str(row.value)))
+      runs.curves[int(seed)] = read_curve(str(row.value))
     elif not isinstance(row.value, str):
       runs.found.setdefault(row.metric, []).append(row.value)
   places = {name: i for i, name in enumerate((*cases.LINKS, *cases.CASES))}
@@ -112,22 +113,24 @@ def find_baseline(grouped: Mapping[Group, Runs]) -> str:
   return next((case for case in _BASELINES if case in found), _BASELINES[-1])
 
 
-def find_targets(grouped: Mapping[Group, Runs]) -> list[float]:
-  """Returns three losses that the fp32 baseline has on its way."""
+def find_targets(grouped: Mapping[Group, Runs]) -> list[dict[int, float]]:
+  """Returns three losses that the fp32 baseline has on its way, by seed."""
   baseline = find_baseline(grouped)
   runs = [group for group in grouped if group.case == baseline]
   # All links see the same losses, but for the order of sums.
   steps = min((group.steps for group in runs), default=0)
-  curves = [
-    curve
-    for group in runs
-    if group.steps == steps
-    for curve in grouped[group].curves
-  ]
-  if not curves:
+  found: dict[int, list[Curve]] = {}
+  for group in runs:
+    if group.steps == steps:
+      for seed, curve in grouped[group].curves.items():
+        found.setdefault(seed, []).append(curve)
+  if not found:
     return []
   return [
-    statistics.fmean(_loss_at(curve, share) for curve in curves)
+    {
+      seed: statistics.fmean(_loss_at(curve, share) for curve in curves)
+      for seed, curves in found.items()
+    }
     for share in _SHARES
   ]
 
@@ -147,9 +150,13 @@ def minutes_to(curve: Curve, loss: float) -> float | None:
   return None
 
 
-def _mean_minutes(runs: Runs, loss: float) -> float | None:
+def _mean_minutes(runs: Runs, target: Mapping[int, float]) -> float | None:
   """Returns the mean minutes until a loss, None if a seed never has it."""
-  reached = [minutes_to(curve, loss) for curve in runs.curves]
+  # Seeds have batches of their own, so each has its own target.
+  reached = [
+    minutes_to(curve, target.get(seed, -math.inf))
+    for seed, curve in runs.curves.items()
+  ]
   known = [minutes for minutes in reached if minutes is not None]
   # A mean over the seeds that reach it would flatter the case.
   return statistics.fmean(known) if len(known) == len(reached) else None
@@ -234,7 +241,7 @@ def summary_table(rows: Sequence[Row]) -> Table:
   return Table(
     (
       *("link, case, steps", "loss", "minutes", "predicted"),
-      *(f"to {target:.3f}" for target in targets),
+      *(f"to {statistics.fmean(t.values()):.3f}" for t in targets),
       "MB a step",
     ),
     lines,

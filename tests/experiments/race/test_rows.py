@@ -50,12 +50,22 @@ def test_longer_runs_are_lines_of_their_own():
   assert header[6] == "to 3.000", "the target is that of the shorter run"
 
 
-def test_a_loss_counts_if_every_seed_reaches_it():
-  short = [Point(0, 0.0, 6.0), Point(8, 1.0, 4.0), Point(16, 3.0, 3.5)]
-  _, lines = lines_of({"1gbit/fp32/16/0": run(), "1gbit/fp32/16/1": run(short)})
+def test_each_seed_has_its_own_target_and_all_must_reach_it():
+  other = [Point(0, 0.0, 6.0), Point(8, 1.0, 4.0), Point(16, 3.0, 3.5)]
+  runs = {"1gbit/fp32/16/0": run(), "1gbit/fp32/16/1": run(other)}
+  late = [Point(0, 0.0, 6.0), Point(16, 4.0, 3.2)]
+  runs |= {"1gbit/int8/16/0": run(), "1gbit/int8/16/1": run(late)}
+  runs |= {"1gbit/sign_feedback/16/0": run(late)}
+  runs |= {"1gbit/bf16/16/2": run()}
+  header, lines = lines_of(runs)
   loss, minutes, _, *reached, _ = lines["1gbit fp32 16"]
-  assert loss.startswith("3.250 ±") and minutes == "2.50"
-  assert reached[0] == "0.00" and reached[2] == "-"
+  assert loss.startswith("3.250 ±") and minutes == reached[2] == "2.50"
+  assert header[6] == "to 3.250"
+  # One seed after 2 minutes, the other one where it passes 3.5.
+  passed = 4 * (6 - 3.5) / (6 - 3.2)
+  assert lines["1gbit int8 16"][5] == f"{(2 + passed) / 2:.2f}"
+  assert lines["1gbit sign_feedback 16"][5] == "-"
+  assert lines["1gbit bf16 16"][5] == "-", "the baseline has no such seed"
 
 
 def test_the_prediction_is_one_host_and_the_exchange():
