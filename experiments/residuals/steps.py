@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.common import list_flags, records, shared_flags, timing
+from experiments.common.console import make_console
 from experiments.models import losses
 from experiments.residuals import measure, networks, policies, tables
 from jaxmotion import memory
@@ -44,12 +45,9 @@ class _Compiled(NamedTuple):
 
 def main() -> None:
   """Compiles and times the steps of all policies; writes rows."""
-  rows = []
-  for row in measure_steps(_MODEL.value, _REPEATS.value):
-    value = row.value if isinstance(row.value, str) else f"{row.value:,.4g}"
-    print(f"{row.case} {row.metric}: {value} {row.unit}")
-    rows.append(row)
-    records.write_rows(_JSON.value, rows)
+  rows = measure_steps(_MODEL.value, _REPEATS.value)
+  make_console().print(tables.steps_table(rows).to_console())
+  records.write_rows(_JSON.value, rows)
 
 
 def measure_steps(model: str, repeats: int) -> list[records.Row]:

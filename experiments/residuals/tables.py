@@ -403,10 +403,12 @@ def steps_table(rows: Sequence[records.Row]) -> tables.Table:
   lines = []
   for model in models:
     for label, (metric, unit) in parts.items():
-      values = [found[f"{model}/{policy}", metric].value for policy in RUN]
+      rows_of = [found.get((f"{model}/{policy}", metric)) for policy in RUN]
       cells = [
-        "-" if isinstance(value, str) else f"{value / unit:.4g}"
-        for value in values
+        "-"
+        if row is None or isinstance(row.value, str)
+        else f"{row.value / unit:.4g}"
+        for row in rows_of
       ]
       lines.append((f"{model}: {label}", *cells))
   return tables.Table(("model", *RUN.values()), lines)
