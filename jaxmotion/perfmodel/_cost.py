@@ -241,7 +241,7 @@ def _count_kernels(
   for step in steps:
     inner = _count_inner(step.node, loops, program.uniform)
     own_bytes[step.node] = sum(one.own_bytes for one in inner)
-    for stack in _list_stacks(step.node):
+    for stack in _liveness.list_stacks(step.node):
       sums.add_kernel(_move_bytes(stack, stack.nbytes))  # Filled with zeros.
     for one in inner:
       sums.add_inner(one.cost, one.times)
@@ -252,20 +252,10 @@ def _count_kernels(
   written = [
     kernels_until.get(v.source, 0) if v else 0 for v in program.outputs
   ]
-  for index in _list_copies(program, carried, steps):
-    value = program.outputs[index]
-    assert value is not None
+  for index, value in _list_copies(program, carried, steps):
     sums.add_kernel(_move_bytes(value, 2 * value.nbytes))  # Read and written.
     written[index] = len(sums.kernels)
   return sums, written, own_bytes
-
-
-def _list_stacks(node: Step) -> Sequence[Value]:
-  """Returns the results of a loop that stack those of its iterations."""
-  if node.name != "scan":
-    return ()
-  _, _, carried = core.scan_parts(node.params)
-  return node.outs[carried:]
 
 
 def _move_bytes(value: Value, nbytes: float) -> _fusion.Kernel:
@@ -277,8 +267,8 @@ def _list_copies(
   program: _ops.CountedProgram,
   carried: int,
   steps: Sequence[_fusion.KernelStep],
-) -> Iterator[int]:
-  """Yields the positions of results that are copied into their buffers."""
+) -> Iterator[tuple[int, Value]]:
+  """Yields results that are copied into their buffers, and their positions."""
   # carried: how many results a loop carries on, which may stay where they are.
   # Every other result has a buffer of its own: a view of an argument is copied,
   # and so is what is returned twice. What a loop stacks is written to its place
@@ -293,7 +283,7 @@ def _list_copies(
       continue
     viewed = value.source in program.inputs and value is not value.source
     if viewed or (i >= carried and value.source in in_memory):
-      yield i
+      yield i, value
     in_memory.add(value.source)
 
 
@@ -318,7 +308,7 @@ def _count_inner(
   carried = [len(p.outputs) for p in programs]
   times = [1.0] * len(programs)
   if node.name == "scan":
-    carried = [len(node.outs) - len(_list_stacks(node))]
+    carried = [len(node.outs) - len(_liveness.list_stacks(node))]
     times = [node.params["length"]]
   elif node.name == "while":
     trips = loops.find_trips(node)

@@ -95,6 +95,14 @@ class Liveness:
     return _sum_bytes(freed) if is_in_place or _ops.is_fusible(node) else 0
 
 
+def list_stacks(node: Step) -> Sequence[Value]:
+  """Returns the results of a loop that stack those of its iterations."""
+  if node.name != "scan":
+    return ()
+  _, _, carried = core.scan_parts(node.params)
+  return node.outs[carried:]
+
+
 def _list_begun(
   node: Step, uniform: frozenset[Value]
 ) -> Iterator[tuple[Value, Value | None]]:
@@ -105,7 +113,7 @@ def _list_begun(
   for out, init in zip(node.outs, inits, strict=False):
     if init is not None and init.source in uniform:
       yield out, init.source
-  for out in node.outs[count:]:
+  for out in list_stacks(node):
     yield out, None
 
 

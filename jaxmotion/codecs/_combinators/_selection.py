@@ -223,10 +223,10 @@ def mark_sent(codec: _codec.Codec, payload: PyTree, like: ShapedLike) -> Array:
     return _chain.decode_heads(heads, outer, marks, likes[:-1])
   own = codec.payload_like(like)
   # A codec behind this one may have encoded the values, but not the places.
-  sent, one = (
-    jax.tree.leaves(p._replace(values=()))[0].shape for p in (payload, own)
+  places, one = (
+    jax.tree.leaves(p._replace(values=()))[0] for p in (payload, own)
   )
-  lead = sent[: len(sent) - len(one)]
+  lead = places.shape[: places.ndim - one.ndim]
   ones = jax.tree.map(
     lambda a: jnp.ones((*lead, *a.shape), jnp.float32), own.values
   )
