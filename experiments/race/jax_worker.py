@@ -44,7 +44,7 @@ class JaxTrainer:
   def step(self, index: int) -> float:
     """Takes a step, counted from 0, and returns the host's own loss."""
     self._state, loss = self._step(self._state, self._make_batch(index))
-    if self._order.case not in cases.OVERLAPPED:
+    if self._order.case not in cases.IN_FLIGHT:
       jax.block_until_ready(self._state)
     return np.asarray(loss.addressable_data(0)).item()
 

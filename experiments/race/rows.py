@@ -166,8 +166,12 @@ def predict_minutes(
   grouped: Mapping[Group, Runs], group: Group
 ) -> float | None:
   """Predicts minutes from the step of one host, and from the exchange."""
-  alone = cases.alone_name(group.case)
-  step_ms = _measured_ms(grouped, group.link).get(alone)
+  # Of as many steps, if there are such runs: they ran at about the same time.
+  alone = group._replace(case=cases.alone_name(group.case))
+  runs = grouped.get(alone)
+  step_ms = runs.mean("step_ms") if runs else None
+  if step_ms is None:
+    step_ms = _measured_ms(grouped, group.link).get(alone.case)
   exchange_ms = grouped[group].mean("exchange_ms_predicted")
   if step_ms is None or exchange_ms is None:
     return None

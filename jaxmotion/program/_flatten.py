@@ -86,10 +86,13 @@ class Step:
   scope: core.source_info_util.NameStack
   name: str = dataclasses.field(init=False)  # Of the primitive.
   reads: tuple[Value, ...] = dataclasses.field(init=False)
+  # Operands by position; None is a literal.
+  arrays: tuple[Value | None, ...] = dataclasses.field(init=False)
 
   def __post_init__(self) -> None:
     self.name = self.eqn.primitive.name
     self.reads = tuple(v for v in self.ins if isinstance(v, Value))
+    self.arrays = tuple(v if isinstance(v, Value) else None for v in self.ins)
 
   @property
   def params(self) -> Mapping[str, Any]:
@@ -101,11 +104,6 @@ class Step:
     """Mesh axes that the equation names; `vmap` leaves positions (ints)."""
     names = self.params.get("axes", self.params.get("axis_name", ()))
     return tuple(names) if isinstance(names, (tuple, list)) else (names,)
-
-  @property
-  def arrays(self) -> tuple[Value | None, ...]:
-    """Operands by position; None is a literal."""
-    return tuple(v if isinstance(v, Value) else None for v in self.ins)
 
   def run(self, operands: Sequence[Any]) -> Sequence[Any]:
     """Runs or traces the operation, and returns its results."""

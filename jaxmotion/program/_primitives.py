@@ -34,8 +34,8 @@ LOOPS = frozenset("cond scan while".split())
 # Their results name what is in memory already: who reads them reads that.
 VIEWS = frozenset(
   """
-  assert_replicated copy copy_p dynamic_slice expand_dims name
-  optimization_barrier pcast pvary random_unwrap random_wrap reshape
+  assert_replicated bitcast_convert_type copy copy_p dynamic_slice expand_dims
+  name optimization_barrier pcast pvary random_unwrap random_wrap reshape
   sharding_constraint slice split squeeze stop_gradient transpose unstack
   """.split()
 )
@@ -65,11 +65,7 @@ SPECIAL = frozenset(
   """.split()
 )
 # They move elements and fuse with arithmetic all the same.
-MOVEMENT = frozenset(
-  """
-  bitcast_convert_type broadcast_in_dim concatenate iota pad rev stack
-  """.split()
-)
+MOVEMENT = frozenset("broadcast_in_dim concatenate iota pad rev stack".split())
 REDUCTIONS = frozenset(
   """
   argmax argmin reduce reduce_and reduce_max reduce_min reduce_or reduce_prod

@@ -463,3 +463,13 @@ def test_a_name_moves_nothing_and_ends_no_kernel():
   named = predict_cost(layer(lambda x: checkpoint_name(x, "value")), x)
   assert named.kernels == plain.kernels
   assert named.totals == plain.totals
+
+
+def test_to_read_bits_as_another_dtype_moves_nothing():
+  def multiply(read):
+    return lambda x, words: x @ read(words)
+
+  x, words = array(64, 64), jax.ShapeDtypeStruct((64, 64), "uint32")
+  decode = lambda words: lax.bitcast_convert_type(words, jnp.float32)
+  decoded = predict_cost(multiply(decode), x, words)
+  assert decoded.kernels == predict_cost(multiply(lambda y: y), x, x).kernels
