@@ -192,6 +192,9 @@ def _count_program(
   """Returns the cost of a flat program."""
   # carried: number of results, the first ones, that a loop carries on.
   sums, written, own_bytes = _count_kernels(program, loops, carried)
+  sums.unknown.update(program.guessed)
+  for node in program.steps:
+    sums.add_step(node)
   return Cost(
     tuple(sums.kernels),
     sums.totals,
@@ -201,10 +204,19 @@ def _count_program(
   )
 
 
-def count_steps(program: _ops.CountedProgram) -> "_CostSum":
+def count_steps(
+  program: _ops.CountedProgram,
+) -> tuple[list[_fusion.Kernel], float]:
   """Counts kernels and FLOPs of steps that a caller put together."""
   # A while loop counts once.
-  return _count_kernels(program, _Loops(1, jax.default_backend()), 0)[0]
+  sums = _count_kernels(program, _Loops(1, jax.default_backend()), 0)[0]
+  flops = [total.flops for total in sums.totals.values()]  # Of loops.
+  flops += [
+    _ops.count_flops(node)
+    for node in program.steps
+    if node.name not in _FREE and not inner_jaxprs(node.eqn)
+  ]
+  return sums.kernels, math.fsum(flops)
 
 
 def count_peak(program: _ops.CountedProgram) -> int:
@@ -232,9 +244,6 @@ def _count_kernels(
 ) -> tuple["_CostSum", list[int], dict[Step, int]]:
   """Counts kernels, until which each result is written, and bytes inside."""
   sums = _CostSum()
-  sums.unknown.update(program.guessed)
-  for node in program.steps:
-    sums.add_step(node)
   kernels_until: dict[Value, int] = {}
   own_bytes: dict[Step, int] = {}
   steps = _fusion.fuse_kernels(program)

@@ -14,7 +14,7 @@ slices) move nothing by themselves: the kernels that read them do. A kernel that
 changes a slice of an array updates the array in place.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from jaxmotion import core
@@ -87,6 +87,12 @@ class _Fusion:
 
   def __init__(self, program: _ops.CountedProgram, for_memory: bool):
     self._program, self._for_memory = program, for_memory
+    # What a compiler may compute in its readers.
+    self._fused = {
+      node
+      for node in program.steps
+      if (for_memory and node.name == _DRAW) or _ops.is_fusible(node)
+    }
     self._seeds = self._find_seeds()
     self._written = self._find_written()
     self._write_shared()
@@ -99,7 +105,7 @@ class _Fusion:
       if node.name in VIEWS:
         continue
       source = self._collect_source(index, node, fused)
-      is_fused = self._is_fused(node)
+      is_fused = node in self._fused
       if is_fused and node.outs[0] not in self._written:
         fused[node.outs[0]] = source
       else:
@@ -108,11 +114,6 @@ class _Fusion:
         kernel = _make_kernel(node, source)
         steps.append(KernelStep(node, kernel, reads, is_source))
     return steps
-
-  def _is_fused(self, node: Step) -> bool:
-    """Says whether a compiler may compute an operation in its readers."""
-    is_draw = self._for_memory and node.name == _DRAW
-    return is_draw or _ops.is_fusible(node)
 
   def _collect_source(
     self, index: int, node: Step, fused: dict[Value, _Source]
@@ -152,7 +153,7 @@ class _Fusion:
         # What is behind a barrier reads its operands from memory.
         written.update(v.source for v in node.reads)
       if node.name not in VIEWS and not (
-        self._is_fused(node) or _ops.is_reduction(node)
+        node in self._fused or _ops.is_reduction(node)
       ):
         written.update(
           value.source
@@ -162,9 +163,11 @@ class _Fusion:
         )
     return written
 
-  def _read_arrays(self, node: Step) -> list[Value | None]:
+  def _read_arrays(self, node: Step) -> Sequence[Value | None]:
     """Returns the operands by position, None for what the reader remakes."""
     remade = list_constant_operands(node, self._program.uniform)
+    if not remade:
+      return node.arrays
     constants = {node.arrays[i] for i in remade}
     return [None if v in constants else v for v in node.arrays]
 
@@ -200,7 +203,7 @@ class _Fusion:
       for value in self._read_arrays(node):
         if value is not None:
           readers.setdefault(value.source, []).append(index)
-      if self._is_fused(node) and node.outs[0] not in self._written:
+      if node in self._fused and node.outs[0] not in self._written:
         fused[node.outs[0]] = self._collect_source(index, node, fused)
     kernels: dict[Value, frozenset[int]] = {}
     for own, source in reversed(fused.items()):

@@ -199,16 +199,16 @@ def count_flops(step: program.Step) -> float:
     return step.arrays[2].size if step.arrays[2] else 1
   if name in program.RANDOM:
     return _RANDOM_WORD_FLOPS * sum(v.nbytes for v in step.outs) / 4
-  length = _operand_size(step)
+  each = 0.0  # FLOPs of each element of an operand.
   match name:
     case "sort":
       first, axis = step.arrays[0], step.params["dimension"]
-      return length * math.log2(max(first.shape[axis], 1) if first else 1)
+      each = math.log2(max(first.shape[axis], 1) if first else 1)
     case "top_k":
-      return length * math.log2(step.params["k"] + 1)
+      each = math.log2(step.params["k"] + 1)
     case "fft":
-      return 5 * length * sum(map(math.log2, step.params["fft_lengths"]))
-  return 0.0
+      each = 5 * sum(map(math.log2, step.params["fft_lengths"]))
+  return each * _operand_size(step) if each else 0.0
 
 
 def _operand_size(step: program.Step) -> int:

@@ -151,7 +151,8 @@ def predict_steps(
 ) -> tuple[float, float]:
   """Predicts seconds and FLOPs of steps that run as a program of their own."""
   # inputs: values that are in memory before; outputs: values that are written.
-  sums = _cost.count_steps(_ops.join_steps(inputs, steps, outputs))
+  joined = _ops.join_steps(inputs, steps, outputs)
+  kernels, flops = _cost.count_steps(joined)
   rated = device.matmul_flops_per_s
   seconds = math.fsum(
     kernel_seconds(
@@ -160,9 +161,9 @@ def predict_steps(
       else kernel._replace(kind="elementwise"),
       device,
     )
-    for kernel in sums.kernels
+    for kernel in kernels
   )
-  return seconds, math.fsum(total.flops for total in sums.totals.values())
+  return seconds, flops
 
 
 def predict_peak(

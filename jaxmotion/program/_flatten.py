@@ -349,7 +349,8 @@ def open_jaxpr(jaxpr: Any) -> Any:
 
 def inner_jaxprs(eqn: core.jax_core.JaxprEqn) -> list[Any]:
   """Returns the jaxprs of an equation that are parts of the program."""
-  if eqn.primitive.name.startswith(_primitives.FOLDING):
+  name = eqn.primitive.name
+  if name in _primitives.CHEAP or name.startswith(_primitives.FOLDING):
     return []
   # Of a linear solve's four functions only one is part of the program.
   solve = getattr(eqn.params.get("jaxprs"), "solve", None)

@@ -134,7 +134,7 @@ _KEPT_VIEWS = frozenset(
 )
 # One pass over memory at most, which the pass that reads the result swallows.
 # Reductions are left out: they read much and leave little.
-_CHEAP = ARITHMETIC | TRANSCENDENTAL | MOVEMENT | _MARKS | (VIEWS - _KEPT_VIEWS)
+CHEAP = ARITHMETIC | TRANSCENDENTAL | MOVEMENT | _MARKS | (VIEWS - _KEPT_VIEWS)
 # The jaxprs of primitives whose names begin so fold or compare two elements:
 # they are no parts of the program.
 FOLDING = ("reduce", "scatter", "select_and", "sort", "argmax", "argmin")
@@ -168,7 +168,7 @@ def is_expensive(eqn: core.jax_core.JaxprEqn) -> bool:
     # A call is expensive if anything that it calls is.
     inner = core.jax_core.jaxprs_in_params(eqn.params)
     return any(is_expensive(e) for jaxpr in inner for e in jaxpr.eqns)
-  return name not in _CHEAP
+  return name not in CHEAP
 
 
 def is_discontinuous(eqn: core.jax_core.JaxprEqn) -> bool:
