@@ -62,12 +62,8 @@ IN_FLIGHT = ("streaming_diloco",)
 """Cases that send beside later steps."""
 
 # Gradients are sent while others are computed: in `experiments.hosts`, 12 to
-# 34 % of a step were so hidden at 100 Mbit/s. What is in flight has every
-# second step to itself.
-OVERLAPPED = {
-  **{case: 0.25 for case in OURS if case not in LOCAL},
-  **dict.fromkeys(IN_FLIGHT, 0.5),
-}
+# 34 % of a step were so hidden at 100 Mbit/s.
+OVERLAPPED = {case: 0.25 for case in OURS if case not in LOCAL}
 """Share of a step's time beside which a case sends; for others hosts wait."""
 
 ROUNDS = {"power_sgd": 2, "torch_powersgd4": 3}

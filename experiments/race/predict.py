@@ -12,12 +12,15 @@ from experiments.hosts import links
 from experiments.race import cases
 from experiments.train.cases import EXCHANGES, KERNEL_CODECS, undelayed_name
 from experiments.train.decoder import Decoder
-from jaxmotion import perfmodel, planner
+from jaxmotion import codecs, perfmodel, planner
 
 _HOSTS = 2
 _PACKET_BYTES = 1514  # Of Ethernet, with headers.
 # Two hosts agree on a message before one sends it: a round trip.
 _ROUND_TRIP_S = 1e-4  # Without a relay.
+_FACTORS = codecs.low_rank(rank=4)
+_CODECS = EXCHANGES | {"power_sgd": _FACTORS, "torch_powersgd4": _FACTORS}
+"""Codec whose time is predicted, by case."""
 
 
 def make_platform(link: cases.Link) -> perfmodel.Platform:
@@ -50,12 +53,10 @@ def exchange_seconds(
     * perfmodel.collective_seconds(op, payload / rounds, _HOSTS, axis.link)
     for op, payload in together.items()
   )
-  name = undelayed_name(case)
-  if name not in EXCHANGES:  # Codecs of others were not calibrated.
+  codec = _CODECS.get(undelayed_name(case))
+  if codec is None:
     return sent / facts["share"]
-  exchange = perfmodel.predict_exchange(
-    params, platform, "data", EXCHANGES[name]
-  )
+  exchange = perfmodel.predict_exchange(params, platform, "data", codec)
   recoding = exchange.encode_s + exchange.recode_s + exchange.decode_s
   return sent / facts["share"] + recoding
 

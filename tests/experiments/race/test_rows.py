@@ -79,10 +79,16 @@ def test_the_prediction_is_one_host_and_the_exchange():
   _, lines = lines_of(runs)
   # A step of one host takes 7.5 s, and hides a quarter of them.
   assert lines["1gbit fp32 16"][2] == "5.50"
-  assert lines["1gbit streaming_diloco 16"][2] == "5.00"
+  assert lines["1gbit streaming_diloco 16"][2] == "6.00"
   assert lines["1gbit torch_fp32 16"][2] == "", "no such host has run"
   assert lines["1gbit fp32 16"][-1] == "2.000"
   assert lines["1gbit none 16"][-1] == ""
+  # One host of as many steps was measured at about the same time.
+  slow = run([Point(0, 0.0, 6.0), Point(24, 6.0, 3.0)])
+  runs |= {"1gbit/none/24/0": slow, "1gbit/fp32/24/0": run(**sent)}
+  _, lines = lines_of(runs)
+  assert lines["1gbit fp32 24"][2] == f"{24 * (0.75 * 15 + 15) / 60:.2f}"
+  assert lines["1gbit fp32 16"][2] == "5.50"
 
 
 def test_gains_are_those_of_the_longest_runs():
