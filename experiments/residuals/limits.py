@@ -76,13 +76,16 @@ def find_largest_batch(
 
 
 def search_largest(
-  compile_size: _CompileSize, limit_bytes: float, first_sizes: tuple[int, int]
+  compile_size: _CompileSize,
+  limit_bytes: float,
+  first_sizes: tuple[int, int],
+  miss_share: float = 0.001,
 ) -> FittingSize | None:
   """Searches the largest size that fits by compiling a few programs."""
   # Each of up to five more sizes is read off a line: through the largest size
   # that fits and the smallest that does not, or the next one that fits. The
-  # search ends at 99 % of the limit. After each miss it aims a thousandth of
-  # the limit lower, because memory grows in pages and segments.
+  # search ends at 99 % of the limit. After each miss it aims a share of the
+  # limit lower, because memory grows in pages and segments.
   known: dict[int, FittingSize] = {}
 
   def try_size(size: int, drawn_bytes: float | None = None) -> None:
@@ -103,8 +106,10 @@ def search_largest(
     low, other = [*fitting[:-2:-1], *missing, *fitting[-2::-1]][:2]
     slope = (bytes_of(other) - bytes_of(low)) / (other.size - low.size)
     misses = sum(f.size not in first_sizes for f in missing)
-    aim_bytes = limit_bytes * (1 - misses / 1000)
-    size = low.size + int((aim_bytes - bytes_of(low)) // slope)
+    aim_bytes = limit_bytes * (1 - misses * miss_share)
+    # Small steps may be measured to take as much as larger ones.
+    more = (aim_bytes - bytes_of(low)) // slope if slope > 0 else low.size
+    size = low.size + int(more)
     if size < 1 or size in known:
       break
     try_size(size, bytes_of(low) + slope * (size - low.size))

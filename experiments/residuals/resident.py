@@ -157,7 +157,10 @@ def find_largest(
     return try_size(mode, shape, limit_bytes)
 
   least = getattr(LEAST, growing)
-  return limits.search_largest(try_growing, limit_bytes, (least, 2 * least))
+  # A step that was killed needs more than is known, by some per cent.
+  return limits.search_largest(
+    try_growing, limit_bytes, (least, 2 * least), miss_share=0.02
+  )
 
 
 def train_mode(mode: str, steps: int) -> float:

@@ -1,3 +1,4 @@
+import functools
 import io
 
 import pytest
@@ -44,6 +45,22 @@ def test_the_largest_size_that_fits_is_read_off_a_line(
     assert found.memory.device_bytes > 0.98 * limit
   if tried == [128]:
     assert found.drawn_bytes == found.memory.device_bytes == 996
+
+
+def test_a_search_goes_on_where_steps_need_more_than_is_known():
+  limit = 2e9
+
+  def run_size(size):
+    compiled = 12e6 * size
+    used = max(1.05 * compiled + 1e8, 3e8)
+    known = used if used <= limit else max(compiled, limit + 1)
+    return measure.StepMemory("none", int(known), 0, 0, 0, 0.0)
+
+  # Both first sizes take as much, so the line through them is flat.
+  search = functools.partial(limits.search_largest, run_size, limit, (4, 8))
+  largest = int((limit - 1e8) / (1.05 * 12e6))
+  assert search().size == 16
+  assert 0.9 * largest < search(miss_share=0.02).size <= largest
 
 
 def test_the_compiler_is_told_of_the_limit(monkeypatch):
