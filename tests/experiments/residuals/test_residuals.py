@@ -43,6 +43,8 @@ def run_command(path, **changes):
     "budget_of": [NetworkSpec("tiny", 2, {"repeats": 1})],
     "budgets": [1.0, 1e-6],
     "target": "cpu",
+    # Another runner's flag of this name may be defined in this process.
+    "limit_gb": 12.0,
     "json": str(path),
     "plot": None,
   }
