@@ -162,8 +162,20 @@ class Trade:
     """The choice without a budget."""
     slowest_s = self._hull[0].seconds + _FREE_FRACTION * self._total_s
     cuts = [*self._hull, *self._list_next(lambda c: c.seconds <= slowest_s)]
-    most_s = (1 + _FREE_FRACTION) * min(self.predict(c)[0] for c in cuts)
-    cut = min((c for c in cuts if self.predict(c)[0] <= most_s), key=_sort_key)
+    if len(cuts) == 1:
+      return self._complete(cuts[0])
+    # Smaller cuts take longer, so that those behind one that takes far too long
+    # are not predicted.
+    fast: list[tuple[float, Cut]] = []
+    least_s = math.inf
+    for cut in sorted(cuts, key=_sort_key, reverse=True):
+      seconds, _ = self.predict(cut)
+      if seconds > (1 + 2 * _FREE_FRACTION) * least_s:
+        break
+      least_s = min(least_s, seconds)
+      fast.append((seconds, cut))
+    most_s = (1 + _FREE_FRACTION) * least_s
+    cut = min((c for s, c in fast if s <= most_s), key=_sort_key)
     return self._complete(cut)
 
   def _list_cuts(self, is_within: Callable[[Cut], bool]) -> list[Cut]:
