@@ -3,8 +3,8 @@
   python -m experiments.study --config=configs/study_bytes_lm.py
 
 It has not been timed. It has fewer algorithms, lengths and steps than
-`study_digits`, because a step takes ten times as long. docs/study.md has its
-results.
+`study_digits`, because a step takes ten times as long. docs/benchmarks/study.md
+has its results.
 """
 
 from ml_collections import ConfigDict

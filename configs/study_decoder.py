@@ -3,8 +3,7 @@
   python -m experiments.study --config=configs/study_decoder.py \
     --workdir=runs/study
 
-It takes two to three hours on 2 cores. docs/benchmarks/study.md has its
-results.
+It has not been timed.
 """
 
 from ml_collections import ConfigDict
@@ -31,7 +30,7 @@ def get_config() -> ConfigDict:
   config.lengths = (48, 192)
   config.trial_steps = 48
   config.further = 0
-  # Others need more steps, or an optimizer whose steps take seconds here.
+  # Others need more steps, or an optimizer that costs more than the model.
   config.algorithms = (
     "fp32",
     "int4_feedback",

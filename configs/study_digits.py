@@ -2,8 +2,8 @@
 
   python -m experiments.study --config=configs/study_digits.py
 
-Takes about half an hour of processor time on 2 cores. docs/study.md has its
-results.
+Takes about half an hour of processor time on 2 cores. docs/benchmarks/study.md
+has its results.
 """
 
 from ml_collections import ConfigDict

@@ -350,6 +350,7 @@ def open_jaxpr(jaxpr: Any) -> Any:
 def inner_jaxprs(eqn: core.jax_core.JaxprEqn) -> list[Any]:
   """Returns the jaxprs of an equation that are parts of the program."""
   name = eqn.primitive.name
+  # Most are known to hold none, and are not searched.
   if name in _primitives.CHEAP or name.startswith(_primitives.FOLDING):
     return []
   # Of a linear solve's four functions only one is part of the program.
