@@ -17,7 +17,6 @@ def get_config() -> ConfigDict:
   """Returns the configuration of the study."""
   config = text_config("bytes_lm")
   config.batch_size = 32  # Windows of text over all workers.
-  config.seeds = (0, 1, 2)
   config.optimizer = "adamw"
   config = study_config(config, sgd=0.1, adamw=3e-3, sign=5e-4, muon=0.02)
   config.lengths = (48, 200)

@@ -1,7 +1,6 @@
 """Published algorithms on the transformer of the race, at equal cost.
 
-  python -m experiments.study --config=configs/study_decoder.py \
-    --workdir=runs/study
+  python -m experiments.study --config=configs/study_decoder.py
 
 It has not been timed.
 """
@@ -24,9 +23,8 @@ def get_config() -> ConfigDict:
   config.heads = 8
   config.context = 64
   config.batch_size = 8
-  config.seeds = (0, 1, 2)
   config.optimizer = "adamw"
-  config = study_config(config, adamw=3e-4, sign=1e-4, muon=0.01)
+  config = study_config(config, adamw=3e-4, sign=1e-4)
   config.lengths = (48, 192)
   config.trial_steps = 48
   config.further = 0

@@ -211,11 +211,7 @@ def count_steps(
   # A while loop counts once.
   sums = _count_kernels(program, _Loops(1, jax.default_backend()), 0)[0]
   flops = [total.flops for total in sums.totals.values()]  # Of loops.
-  flops += [
-    _ops.count_flops(node)
-    for node in program.steps
-    if node.name not in _FREE and not inner_jaxprs(node.eqn)
-  ]
+  flops += map(_ops.count_flops, program.steps)
   return sums.kernels, math.fsum(flops)
 
 

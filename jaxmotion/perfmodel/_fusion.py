@@ -88,7 +88,7 @@ class _Fusion:
   def __init__(self, program: _ops.CountedProgram, for_memory: bool):
     self._program, self._for_memory = program, for_memory
     # What a compiler may compute in its readers.
-    self._fused = {
+    self._fusible = {
       node
       for node in program.steps
       if (for_memory and node.name == _DRAW) or _ops.is_fusible(node)
@@ -105,7 +105,7 @@ class _Fusion:
       if node.name in VIEWS:
         continue
       source = self._collect_source(index, node, fused)
-      is_fused = node in self._fused
+      is_fused = node in self._fusible
       if is_fused and node.outs[0] not in self._written:
         fused[node.outs[0]] = source
       else:
@@ -153,7 +153,7 @@ class _Fusion:
         # What is behind a barrier reads its operands from memory.
         written.update(v.source for v in node.reads)
       if node.name not in VIEWS and not (
-        node in self._fused or _ops.is_reduction(node)
+        node in self._fusible or _ops.is_reduction(node)
       ):
         written.update(
           value.source
@@ -203,7 +203,7 @@ class _Fusion:
       for value in self._read_arrays(node):
         if value is not None:
           readers.setdefault(value.source, []).append(index)
-      if node in self._fused and node.outs[0] not in self._written:
+      if node in self._fusible and node.outs[0] not in self._written:
         fused[node.outs[0]] = self._collect_source(index, node, fused)
     kernels: dict[Value, frozenset[int]] = {}
     for own, source in reversed(fused.items()):

@@ -85,14 +85,14 @@ class Step:
   # Names of `jax.named_scope` around the call that was inlined.
   scope: core.source_info_util.NameStack
   name: str = dataclasses.field(init=False)  # Of the primitive.
-  reads: tuple[Value, ...] = dataclasses.field(init=False)
   # Operands by position; None is a literal.
   arrays: tuple[Value | None, ...] = dataclasses.field(init=False)
+  reads: tuple[Value, ...] = dataclasses.field(init=False)
 
   def __post_init__(self) -> None:
     self.name = self.eqn.primitive.name
-    self.reads = tuple(v for v in self.ins if isinstance(v, Value))
     self.arrays = tuple(v if isinstance(v, Value) else None for v in self.ins)
+    self.reads = tuple(v for v in self.arrays if v is not None)
 
   @property
   def params(self) -> Mapping[str, Any]:
