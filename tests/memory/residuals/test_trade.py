@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import random
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,8 @@ from jax import lax
 
 from jaxmotion.codecs import uniform
 from jaxmotion.memory import compress_residuals, residuals_of
-from jaxmotion.memory.residuals.choose import make_choice
+from jaxmotion.memory.residuals._traced import TracedFunction
+from jaxmotion.memory.residuals.choose import make_choice, make_options
 from jaxmotion.memory.residuals.choose._residual import ResidualTable
 from jaxmotion.memory.residuals.choose._trade import Trade
 from jaxmotion.memory.residuals.trace import trace_joint
@@ -105,6 +107,30 @@ def test_budgets_are_kept_and_used():
   assert total_bytes(saved(memory_budget=least)) == least
   with pytest.raises(ValueError, match=f"at least the .* {least}, got 4096"):
     saved(memory_budget=4096)
+
+
+def test_what_a_budget_gives_does_not_depend_on_earlier_choices():
+  w, x = jnp.ones((2, 64, 64)), jnp.ones((256, 64))
+
+  def loss(w, x):
+    for one in w:
+      x = jnp.tanh(jnp.sin(x @ one)) * x
+    return jnp.sum(x)
+
+  options = make_options(None, memory_budget=0.5)
+  chooser = TracedFunction(loss, (w, x), 0, options)._chooser()
+  rng = random.Random(0)
+  held: list[object] = []  # So that cuts get the memory of earlier ones.
+  found = set()
+  for _ in range(1000):
+    budget = rng.randrange(1, 65) / 64
+    cut = chooser._trade.choose_cut(budget)
+    assert [*chooser.choose(budget).saved] == cut.saved
+    held.append(cut)
+    if len(held) > 9:
+      held.pop(rng.randrange(9))
+    found.add(tuple(cut.saved))
+  assert len(found) > 2
 
 
 def test_a_smaller_budget_repeats_more_up_to_jax_checkpoint():

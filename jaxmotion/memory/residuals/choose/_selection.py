@@ -85,14 +85,15 @@ class ResidualChooser:
       reruns_loops,
       has_budget=options.memory_budget is not None,
     )
-    self._chosen: dict[int, Selection] = {}
+    self._chosen: dict[tuple[Value, ...], Selection] = {}
 
   def choose(self, budget: float | None) -> Selection:
     """Returns the selection for a budget, the same object for the same cut."""
     cut = self._trade.choose_cut(budget)
-    if id(cut) not in self._chosen:  # The trade keeps all cuts.
-      self._chosen[id(cut)] = self._select(cut)
-    return self._chosen[id(cut)]
+    key = tuple(cut.saved)
+    if key not in self._chosen:
+      self._chosen[key] = self._select(cut)
+    return self._chosen[key]
 
   def leave_plain(self, selection: Selection) -> Selection:
     """Returns the selection, marked if the compiler alone holds no more."""
