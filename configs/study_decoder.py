@@ -35,11 +35,8 @@ def get_config() -> ConfigDict:
     "streaming_diloco",
     "sparse_loco",
     "power_sgd",
-    "diloco_int4",
-    "demo",
-    "onebit_adam",
-    "lion",
     "sign_feedback",
     "topk1_feedback",
+    "onebit_adam",
   )
   return config
