@@ -24,7 +24,7 @@ def get_config() -> ConfigDict:
   config.context = 64
   config.batch_size = 8
   config.optimizer = "adamw"
-  config = study_config(config, adamw=3e-4, sign=1e-4)
+  config = study_config(config, adamw=1e-3, sign=3e-4, muon=0.02)
   config.lengths = (48, 192)
   config.trial_steps = 48
   config.further = 0
