@@ -2,12 +2,12 @@
 
   python -m experiments.study --config=configs/study_decoder.py
 
-It has not been timed.
+It takes an hour on 2 cores, with nothing beside. docs/benchmarks/study.md has
+its results.
 """
 
 from ml_collections import ConfigDict
 
-from experiments.study.cases import study_config
 from experiments.train.base_config import text_config
 
 
@@ -24,11 +24,8 @@ def get_config() -> ConfigDict:
   config.context = 64
   config.batch_size = 8
   config.optimizer = "adamw"
-  config = study_config(config, adamw=1e-3, sign=3e-4, muon=0.02)
-  config.lengths = (48, 192)
-  config.trial_steps = 48
-  config.further = 0
-  # Others need more steps, or an optimizer that costs more than the model.
+  # `dgc` and `ef21_sgdm` need more steps; `demo` and `muloco` compute more than
+  # the model does.
   config.algorithms = (
     "fp32",
     "int4_feedback",
@@ -39,4 +36,20 @@ def get_config() -> ConfigDict:
     "topk1_feedback",
     "onebit_adam",
   )
+  config.lengths = (48, 192)  # Steps of the runs that are compared.
+
+  # Trials of the learning rates, with one seed. First the base rate and those
+  # `coarse` times less and more. Then, of the best of them: other outer
+  # learning rates for local updates, and the rates between for all others. At
+  # last up to `further` beyond the best, if it is the least or the greatest.
+  config.trial_steps = 48
+  config.trial_seed = 9
+  config.coarse = 3.0
+  config.fine = 3.0**0.5
+  config.further = 0
+  # Learning rates of optimizers that algorithms take, and decays of the
+  # weights, in units of the rate.
+  config.base_rates = ConfigDict()
+  config.base_rates.update(adamw=1e-3, sign=3e-4, muon=0.02, sgd=0.1)
+  config.decays = ConfigDict(dict.fromkeys(config.base_rates, 0.01))
   return config

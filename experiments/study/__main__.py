@@ -1,6 +1,6 @@
 r"""Compares published algorithms at equal steps, equal bytes and equal time.
 
-  python -m experiments.study --config=configs/study_digits.py \
+  python -m experiments.study --config=configs/study_decoder.py \
     --json=study.jsonl --plot=study.png --workdir=runs/study
 
 Every algorithm has five trials of its learning rates, then trains with several
@@ -15,7 +15,7 @@ the traced program.
 from experiments.common import shared_flags, signals
 from experiments.study import run
 
-_CONFIG = shared_flags.define_config("study_digits")
+_CONFIG = shared_flags.define_config("study_decoder")
 _JSON = shared_flags.define_rows()
 _PLOT = shared_flags.define_plot()
 _WORKDIR = shared_flags.define_workdir()

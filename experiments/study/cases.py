@@ -63,8 +63,8 @@ def _local(optimizer: str, outer_rate: float, exchange: str) -> Algorithm:
   return Algorithm(exchange, optimizer, outer_rate, _local_phases)
 
 
-def _plain(exchange: str, optimizer: str | None = None) -> Algorithm:
-  return Algorithm(exchange, optimizer, None, lambda steps: ((None, steps),))
+def _plain(exchange: str) -> Algorithm:
+  return Algorithm(exchange, phases=lambda steps: ((None, steps),))
 
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -72,11 +72,9 @@ ALGORITHMS: dict[str, Algorithm] = {
   "diloco_int4": _local("adamw", 0.7, "diloco"),
   "power_sgd": Algorithm("power_sgd", rounds=2),
   "ef21_sgdm": Algorithm(
-    "ef21_sgdm", phases=lambda steps: ((1, 1), (0, steps - 1))
+    "ef21_sgdm", "sgd", phases=lambda steps: ((1, 1), (0, steps - 1))
   ),
-  "fp32_adamw": _plain("fp32", "adamw"),
-  "dgc_bare": Algorithm("dgc_bare"),
-  "dgc": Algorithm("dgc", phases=_dgc_phases, warms_up=True),
+  "dgc": Algorithm("dgc", "sgd", phases=_dgc_phases, warms_up=True),
   "topk1_feedback": _plain("topk1_feedback"),
   "sign_feedback": _plain("sign_feedback"),
   "int4_feedback": _plain("int4_feedback"),
@@ -178,23 +176,3 @@ def _take_cosine(count: Array, peak: Array, length: Array) -> Array:
   share = jnp.clip((count - rise) / (length - rise), 0.0, 1.0)
   fall = 0.5 * (1 + jnp.cos(jnp.pi * share))
   return peak * jnp.where(count < rise, count / rise, fall)
-
-
-def study_config(config: ConfigDict, **base_rates: float) -> ConfigDict:
-  """Returns a configuration of a study of the same data and model."""
-  config.algorithms = tuple(ALGORITHMS)
-  config.lengths = (48, 200, 800)  # Steps of the runs that are compared.
-
-  # Trials of the learning rates, with one seed. First the base rate and those
-  # `coarse` times less and more. Then, of the best of them: other outer
-  # learning rates for local updates, and the rates between for all others. At
-  # last those beyond the best, if it is the least or the greatest of all.
-  config.trial_steps = 200
-  config.trial_seed = 9
-  config.coarse = 3.0
-  config.fine = 3.0**0.5
-  config.further = 2
-  config.base_rates = ConfigDict(base_rates)
-  # Decay of the weights, in units of the learning rate.
-  config.decays = ConfigDict(dict.fromkeys(base_rates, 0.01))
-  return config

@@ -5,7 +5,7 @@ themselves, and take its learning rate, momentum and weight decay.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import optax
 
@@ -59,18 +59,15 @@ def _power_sgd(
   return make
 
 
-def _dgc(**options: Any) -> Callable[[Place], optax.GradientTransformation]:
-  def make(p: Place) -> optax.GradientTransformation:
-    tx = presets.dgc(
-      p.axis_name,
-      density=0.01,
-      momentum=p.settings.momentum,
-      nesterov=p.settings.nesterov,
-      **{"warmup": p.warmup, **options},
-    )
-    return optax.chain(tx, p.plain_sgd())
-
-  return make
+def _dgc(p: Place) -> optax.GradientTransformation:
+  tx = presets.dgc(
+    p.axis_name,
+    density=0.01,
+    momentum=p.settings.momentum,
+    nesterov=p.settings.nesterov,
+    warmup=p.warmup,
+  )
+  return optax.chain(tx, p.plain_sgd())
 
 
 def _ef21_sgdm(p: Place) -> optax.GradientTransformation:
@@ -114,8 +111,7 @@ PRESETS: dict[str, Callable[[Place], optax.GradientTransformation]] = {
   "power_sgd": _power_sgd("local"),
   "power_sgd_rank2": _power_sgd("local", rank=2),
   ALTERNATING: _power_sgd("alternating"),
-  "dgc": _dgc(),
-  "dgc_bare": _dgc(warmup=0, clip_norm=None),
+  "dgc": _dgc,
   "ef21_sgdm": _ef21_sgdm,
   "onebit_adam": _onebit_adam,
   "demo": _optimizer(presets.demo),

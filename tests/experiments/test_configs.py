@@ -92,7 +92,7 @@ def test_cases_exist_and_the_docstring_gives_the_command(load_config, name):
 
 JOBS = {
   "digits": (run_training, "exchanges"),
-  "study_digits": (run_study, "algorithms"),
+  "study_decoder": (run_study, "algorithms"),
   "weights_vgg": (weights_run.run_experiment, "cases"),
 }
 REFUSED = [

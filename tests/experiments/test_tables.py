@@ -30,10 +30,7 @@ PAGES_OF_ROWS = {
   "docs/benchmarks/residuals.md": ["residuals_compare"],
   "docs/benchmarks/residuals_gpu.md": ["gpu"],
   "docs/benchmarks/residual_networks.md": ["residuals", "residuals_accuracy"],
-  "docs/benchmarks/study.md": [
-    *("study_digits", "study_bytes_lm"),
-    *("study_bytes_lm_more", "study_bytes_lm_demo"),
-  ],
+  "docs/benchmarks/study.md": ["study_decoder", "study_decoder_8"],
   "docs/benchmarks/links.md": ["planner_links"],
   "docs/benchmarks/fit_memory.md": ["planner_memory"],
   "docs/benchmarks/islands.md": [

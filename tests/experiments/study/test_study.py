@@ -9,14 +9,8 @@ from experiments.study.trainer import StudyRun, link_seconds, typical_ms
 from experiments.tables import render_markdown
 from jaxmotion import perfmodel
 from jaxmotion.wire import Ledger, Move
-from tests.experiments.jobs import save_images
 
 SMALL = {
-  "workers": 2,
-  "batch_size": 8,
-  "channels": (4, 4),
-  "hidden": 8,
-  "seeds": (0,),
   "lengths": (4, 8),
   "trial_steps": 2,
   "fine": 1.0,  # Each outer rate is a program of its own.
@@ -24,22 +18,20 @@ SMALL = {
 
 
 def test_a_stopped_study_goes_on_and_its_rows_make_a_table(
-  tmp_path, load_config, capsys
+  tmp_path, tiny, capsys
 ):
-  config = load_config("study_digits")
-  images = save_images(tmp_path / "images.npz")
-  config.update({**SMALL, **images, "algorithms": ("fp32",)})
+  config = tiny("study_decoder", **SMALL, algorithms=("fp32",))
   json, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
   run_experiment(config, json=str(json), workdir=str(tmp_path / "jobs"))
   first = {row.metric: row for row in records.read_rows(json)}
   assert capsys.readouterr().err == ""
   # Budgets of the baseline buy what it has itself.
-  own = first["test_accuracy_4"].value
-  assert first["test_accuracy_equal_bytes_4"].value == pytest.approx(own)
-  assert first["test_accuracy_equal_time_10mbit_4"].value == pytest.approx(own)
+  own = first["bits_per_byte_4"].value
+  assert first["bits_per_byte_equal_bytes_4"].value == pytest.approx(own)
+  assert first["bits_per_byte_equal_time_10mbit_4"].value == pytest.approx(own)
   assert first["trials"].value.count(":") == 3
 
-  config.algorithms = ("fp32", "diloco_int4")
+  config.algorithms = ("fp32", "streaming_diloco")
   rows = run_experiment(
     config, json=str(json), plot=str(plot), workdir=str(tmp_path / "jobs")
   )
@@ -48,36 +40,37 @@ def test_a_stopped_study_goes_on_and_its_rows_make_a_table(
   assert capsys.readouterr().err == done
   again = {row.metric: row for row in rows if row.case == "fp32"}
   assert again["step_ms"] == first["step_ms"], "it was trained again"
-  local = {row.metric: row for row in rows if row.case == "diloco_int4"}
+  local = {row.metric: row for row in rows if row.case == "streaming_diloco"}
   # Eight steps have one exchange: quiet steps send nothing.
   assert 0 < local["wire_bytes"].ratio < 1 / 40
   assert plot.read_bytes().startswith(b"\x89PNG")
   table = render_markdown(records.read_rows(json))
-  assert table.count("\n") == 3 and "| diloco_int4 |" in table
+  assert table.count("\n") == 3 and "| streaming_diloco |" in table
 
 
 @pytest.mark.parametrize(
   ("name", "peak", "chosen", "count"),
   [
     # Between the base rate and three times it, then beyond both ends.
-    ("fp32", 0.09, (0.05 * 3**0.5, None), 5),
-    ("fp32", 9.0, (0.05 * 3**2.5, None), 7),
-    ("fp32", 1e-9, (0.05 / 3**2.5, None), 7),
-    ("diloco_int4", 0.7, (2e-3, 0.7), 5),
-    ("diloco_int4", 1e-9, (2e-3, 0.7 / 3**1.5), 7),
+    ("fp32", 1.8e-3, (1e-3 * 3**0.5, None), 5),
+    ("fp32", 9.0, (1e-3 * 3**2.5, None), 7),
+    ("fp32", 1e-9, (1e-3 / 3**2.5, None), 7),
+    ("diloco_int4", 0.7, (1e-3, 0.7), 5),
+    ("diloco_int4", 1e-9, (1e-3, 0.7 / 3**1.5), 7),
   ],
 )
 @pytest.mark.parametrize("higher", [True, False])
 def test_trials_go_on_while_the_best_is_at_an_end(
   load_config, name, peak, chosen, count, higher
 ):
-  config, tried = load_config("study_digits"), []
+  config, tried = load_config("study_decoder"), []
+  config.further = 2
 
   def run(trial):
     tried.append((trial.rate, trial.outer_rate))
     knob = trial.rate if trial.outer_rate is None else trial.outer_rate
     # Inner rates of local updates are best at their base.
-    lost = abs(math.log(knob / peak)) + abs(math.log(trial.rate / 2e-3)) * (
+    lost = abs(math.log(knob / peak)) + abs(math.log(trial.rate / 1e-3)) * (
       trial.outer_rate is not None
     )
     score = 50 - lost if higher else 50 + lost
@@ -90,10 +83,10 @@ def test_trials_go_on_while_the_best_is_at_an_end(
 
 def test_trials_that_diverge_are_the_worst(load_config):
   def run(trial):
-    score = None if trial.rate > 0.05 else 10.0
+    score = None if trial.rate > 1e-3 else 10.0
     return StudyRun(trial, score, 1.0, 1.0, [1.0] * 3, 1.0)
 
-  config = load_config("study_digits")
+  config = load_config("study_decoder")
   assert choose_rates(config, "fp32", run, higher=False).score == 10.0
 
 
