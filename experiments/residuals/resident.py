@@ -6,8 +6,9 @@ r"""Searches the largest model that trains in a fixed memory of this machine.
 A decoder trains by AdamW in a control group whose memory is limited: a step
 that needs more is killed. Of three sizes, two stay at their least and one
 grows: batch, layers and length. The table has the largest that ran. Each try is
-a process of its own, which compiles before its memory is limited. So the limit
-is that of parameters, state, batch and temporaries, as on a device.
+a process of its own, which compiles and makes parameters before its memory is
+limited. So the limit is that of parameters, state, batch and temporaries, as on
+a device.
 
   used       most bytes that the group held;
   compiled   bytes of arguments, results and temporaries of the compiled step;
@@ -102,7 +103,8 @@ def run_step(
   batch = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), likes)
   state = jax.eval_shape(init)
   compiled: Any = jax.jit(step, donate_argnums=0).lower(state, batch).compile()
-  make_state: Any = jax.jit(init).lower().compile()
+  # Making parameters may take more memory than the step does.
+  made = jax.tree.map(np.array, jax.jit(init)())
   del model, init, step
   figures = compiled.memory_analysis()
   sender.send(
@@ -115,7 +117,7 @@ def run_step(
   # The step would take pages that the compiler has freed, which do not count.
   ctypes.CDLL(None).malloc_trim(0)
   with control_group.limit_memory(limit_bytes) as group:
-    args = make_state()
+    args = jax.device_put(made, may_alias=False)
     for _ in range(2):
       begin = time.perf_counter()
       args, loss = jax.block_until_ready(compiled(args, batch))

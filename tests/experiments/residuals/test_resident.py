@@ -10,6 +10,7 @@ pytestmark = pytest.mark.skipif(
   reason="memory cannot be limited here",
 )
 SMALL = decoder.Shape(layers=2, channels=64, heads=2, length=64, batch=4)
+DEEP = decoder.Shape(layers=60, channels=64, heads=2, length=16, batch=2)
 
 
 def test_a_step_holds_what_its_compiler_stated_or_is_killed():
@@ -25,3 +26,9 @@ def test_a_step_holds_what_its_compiler_stated_or_is_killed():
   assert killed.compiled_bytes == arrays
   assert killed.device_bytes >= arrays
   assert list_groups() <= before
+
+
+def test_what_making_parameters_takes_does_not_count():
+  ran = resident.try_size("int4_adamw_8bit", DEEP, 1 << 30)
+  assert ran.used_bytes is not None
+  assert ran.compiled_bytes <= ran.used_bytes <= 1.2 * ran.compiled_bytes
