@@ -77,6 +77,10 @@ GROWING = ("batch", "layers", "length")
 """Sizes that grow, each alone."""
 
 
+_PLANNED_SHARE = 0.9
+"""Part of the limit that a plan may compile to; libraries take some beside."""
+
+
 class Used(NamedTuple):
   """Memory of a step that ran or was killed."""
 
@@ -98,7 +102,11 @@ def run_step(
 ) -> None:
   """Compiles a step, limits this process's memory, and runs the step twice."""
   model = decoder.Decoder(shape, stacked=True)
-  init, step = make_step(mode, model, limit_bytes)
+  try:
+    init, step = make_step(mode, model, limit_bytes)
+  except planner.BudgetTooSmallError as error:
+    sender.send(error.least_bytes)
+    return
   likes = model.network.batch(shape.batch)
   batch = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), likes)
   state = jax.eval_shape(init)
@@ -144,7 +152,8 @@ def try_size(mode: str, shape: decoder.Shape, limit_bytes: int) -> Used:
   finally:
     process.join()
     control_group.remove_group(f"{process.pid}")
-  if used_bytes is None and process.exitcode != -signal.SIGKILL:
+  # A plan that does not fit ends the process itself.
+  if used_bytes is None and process.exitcode not in (0, -signal.SIGKILL):
     raise JobError(f"The step of {mode} ended with {process.exitcode}.")
   return Used(compiled_bytes, used_bytes, step_s, limit_bytes)
 
@@ -193,7 +202,7 @@ def make_step(
       net.params,
       (net.batch(model.shape.batch),),
       perfmodel.builtin_platform("h100_node"),
-      limit_bytes,
+      _PLANNED_SHARE * limit_bytes,
       optimizer=tx,
     )
     loss_fn = plan.wrap(loss_fn)

@@ -32,3 +32,9 @@ def test_what_making_parameters_takes_does_not_count():
   ran = resident.try_size("int4_adamw_8bit", DEEP, 1 << 30)
   assert ran.used_bytes is not None
   assert ran.compiled_bytes <= ran.used_bytes <= 1.2 * ran.compiled_bytes
+
+
+def test_a_model_that_no_plan_fits_does_not_run():
+  refused = resident.try_size("fitted", SMALL, 1 << 20)
+  assert refused.used_bytes is None and refused.device_bytes > 1 << 20
+  assert refused.compiled_bytes > 1 << 20
