@@ -20,7 +20,6 @@ a device.
 import ctypes
 import gc
 import itertools
-import math
 import multiprocessing
 import signal
 import time
@@ -174,10 +173,10 @@ def find_largest(
   )
 
 
-def train_mode(mode: str, steps: int) -> float:
+def train_mode(mode: str, steps: int, limit_bytes: int) -> float:
   """Trains the least model for some steps; returns its held-out loss."""
   model = decoder.Decoder(LEAST, stacked=True)
-  init, step = make_step(mode, model, math.inf)
+  init, step = make_step(mode, model, limit_bytes)
   state, run = jax.jit(init)(), jax.jit(step, donate_argnums=0)
   for i in range(steps):
     state, loss = run(state, model.make_batch(0, i, 0, 1))
@@ -238,9 +237,11 @@ _FRESH = shared_flags.define_fresh()
 
 def measure_case(mode: str, growing: str) -> records.Metrics:
   """Returns the figures of a mode: of one size that grows, or after steps."""
+  limit_bytes = int(_LIMIT.value * 1e9)
   if growing == tables.LOSS_AFTER:
-    return {"loss_after": Measured(train_mode(mode, _STEPS.value), "nats/byte")}
-  found = find_largest(mode, growing, int(_LIMIT.value * 1e9))
+    loss = train_mode(mode, _STEPS.value, limit_bytes)
+    return {"loss_after": Measured(loss, "nats/byte")}
+  found = find_largest(mode, growing, limit_bytes)
   if found is None:
     return {"size": Measured(0, growing)}
   used: Used = found.memory

@@ -38,3 +38,9 @@ def test_a_model_that_no_plan_fits_does_not_run():
   refused = resident.try_size("fitted", SMALL, 1 << 20)
   assert refused.used_bytes is None and refused.device_bytes > 1 << 20
   assert refused.compiled_bytes > 1 << 20
+
+
+def test_a_planned_model_trains(monkeypatch):
+  monkeypatch.setattr(resident, "LEAST", SMALL)
+  losses = [resident.train_mode("fitted", n, 1 << 30) for n in (0, 8)]
+  assert losses[1] < losses[0]
