@@ -1,5 +1,6 @@
 """Predicted time of exchanges over a link, and of steps by `planner.advise`."""
 
+import collections
 import dataclasses
 import math
 import re
@@ -12,7 +13,7 @@ from experiments.hosts import links
 from experiments.race import cases
 from experiments.train.cases import EXCHANGES, KERNEL_CODECS, undelayed_name
 from experiments.train.decoder import Decoder
-from jaxmotion import codecs, perfmodel, planner
+from jaxmotion import codecs, core, perfmodel, planner
 
 _HOSTS = 2
 _PACKET_BYTES = 1514  # Of Ethernet, with headers.
@@ -61,14 +62,19 @@ def exchange_seconds(
   return sent / facts["share"] + recoding
 
 
-_ADVISED = {"bf16": EXCHANGES["bf16"]} | KERNEL_CODECS
-"""Codec of all matrices, by case."""
+_ADVISED = {
+  codec: case
+  for case, codec in ({"bf16": EXCHANGES["bf16"]} | KERNEL_CODECS).items()
+} | {codecs.identity(): "fp32"}
+"""Case by the codec of all matrices."""
+_PIECES = 3
+"""Parts of the gradient that hosts send one by one while they compute."""
 
 
 def advise_steps(
   link: cases.Link, decoder: Decoder, alone_s: float
 ) -> dict[str, float]:
-  """Returns the seconds of a step of cases, as `planner.advise` has them."""
+  """Returns seconds of a step of the cases that `planner.advise` names."""
   # alone_s: seconds of the step of one host, which corrects the prediction.
   network = decoder.network
   plan = planner.advise(
@@ -76,14 +82,22 @@ def advise_steps(
     network.params,
     (decoder.make_batch(0, 0, 0, _HOSTS),),
     make_platform(link),
-    candidates=tuple(_ADVISED.values()),
+    candidates=tuple(_ADVISED),
     optimizer=optax.adamw(cases.BASE_RATE),
+    bucket_bytes=core.tree_bytes(network.params) // _PIECES,
   )
   plan = planner.replan(plan, compute_s=alone_s)
-  steps = {"fp32": plan.uncompressed.total_s}
-  steps |= {case: plan.uniform_s[codec] for case, codec in _ADVISED.items()}
-  for name, step_s, *_ in plan.algorithms:
-    preset = re.search(r"presets\.(\w+)", name)
-    if preset and preset[1] in cases.LOCAL and step_s is not None:
-      steps[preset[1]] = step_s
-  return steps
+  if plan.alternative is None:
+    # Cases send all matrices with one codec: that of most elements here.
+    sizes: collections.Counter[str] = collections.Counter()
+    for choice in plan.choices:
+      sizes[_ADVISED[choice.codec]] += math.prod(choice.shape)
+    return {max(sizes, key=sizes.__getitem__): plan.step.total_s}
+  presets = re.compile(r"presets\.(\w+)")
+  return {
+    found[1]: choice.step_s
+    for choice in plan.algorithms
+    if (found := presets.search(choice.name))
+    and found[1] in cases.LOCAL
+    and choice.step_s is not None
+  }

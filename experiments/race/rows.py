@@ -162,6 +162,19 @@ def _mean_minutes(runs: Runs, target: Mapping[int, float]) -> float | None:
   return statistics.fmean(known) if len(known) == len(reached) else None
 
 
+def _last_minutes(
+  grouped: Mapping[Group, Runs],
+) -> dict[tuple[str, str], float]:
+  """Returns minutes of the longest runs to the last loss, by link and case."""
+  targets = find_targets(grouped)[-1:]
+  found = {
+    (group.link, group.case): _mean_minutes(runs, target)
+    for group, runs in select_longest(grouped).items()
+    for target in targets
+  }
+  return {key: taken for key, taken in found.items() if taken is not None}
+
+
 def predict_minutes(
   grouped: Mapping[Group, Runs], group: Group
 ) -> float | None:
@@ -193,34 +206,44 @@ def _measured_ms(grouped: Mapping[Group, Runs], link: str) -> dict[str, float]:
 def advice_table(
   rows: Sequence[Row], advise: Callable[[str, float], Mapping[str, float]]
 ) -> Table:
-  """Returns the fastest case that is advised and measured, by link."""
+  """Returns the case that is advised, and the first at the loss, by link."""
   # advise: from a link and the seconds of one host's step to the seconds of a
-  # step with each case.
+  # step with each case that is advised.
   grouped = group_runs(rows)
+  minutes, longest = _last_minutes(grouped), select_longest(grouped)
+  steps_ms = {(g.link, g.case): longest[g].mean("step_ms") for g in longest}
   lines = []
-  for link in dict.fromkeys(group.link for group in grouped):
-    measured = _measured_ms(grouped, link)
-    if (alone_ms := measured.get(cases.alone_name("fp32"))) is None:
+  for link in cases.LINKS:
+    raced = {
+      case: taken
+      for (place, case), taken in minutes.items()
+      if place == link and not cases.is_alone(case)
+    }
+    alone_ms = steps_ms.get((link, cases.alone_name("fp32")))
+    if not raced or alone_ms is None:
       continue
     advised = advise(link, alone_ms / 1e3)
-    known = {case: ms for case, ms in measured.items() if case in advised}
+    known = {case: s for case, s in advised.items() if (link, case) in steps_ms}
     if not known:
       continue
-    first = min(known, key=advised.__getitem__)
-    fastest = min(known, key=known.__getitem__)
+    named = min(known, key=known.__getitem__)
+    first = min(raced, key=raced.__getitem__)
+    taken = raced.get(named)
+    ratio = None if taken is None else taken / raced[first]
     lines.append(
       (
-        *(link, first, f"{1e3 * advised[first]:.0f}", f"{known[first]:.0f}"),
-        *(fastest, f"{known[fastest]:.0f}"),
-        f"{known[first] / known[fastest]:.2f}",
+        *(link, named, f"{1e3 * known[named]:.0f}"),
+        _format_number(steps_ms[link, named], 0),
+        *(_format_number(taken, 2) or "-", first, f"{raced[first]:.2f}"),
+        _format_number(ratio, 2) or "-",
       )
     )
-  heads = "link", "advised", "predicted, ms", "measured, ms", "fastest"
+  heads = "link", "advised", "predicted, ms", "measured, ms", "minutes"
   return Table(
-    (*heads, "its step, ms", "ratio"),
+    (*heads, "first", "its minutes", "ratio"),
     lines,
-    title="The exchange that planner.advise names, and the fastest measured",
-    text_columns=(0, 1, 4),
+    title="What planner.advise names, and what was first at the loss",
+    text_columns=(0, 1, 5),
   )
 
 
@@ -259,13 +282,7 @@ def summary_table(rows: Sequence[Row]) -> Table:
 def gain_table(rows: Sequence[Row]) -> Table:
   """Returns minutes to the last target, and gains, by case and link."""
   grouped = group_runs(rows)
-  baseline, targets = find_baseline(grouped), find_targets(grouped)
-  longest = select_longest(grouped)
-  found: dict[tuple[str, str], float] = {}
-  for (link, case, _), runs in longest.items():
-    for target in targets[-1:]:
-      if (minutes := _mean_minutes(runs, target)) is not None:
-        found[link, case] = minutes
+  baseline, found = find_baseline(grouped), _last_minutes(grouped)
   links = [link for link in cases.LINKS if (link, baseline) in found]
   lines = []
   for case in cases.CASES:

@@ -27,7 +27,7 @@ PAGES_OF_ROWS = {
   "docs/benchmarks/weights.md": ["weights_vgg"],
   "docs/benchmarks/activations.md": ["activations"],
   "docs/benchmarks/hetero.md": ["hetero"],
-  "docs/benchmarks/residuals.md": ["residuals_compare"],
+  "docs/benchmarks/residuals.md": ["residuals_compare", "residuals_resident"],
   "docs/benchmarks/residuals_gpu.md": ["gpu"],
   "docs/benchmarks/residual_networks.md": ["residuals", "residuals_accuracy"],
   "docs/benchmarks/study.md": ["study_decoder", "study_decoder_8"],
@@ -85,6 +85,21 @@ def check_table(page, header, cases, find_cells):
   for (label, case), line in zip(cases.items(), lines, strict=True):
     cells = [c for m in ("gpt", "resnet50") for c in find_cells(f"{m}/{case}")]
     assert line == f"| {' | '.join([label, *cells])} |"
+
+
+def test_the_largest_batches_are_those_of_the_rows():
+  values = read_values("residuals_resident")
+  modes = "plain", "lossless", "int8", "int4", "jax_checkpoint"
+  sizes = [
+    values[f"{mode}/batch", "size"] for mode in (*modes, "lossless_least")
+  ]
+  plain, lossless, _, int4, *_ = sizes
+  shown = f"{plain} plain, {lossless} lossless and {int4} in 4 bits"
+  assert shown in (ROOT / "README.md").read_text()
+  ratios = [f"{size / plain:.1f}" for size in sizes[1:]]
+  page = (ROOT / "docs" / "benchmarks" / "residuals.md").read_text()
+  text = page.split("- Lossless training takes")[1].split(" times. Steps")[0]
+  assert re.findall(r"\d\.\d", text) == ratios
 
 
 def test_the_memory_that_is_saved_is_that_of_the_rows():

@@ -9,7 +9,7 @@ from jaxmotion import codecs, core, perfmodel
 from jaxmotion.planner import _text
 from jaxmotion.planner.exchange import _algorithms, _problem
 
-# A rarer exchange is named if its step takes less than this share.
+# An algorithm is named beside the plan if its step takes less than this share.
 _MUCH = 0.9
 
 
@@ -117,6 +117,19 @@ class ExchangePlan:
       self.problem, self.step, self.uncompressed
     )
 
+  @property
+  def alternative(self) -> _algorithms.AlgorithmChoice | None:
+    """The fastest algorithm, if the plan does not fit or takes far longer.
+
+    None if the step of no algorithm takes less than 0.9 of the plan's: the plan
+    changes less of training.
+    """
+    best = self.algorithms[0]
+    if best.step_s is None:
+      return None
+    fits = self.problem.explain_memory(self.step.memory_bytes) is None
+    return None if fits and best.step_s >= _MUCH * self.step.total_s else best
+
   def __str__(self) -> str:
     places = _text.name_places(self.step.axis_bytes, "wire")
     rows = [("tensor", "codec", "method", *places, "error", "reason")]
@@ -125,17 +138,16 @@ class ExchangePlan:
       name = _text.format_codec(codec)
       rows.append((path, name, method, *sent, f"{error:.2g}", reason))
     head = [self.reason]
+    other = self.alternative
     if refusal := self.problem.explain_memory(self.step.memory_bytes):
-      fitting = [c.name for c in self.algorithms if c.is_offered]
       best = (
-        f"The fastest that fits is `{fitting[0]}`" if fitting else "None fits"
+        f"The fastest that fits is `{other.name}`" if other else "None fits"
       )
       head.append(f"It does not fit: it {refusal}. {best}.")
-    rarer = _algorithms.weigh_period(self.problem, self.step)
-    if rarer.step_s is not None and rarer.step_s < _MUCH * self.step.total_s:
+    elif other and other.step_s:
       head.append(
-        f"A rarer exchange beats a smaller one: {rarer.name} would take "
-        f"{_text.format_seconds(rarer.step_s)} a step. {rarer.note}"
+        f"`{other.name}` would take {_text.format_seconds(other.step_s)} a "
+        f"step. {other.note}"
       )
     tables = core.text_table(rows), str(self.algorithms)
     return "\n\n".join(["\n".join(head), *tables])

@@ -3,12 +3,20 @@ import re
 
 import pytest
 
+from experiments.common import records
 from experiments.common.console import JobError
 from experiments.hosts import links
-from experiments.race import __main__ as race_main, cases, predict, run
+from experiments.race import (
+  __main__ as race_main,
+  cases,
+  predict,
+  rows as race_rows,
+  run,
+)
 from experiments.race.run import QUICK, Setting, list_races, list_trials
 from experiments.tables import render_markdown
 from experiments.train.decoder import Decoder, Shape
+from tests.paths import ROOT
 from tests.processes import environment
 
 SHAPE = "layers=1,channels=16,heads=2,length=8,batch=4,held_out=4"
@@ -63,6 +71,18 @@ def test_a_stopped_race_goes_on_and_all_cases_train_one_model(
   with pytest.raises(JobError, match="Use another file, or --fresh"):
     other = [*SMALL["shape"][:-1], "held_out=2"]
     run_main(race_main.main, cases=["none"], **(SMALL | {"shape": other}))
+
+
+@pytest.mark.slow
+def test_the_advice_of_the_page_is_that_for_its_rows():
+  decoder = Decoder(Setting().shape)
+  rows = records.read_rows(ROOT / "docs" / "results" / "race.jsonl")
+  advise = lambda link, alone_s: predict.advise_steps(
+    cases.LINKS[link], decoder, alone_s
+  )
+  table = race_rows.advice_table(rows, advise).to_markdown()
+  page = (ROOT / "docs" / "benchmarks" / "race.md").read_text()
+  assert table.count("\n") > 3 and table in page
 
 
 def read_shape():

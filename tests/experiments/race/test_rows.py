@@ -131,24 +131,30 @@ def test_a_run_that_diverges_has_no_loss(seeds):
   assert lines_of(runs)[1]["1gbit fp32 16"][0] == "diverged"
 
 
-def test_advice_is_beside_the_fastest_step_of_its_link():
+def test_advice_is_beside_the_first_at_the_loss_of_its_link():
   runs = {
-    "1gbit/none/16/0": run(),
-    "1gbit/fp32/16/0": run(step_ms=9e3),
-    "1gbit/int8/16/0": run(step_ms=8e3),
-    "1gbit/topk1_feedback/16/0": run(step_ms=8.8e3),
-    "1gbit/power_sgd/16/0": run(step_ms=1.0),
+    "1gbit/none/16/0": run([*CURVE[:1], Point(16, 0.1, 3.0)], step_ms=7.5e3),
+    "1gbit/fp32/16/0": run(),
+    "1gbit/int8/16/0": run([*CURVE[:1], Point(16, 1.0, 3.0)], step_ms=4e3),
+    "1gbit/int4_feedback/16/0": run([*CURVE[:1], Point(16, 0.8, 3.0)]),
+    # The fastest step of all never has the loss.
+    "1gbit/topk1_feedback/16/0": run([*CURVE[:1], Point(16, 0.1, 4.0)]),
+    "1gbit/int4_feedback/8/0": run([*CURVE[:1], Point(8, 0.1, 3.0)]),
     "20mbit_rtt50ms/fp32/16/0": run(),
   }
   asked = []
 
-  def advise(*given):
+  def advise_topk(*given):
     asked.append(given)
-    return {"fp32": 9.0, "int8": 8.1, "topk1_feedback": 8.0, "bf16": 1.0}
+    return {"int8": 4.1, "topk1_feedback": 3.0, "bf16": 1.0}
 
-  table = race_rows.advice_table(make_rows("race", runs), advise)
-  # What was not measured, or not weighed, is neither.
-  assert [line[1:] for line in table.lines] == [
-    ("topk1_feedback", "8000", "8800", "int8", "8000", "1.10")
-  ]
+  rows = make_rows("race", runs)
+  slow, fast = (
+    race_rows.advice_table(rows, advise).lines
+    for advise in (advise_topk, lambda *_: {"int8": 4.1})
+  )
+  # What was not measured is not named.
+  first = "int4_feedback", "0.80"
+  assert slow == [("1gbit", "topk1_feedback", "3000", "375", "-", *first, "-")]
+  assert fast == [("1gbit", "int8", "4100", "4000", "1.00", *first, "1.25")]
   assert asked == [("1gbit", 7.5)], "no host alone has run on the other link"

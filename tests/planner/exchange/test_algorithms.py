@@ -89,12 +89,14 @@ def test_a_plan_prints_every_choice_and_reason():
   assert sent == pytest.approx(plan.step.wire_bytes)
 
 
-def test_a_rare_exchange_is_named_where_it_pays_and_fits(monkeypatch):
+def test_a_faster_algorithm_is_named_where_it_pays_and_fits(monkeypatch):
   plan = plan_on_ethernet()
   local = find(plan.algorithms, "local_updates(..., every=")
   every = int(local.name.rpartition("=")[2].rstrip(")"))
   assert local.axis_bytes == {"data": plan.step.wire_bytes / every}
-  assert "A rarer exchange beats a smaller one: local_updates" in str(plan)
+  best = plan.alternative
+  assert best == plan.algorithms[0] and best.step_s < 0.9 * plan.step.total_s
+  assert f"\n`{best.name}` would take " in str(plan)
 
   def plan_on(rows, **changes):
     platform = dataclasses.replace(ETHERNET, **changes, sources={})
@@ -102,7 +104,7 @@ def test_a_rare_exchange_is_named_where_it_pays_and_fits(monkeypatch):
     local = _algorithms.weigh_period(plan.problem, plan.step)
     table = _algorithms.AlgorithmTable([local])
     monkeypatch.setattr(_algorithms, "weigh_algorithms", lambda *_: table)
-    assert "rarer" not in str(plan)
+    assert plan.alternative is None and "` would take" not in str(plan)
     return plan
 
   # What is fast already gains nothing from being rare.
@@ -129,6 +131,7 @@ def test_a_plan_that_does_not_fit_says_what_does():
     assert not find(plan.algorithms, "exchange('data', plan.codec)").is_offered
     offered = [c.name for c in plan.algorithms if c.is_offered]
     assert bool(offered) == some_fit
+    assert (plan.alternative is not None) == some_fit
     best = (
       f"The fastest that fits is `{offered[0]}`" if some_fit else "None fits"
     )
