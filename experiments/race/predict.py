@@ -62,10 +62,9 @@ def exchange_seconds(
   return sent / facts["share"] + recoding
 
 
-_ADVISED = {
-  codec: case
-  for case, codec in ({"bf16": EXCHANGES["bf16"]} | KERNEL_CODECS).items()
-} | {codecs.identity(): "fp32"}
+_ADVISED = {EXCHANGES[case]: case for case in ("fp32", "bf16")} | {
+  codec: case for case, codec in KERNEL_CODECS.items()
+}
 """Case by the codec of all matrices."""
 _PIECES = 3
 """Parts of the gradient that hosts send one by one while they compute."""

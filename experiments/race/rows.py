@@ -211,7 +211,6 @@ def advice_table(
   # step with each case that is advised.
   grouped = group_runs(rows)
   minutes, longest = _last_minutes(grouped), select_longest(grouped)
-  steps_ms = {(g.link, g.case): longest[g].mean("step_ms") for g in longest}
   lines = []
   for link in cases.LINKS:
     raced = {
@@ -219,11 +218,12 @@ def advice_table(
       for (place, case), taken in minutes.items()
       if place == link and not cases.is_alone(case)
     }
-    alone_ms = steps_ms.get((link, cases.alone_name("fp32")))
+    measured = _measured_ms(longest, link)
+    alone_ms = measured.get(cases.alone_name("fp32"))
     if not raced or alone_ms is None:
       continue
     advised = advise(link, alone_ms / 1e3)
-    known = {case: s for case, s in advised.items() if (link, case) in steps_ms}
+    known = {case: s for case, s in advised.items() if case in measured}
     if not known:
       continue
     named = min(known, key=known.__getitem__)
@@ -232,8 +232,7 @@ def advice_table(
     ratio = None if taken is None else taken / raced[first]
     lines.append(
       (
-        *(link, named, f"{1e3 * known[named]:.0f}"),
-        _format_number(steps_ms[link, named], 0),
+        *(link, named, f"{1e3 * known[named]:.0f}", f"{measured[named]:.0f}"),
         *(_format_number(taken, 2) or "-", first, f"{raced[first]:.2f}"),
         _format_number(ratio, 2) or "-",
       )

@@ -108,10 +108,9 @@ def run_step(
     return
   likes = model.network.batch(shape.batch)
   batch = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), likes)
-  state = jax.eval_shape(init)
-  compiled: Any = jax.jit(step, donate_argnums=0).lower(state, batch).compile()
   # Making parameters may take more memory than the step does.
   made = jax.tree.map(np.array, jax.jit(init)())
+  compiled: Any = jax.jit(step, donate_argnums=0).lower(made, batch).compile()
   del model, init, step
   figures = compiled.memory_analysis()
   sender.send(

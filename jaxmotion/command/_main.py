@@ -240,7 +240,7 @@ def _advise(options: argparse.Namespace, _: Callable[[str], str]) -> str:
     raise name_flags(error, accuracy_budget="--accuracy_budget") from error
   room = "jaxmotion." if isinstance(axes, core.HostAxes) else ""
   use = f"jaxmotion.exchange({room}{axes!r}, {plan.codec!r})"
-  if plan.problem.explain_memory(plan.step.memory_bytes):
+  if plan.refusal:
     use = "The exchange alone does not fit: see what is offered above."
   note = f"Predicted for {platform.name}, not measured."
   return "\n".join([str(plan), "", note, use])

@@ -118,6 +118,11 @@ class ExchangePlan:
     )
 
   @property
+  def refusal(self) -> str | None:
+    """Says why the plan does not fit the device; None if it fits."""
+    return self.problem.explain_memory(self.step.memory_bytes)
+
+  @property
   def alternative(self) -> _algorithms.AlgorithmChoice | None:
     """The fastest algorithm, if the plan does not fit or takes far longer.
 
@@ -127,8 +132,8 @@ class ExchangePlan:
     best = self.algorithms[0]
     if best.step_s is None:
       return None
-    fits = self.problem.explain_memory(self.step.memory_bytes) is None
-    return None if fits and best.step_s >= _MUCH * self.step.total_s else best
+    is_near = best.step_s >= _MUCH * self.step.total_s
+    return None if is_near and self.refusal is None else best
 
   def __str__(self) -> str:
     places = _text.name_places(self.step.axis_bytes, "wire")
@@ -139,7 +144,7 @@ class ExchangePlan:
       rows.append((path, name, method, *sent, f"{error:.2g}", reason))
     head = [self.reason]
     other = self.alternative
-    if refusal := self.problem.explain_memory(self.step.memory_bytes):
+    if refusal := self.refusal:
       best = (
         f"The fastest that fits is `{other.name}`" if other else "None fits"
       )
